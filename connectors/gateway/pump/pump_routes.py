@@ -1,4 +1,4 @@
-"""The routes of pumps (XP-08), which lease and settle messages, and of listeners and threads.
+"""The HTTP routes of XML pumps (XP-08), which lease and settle messages, and of listeners and threads.
 
 A pump has the operator's rights, because it sends messages in the name of every listener.
 """
@@ -68,7 +68,7 @@ def add_pump_routes(routes: Routes, hub: Hub) -> None:
 def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     @routes.post(f"{PUMP}/started", Action.PUMP_RUN, PumpStarted)
     async def pump_started(caller: RequestCaller, body: PumpStart) -> Response:
-        """Start a pump: release the messages of an earlier one of its name, and send `<boot/>` to listeners."""
+        """Start a pump: end the leases of an earlier pump with its name, and send `<boot/>` to listeners."""
         hub.appender.check()
         released = await leases.release(body.pump, caller.principal)
         start = uuid.uuid4()
@@ -94,7 +94,7 @@ def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
 def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     @routes.post(f"{PUMP}/lease", Action.PUMP_RUN, LeaseAnswer)
     async def lease_messages(request: Request, body: LeaseRequest) -> Response:
-        """Lease messages of listeners. The request waits for them up to `wait_ms`."""
+        """Lease messages of listeners to a pump. The request waits up to `wait_ms` for the first message."""
         hub.appender.check()
         messages = await leases.wait_leased(body, request.state.caller.principal, request.is_disconnected)
         suspects = hub.listeners.suspects(body.wants)
@@ -102,15 +102,15 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
 
     @routes.post(f"{PUMP}/settle", Action.PUMP_RUN, SettleAnswer)
     async def settle_messages(caller: RequestCaller, body: SettleRequest) -> Response:
-        """Settle leased messages. Answers are sent if and only if the lease is still valid."""
+        """Settle leased messages by their outcome. Their answers are sent only if the lease is still valid."""
         hub.appender.check()
         results = await gather_all(_settled(hub, leases, item, caller.principal) for item in body.done)
         return json_answer({"results": results})
 
     @routes.post(f"{PUMP}/history", Action.THREAD_READ, HistoryAnswer)
     async def conversation(body: HistoryRequest) -> Response:
-        """Show the newest messages to and from a listener in a conversation."""
-        keys = hub.conversations.said(body.thread)[-body.limit :]
+        """Return the newest messages that a listener sent or received in a conversation, oldest first."""
+        keys = hub.conversations.message_keys(body.thread)[-body.limit :]
         shown = [one for key in keys if (one := _said(hub, key, body.listener)) is not None]
         return json_answer({"messages": shown})
 
@@ -127,7 +127,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
     @routes.get(THREADS, Action.THREAD_READ, ThreadsAnswer)
     async def list_threads(wanted: Annotated[ThreadFilter, Query()]) -> Response:
-        """List threads, newest first; with `root` those of one tree."""
+        """List threads, newest first; with `root` only those of the tree that begins with this thread."""
         rows = [row for row in hub.live_view.all(ThreadRow) if wanted.root in (None, row.root_thread)]
         rows.sort(key=lambda row: (row.opened_at, row.thread), reverse=True)
         return json_answer({"threads": [row_as_json(row) for row in rows[: wanted.limit]]})

@@ -1,4 +1,4 @@
-"""The services that the gateway runs over the live view, and `Hub`, which creates and holds them.
+"""The services of the gateway: indexes of the live view, background services, and `Hub`, which creates them.
 
 Must not import routes.
 """

@@ -34,7 +34,10 @@ _POLL_S: Final = 1.0
 
 
 class AgentRegistrar(ThreadedService):
-    """The background service that registers agents. `faults`: the fault of each invalid file, by file name."""
+    """The background service that registers the agents of `conf/agents/`.
+
+    `faults` has the fault of each invalid file, by file name.
+    """
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
         super().__init__("agent-registrar")

@@ -1,8 +1,8 @@
-"""The audit log of delivered and refused messages (HH-08).
+"""The audit log of messages (HH-08): an entry for each delivered message and each refused request to send one.
 
-The newest entries are in memory; all of them are in the ledger. The recipient and the type of a refused message
-are part of the recorded reason, because the reason is the only text of a refusal's record that describes the
-request. So the log, the ledger and the audit log of every gateway have them.
+The newest entries are in memory; all of them are in the ledger. The reason is the only text of a refusal's
+record that describes the request, so it starts with the recipient and the type of the message. Thus the log,
+the ledger and the audit log of every gateway have them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _Entry = tuple[int, Position, dict[str, Any]]
 
 
 class AuditLog:
-    """The newest entries. They are made of settled records, so all gateways show the same. Thread-safe."""
+    """The newest entries of the audit log, at most `most`, in memory. Thread-safe.
+
+    They are made of settled records, so all gateways show the same entries.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -53,14 +56,21 @@ class AuditLog:
         self._entries: list[_Entry] = []
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Add the records that belong to the audit log."""
+        """Add an entry for each settled message and each recorded refusal to send one. Ignores other records.
+
+        The live view's thread calls this method with each batch of settled records.
+        """
         for record in records:
             entry = entry_of(record)
             if entry is not None:
                 self._add((record.logged_at_us, record.position, entry))
 
     def load(self, settings: Settings) -> None:
-        """Add the newest records that were settled before this gateway started. Raises TrunklineError."""
+        """Add the newest entries of the ledger, which were settled before this gateway started.
+
+        It blocks while it reads the ledger, so it runs in a thread of its own. Raises TrunklineError if the
+        ledger cannot be read.
+        """
         for record_type in (MESSAGE_POSTED, REQUEST_REFUSED):
             self.settled(newest_settled(settings, record_type, self._most))
 
@@ -74,7 +84,7 @@ class AuditLog:
             del self._entries[: -self._most]
 
     def newest(self, limit: int | None) -> list[dict[str, Any]]:
-        """Return the newest entries, oldest first. `limit`: the largest number; None for all in memory."""
+        """Return the newest `limit` entries as JSON, oldest first. None means all that are in memory."""
         with self._lock:
             entries = [entry for _, _, entry in self._entries]
         return entries if limit is None else entries[-limit:]
@@ -85,7 +95,10 @@ def _when(entry: _Entry) -> tuple[int, Position]:
 
 
 def entry_of(record: SettledRecord) -> dict[str, Any] | None:
-    """Return the entry of a settled record; None when the record is not part of the audit log."""
+    """Return the audit log's entry for a settled record as JSON.
+
+    Returns None unless the record is an accepted or rejected message, or a refused request to send one.
+    """
     if record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED):
         body = _body(record)
         return _entry(
@@ -126,7 +139,11 @@ def _body(record: SettledRecord) -> dict[str, Any]:
 
 
 class RefusedMessage(NamedTuple):
-    """A refused message. `recipient` and `kind` are None when they could not be read."""
+    """The parsed reason of a refused message.
+
+    `why` is the rest of the reason. `recipient` and `kind` (the message's type) are None if the reason does not
+    have them.
+    """
 
     recipient: str | None
     kind: str | None
@@ -134,13 +151,14 @@ class RefusedMessage(NamedTuple):
 
 
 def why_refused(envelope: Any, why: str) -> str:
-    """Return `why` after the recipient and the type, such as `message to bo of type "note": …`.
+    """Return the reason to record for a refused message, such as `message to bo of type "note": <why>`.
 
-    A name that may be a token in the wrong place is left out, because no part of a token may be recorded.
+    The recipient, or the type, is left out if it is invalid or looks like a token, because no token may be
+    recorded.
 
     Args:
-        envelope: The decoded body of the request.
-        why: The reason of the refusal. The result has at most 500 characters.
+        envelope: The decoded JSON body of the request, valid or not.
+        why: The reason of the refusal. The result is cut to 500 characters.
     """
     fields = envelope if isinstance(envelope, dict) else {}
     recipient, kind = fields.get("recipient"), fields.get("type")
@@ -150,7 +168,7 @@ def why_refused(envelope: Any, why: str) -> str:
 
 
 def read_refused(why: str) -> RefusedMessage:
-    """Parse the result of `why_refused`."""
+    """Parse a reason that `why_refused` has written into recipient, type and the rest."""
     found = _ABOUT(why)
     if found is None:
         return RefusedMessage(None, None, why)

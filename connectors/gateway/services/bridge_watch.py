@@ -1,7 +1,7 @@
-"""Follows the presence messages of the MQTT bridge, for `/metrics`.
+"""Follows the presence messages that the MQTT bridge publishes, for the gateway's `/metrics`.
 
 It has one connection to the MQTT broker of the settings, as operator. When the broker is unreachable or refuses
-the login, `trunkline_mqtt_up` is 0, the state of the bridge has no sample, and the connection is retried with
+the login, `trunkline_mqtt_up` is 0 and the state of the bridge has no sample. The connection is retried with
 growing pauses.
 """
 
@@ -31,7 +31,10 @@ _STOP_S: Final = 5.0
 
 
 class BridgeWatch(ThreadedService, Collector):
-    """A metrics collector with a thread that follows the bridge. Thread-safe."""
+    """A background service and metrics collector that shows whether the MQTT broker and bridge work.
+
+    Thread-safe.
+    """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("bridge-watch", _STOP_S)
@@ -41,13 +44,16 @@ class BridgeWatch(ThreadedService, Collector):
         self._seen: tuple[Presence, float] | None = None
 
     def close(self) -> None:
-        """End the connection and the thread."""
+        """Close the MQTT connection and stop the thread."""
         self._closing.set()
         self._lost.set()
         super().close()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield whether the broker answers, and the state of the bridge with the client id of the settings."""
+        """Yield whether this gateway is connected to the MQTT broker, and whether a bridge is active.
+
+        The state of the bridge is left out while there is no connection. Prometheus calls it at each scrape.
+        """
         text = "Whether this gateway is connected to the MQTT broker."
         yield gauge("mqtt_up", text, self._is_connected)
         if not self._is_connected:

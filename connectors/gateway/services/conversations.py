@@ -26,7 +26,7 @@ _SAID_MOST: Final = 1000
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """The place of a thread in its tree.
+    """The place of a thread in the tree of conversations that began with one message.
 
     Attributes:
         asker: The principal that opened the thread.
@@ -44,17 +44,19 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 def child_thread(keyring: Keyring, parent: str, sender: str, recipient: str) -> str:
-    """Return the thread by which `recipient` knows the conversation that `sender` knows as `parent`.
+    """Return the id of the thread by which `recipient` knows the conversation that `sender` knows as `parent`.
 
-    It stays the same when the master key is rotated. Without the master keys the two ids cannot be linked.
+    It is derived from the oldest master key, so it stays the same when the key is rotated. Without the master
+    keys the two ids cannot be linked.
     """
     return str(uuid.UUID(bytes=keyring.oldest.derive(f"thread/{parent}/{sender}/{recipient}")[:16], version=4))
 
 
 def thread_of(keyring: Keyring, row: MessageRow) -> str:
-    """Return the thread by which the recipient of a message knows the conversation.
+    """Return the id of the thread by which the recipient of a message knows the conversation.
 
-    A message without a root thread was not written by the pump, so its thread is input of the sender.
+    If the pump did not write the message, the thread in it was chosen by the sender, so the result is derived
+    from it. A message without a thread starts one.
     """
     if row.thread is not None and row.root_thread is not None:
         return row.thread
@@ -62,7 +64,7 @@ def thread_of(keyring: Keyring, row: MessageRow) -> str:
 
 
 class Conversations(RowIndex[MessageRow]):
-    """The place of each thread, and the keys of its messages."""
+    """An index of the newest 50,000 threads: the place of each in its tree, and the keys of its messages."""
 
     def __init__(self, keyring: Keyring) -> None:
         super().__init__(MessageRow)
@@ -73,19 +75,32 @@ class Conversations(RowIndex[MessageRow]):
         self._thread_of: OrderedDict[str, str] = OrderedDict()
 
     def load(self, rows: Iterable[MessageRow]) -> None:
-        """Add the rows of the opened live view."""
+        """Add the messages that the live view contains when it is open. Call it once, after `LiveView.open`."""
         super().load(sorted(rows, key=lambda row: row.posted_at))
 
     def place(self, thread: str, row: ThreadRow | None) -> Place | None:
-        """Return the place of a thread. `row` is its row, for a thread that is not in memory any more."""
+        """Return the place of a thread in its tree, from memory or from the thread's row.
+
+        Args:
+            thread: The id of the thread.
+            row: The thread's row of the view `registry_threads`; None if there is none. It is used for a thread
+                that is no longer in memory.
+
+        Returns:
+            The place, or None for an unknown thread.
+        """
         with self._lock:
             found = self._places.get(thread)
         if found is not None or row is None:
             return found
         return Place(row.opened_by, row.seen_by, row.parent_thread, row.root_thread, row.on_behalf_of)
 
-    def said(self, thread: str) -> list[str]:
-        """Return the keys of the messages to and from the principal that knows this thread, oldest first."""
+    def message_keys(self, thread: str) -> list[str]:
+        """Return the keys of a thread's newest 1,000 messages, oldest first, such as `default/bo/<message id>`.
+
+        They are the messages to and from the principal that knows the conversation by this thread. The list is
+        empty for an unknown thread.
+        """
         with self._lock:
             return list(self._said.get(thread, ()))
 

@@ -1,4 +1,4 @@
-"""The shared objects of the gateway's handlers: live view, appender, indexes and background services."""
+"""The object `Hub`, through which the gateway's handlers share live view, appender, indexes and services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
-from connectors.gateway.services.switch_keeper import say_switch
+from connectors.gateway.services.switch_keeper import append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
 from connectors.gateway.web.access_log import StrangersRequests
@@ -91,7 +91,10 @@ class Hub:
         self.stopping = asyncio.Event()
 
     def open(self) -> None:
-        """Open the live view and everything that follows it. Raises TrunklineError."""
+        """Open the live view, load the indexes from it, open the appender and start the background services.
+
+        It blocks until the live view has caught up with the log. Raises TrunklineError when that fails.
+        """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
         watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
@@ -105,7 +108,7 @@ class Hub:
         self.listeners.load(self.live_view.all(ListenerRow))
         self.pending.load(self.live_view.all(JobRow))
         self.appender.open()
-        say_switch(self.settings, self.live_view, self.appender)
+        append_noted_switch(self.settings, self.live_view, self.appender)
         # Reading a long ledger takes time, and no request needs to wait for it.
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for service in self.background_services:
@@ -120,14 +123,21 @@ class Hub:
             log.exception("audit_log_not_loaded")
 
     def close(self) -> None:
-        """Close all parts, after a short wait for the records that were appended."""
+        """Stop the background services, the appender and the live view.
+
+        It waits up to 5 s for Kafka to acknowledge the records that were appended.
+        """
         for service in self.background_services:
             service.close()
         self.appender.close()
         self.live_view.close()
 
     def prune_token(self, row: TokenRow) -> None:
-        """Revoke the expired token of a task, once. The revocation's id follows from the token."""
+        """Append the revocation of a task's token that has expired, without waiting. Later calls do nothing.
+
+        It is called when a request presents such a token. The id of the record follows from the token, so
+        several gateways revoke it once.
+        """
         if row.token_id in self._pruned:
             return
         self._pruned[row.token_id] = None
@@ -145,10 +155,15 @@ class Hub:
         return [row for row in found if row is not None]
 
     def job_row(self, job_id: str) -> JobRow | None:
-        """Return the row of a job, None for an unknown one."""
+        """Return the row of a job from the live view, or None for an unknown job id."""
         return self.live_view.get(JobRow, job_id)
 
     async def tell_registered(self, job_id: str) -> None:
-        """Let the background services prepare for a job before its registration is answered."""
+        """Let each background service prepare for a new MQTT user before its registration is answered.
+
+        `job_id` is the name of the user: the job's id, or another name for a rotated secret or an agent. If the
+        gateway keeps the accounts of the MQTT broker, it waits up to a second until the broker accepts the
+        user.
+        """
         for service in self.background_services:
             await asyncio.to_thread(service.registered, job_id)

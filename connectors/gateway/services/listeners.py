@@ -1,7 +1,8 @@
-"""The listeners, and the queue of messages that wait for each (XP-05, XP-08).
+"""The XML pump's listeners, and for each the queue of the messages that wait for it (XP-05, XP-08).
 
 Pumps get high priority before normal before low. Within a priority senders take turns, and each sender's oldest
-message comes first. Redelivered messages wait apart: each may have crashed a pump, so it must run alone.
+message comes first. Redelivered messages (suspects) wait apart: each may have crashed a pump, so it must run
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ _Key = tuple[int, str]
 
 
 class Queue:
-    """The waiting and leased messages of one listener, and the times of its leases in the last minute."""
+    """The waiting messages of one listener, and its leases. Not thread-safe.
+
+    `held` are the ids of the leased messages. `handed` are the times of the leases in the last minute, in
+    microseconds since 1970 UTC. The length is the number of waiting messages. A suspect is a waiting message
+    that was leased before.
+    """
 
     def __init__(self) -> None:
         self._by_sender: list[OrderedDict[str, list[_Key]]] = [OrderedDict() for _ in PRIORITIES]
@@ -45,15 +51,15 @@ class Queue:
 
     @property
     def suspects(self) -> int:
-        """The number of redelivered messages that wait."""
+        """The number of waiting messages that were leased before and may have crashed a pump."""
         return len(self._suspects)
 
     def of_sender(self, sender: str) -> int:
-        """Return how many messages of a sender wait."""
+        """Return how many messages of this sender wait and were never leased."""
         return sum(len(senders.get(sender, ())) for senders in self._by_sender)
 
     def add(self, row: MessageRow) -> None:
-        """Put a message to its place, or remove it, by its present status."""
+        """Update the queue with the present row of a message: it waits, is leased, or leaves the queue."""
         self.remove(row.message_id)
         if row.status == UNREAD:
             key = (row.posted_at, row.message_id)
@@ -71,7 +77,7 @@ class Queue:
                     self.handed.popleft()
 
     def remove(self, message_id: str) -> None:
-        """Remove a message that neither waits nor is leased."""
+        """Remove a message from the waiting and the leased messages. An unknown message is ignored."""
         self.held.discard(message_id)
         self._suspects.pop(message_id, None)
         place = self._places.pop(message_id, None)
@@ -83,7 +89,10 @@ class Queue:
                 del self._by_sender[digit][sender]
 
     def take(self, most: int) -> list[str]:
-        """Take out up to `most` messages that were never leased, each sender in turn."""
+        """Remove up to `most` messages that were never leased from the queue, and return their ids.
+
+        High priority comes first. Within a priority the senders take turns.
+        """
         taken: list[str] = []
         for senders in self._by_sender:
             while senders and len(taken) < most:
@@ -96,15 +105,20 @@ class Queue:
         return taken
 
     def take_suspect(self) -> str | None:
-        """Take out the oldest redelivered message."""
+        """Remove the oldest redelivered message from the queue and return its id, or None if there is none."""
         if not self._suspects:
             return None
         oldest = min(self._suspects, key=self._suspects.__getitem__)
         del self._suspects[oldest]
         return oldest
 
-    def may_hand_out(self, per_minute: int | None, now_s: float) -> int:
-        """Return how many more leases the rate allows by this machine's clock; the log's clock decides."""
+    def leases_left(self, per_minute: int | None, now_s: float) -> int:
+        """Return how many more messages may be leased now without more than `per_minute` leases in a minute.
+
+        `per_minute` None means no limit: the result is the number of waiting messages. `now_s` is this
+        machine's time in seconds since 1970 UTC. The result is an estimate, because the fold checks the rate by
+        the log's clock.
+        """
         if per_minute is None:
             return len(self)
         while self.handed and self.handed[0] <= (now_s - _MINUTE_S) * 1e6:
@@ -116,9 +130,10 @@ _EMPTY: Final = Queue()
 
 
 class Listeners:
-    """The rows and queues of listeners, and a wake-up for waiting coroutines.
+    """All listeners with their queues of messages, kept up to date by the live view.
 
-    Thread-safe for one thread that calls `changed` and `settled`, and any number of readers.
+    Coroutines can wait for a change. Thread-safe for one thread that calls `changed` and `settled`, and any
+    number of readers.
 
     Args:
         entries: Returns the stream state of a stream.
@@ -143,13 +158,19 @@ class Listeners:
         self._changes = 0
 
     def load(self, listeners: Iterable[ListenerRow]) -> None:
-        """Add the rows of the opened live view."""
+        """Add the listeners that the live view contains when it is open. Call it once, after `LiveView.open`.
+
+        A listener that `changed` has brought before is newer, and stays.
+        """
         for row in listeners:
             self._add_listener(row)
         self._version = organism_version(self._entries(ORGANISM_STREAM))
 
     def changed(self, change: AppliedChange) -> None:
-        """Apply a change of the live view."""
+        """Update a listener, or the queue of a message's listener, when such a row of the live view changes.
+
+        The live view's thread calls this method for each changed row. Other rows are ignored.
+        """
         row = change.row
         if isinstance(row, ListenerRow):
             self._add_listener(row)
@@ -162,71 +183,83 @@ class Listeners:
             self.wake()
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Read the organism's version again after a change that may have changed no listener."""
+        """Update `version` when a record of the stream `control/organism` was accepted.
+
+        Such a record, for example a reload, may change no listener. The live view's thread calls this method
+        with each batch of settled records.
+        """
         if any(record.stream == ORGANISM_STREAM and record.verdict == ACCEPTED for record in records):
             self._version = organism_version(self._entries(ORGANISM_STREAM))
             self.wake()
 
     @property
     def version(self) -> int:
-        """The number of changes of the organism."""
+        """The number of accepted commands that changed or reloaded the organism."""
         return self._version
 
     def active(self) -> list[ListenerRow]:
-        """Return the active listeners, sorted by name."""
+        """Return the rows of the listeners that are not removed, sorted by name."""
         return sorted((r for r in list(self._rows.values()) if r.status == ACTIVE), key=lambda r: r.listener)
 
     def removed(self) -> list[ListenerRow]:
-        """Return the removed listeners, sorted by name."""
+        """Return the rows of the listeners that were removed, sorted by name."""
         return sorted((r for r in list(self._rows.values()) if r.status != ACTIVE), key=lambda r: r.listener)
 
     def row(self, name: str) -> ListenerRow | None:
-        """Return the row of a listener, which may have been removed."""
+        """Return the row of the listener with this name, also of a removed one; None if there never was one."""
         return self._rows.get(name)
 
     def of_tag(self, root_tag: str) -> list[ListenerRow]:
-        """Return the active listeners of a root tag."""
+        """Return the active listeners that take payloads with this root tag, sorted by name."""
         return [row for row in self.active() if row.root_tag == root_tag]
 
     def waiting(self, name: str) -> int:
-        """Return how many messages wait for a listener."""
+        """Return how many messages wait for the listener with this name, redelivered ones included."""
         with self._lock:
             return len(self._queues.get(name, _EMPTY))
 
     def waiting_of(self, name: str, sender: str) -> int:
-        """Return how many messages of one sender wait for a listener."""
+        """Return how many messages of one sender wait for a listener and were never leased."""
         with self._lock:
             return self._queues.get(name, _EMPTY).of_sender(sender)
 
     def held(self, name: str) -> list[str]:
-        """Return the ids of a listener's leased messages."""
+        """Return the ids of the messages of the listener with this name that are leased to pumps now."""
         with self._lock:
             return list(self._queues.get(name, _EMPTY).held)
 
     def suspects(self, names: Iterable[str]) -> int:
-        """Return how many redelivered messages wait for these listeners."""
+        """Return how many redelivered messages wait for these listeners; each may have crashed a pump."""
         with self._lock:
             return sum(self._queues.get(name, _EMPTY).suspects for name in names)
 
     def take(self, row: ListenerRow, most: int) -> list[str]:
-        """Take up to `most` messages out of a listener's queue, within its concurrency and rate.
+        """Remove up to `most` messages from a listener's queue, and return their ids, to lease them.
 
-        A caller that does not lease them must call `give_back`.
+        The number is bounded by the listener's concurrency and rate. Messages that were leased before are not
+        taken. A caller that then does not lease a message must call `give_back`.
         """
         with self._lock:
             queue = self._queues[row.listener]
             places = min(most, row.concurrency - len(queue.held))
-            return queue.take(max(0, min(places, queue.may_hand_out(row.per_minute, self.clock()))))
+            return queue.take(max(0, min(places, queue.leases_left(row.per_minute, self.clock()))))
 
     def take_suspect(self, row: ListenerRow) -> str | None:
-        """Take a redelivered message, if the concurrency and the rate of the listener allow one."""
+        """Remove one message that was leased before from a listener's queue, and return its id.
+
+        Returns None if there is none, or if the listener's concurrency or rate allows no lease now.
+        """
         with self._lock:
             queue = self._queues[row.listener]
-            may = len(queue.held) < row.concurrency and queue.may_hand_out(row.per_minute, self.clock()) > 0
+            may = len(queue.held) < row.concurrency and queue.leases_left(row.per_minute, self.clock()) > 0
             return queue.take_suspect() if may else None
 
     def take_all(self, name: str, most: int) -> list[str]:
-        """Take up to `most` messages of a removed listener."""
+        """Remove up to `most` messages from a removed listener's queue, and return their ids.
+
+        The listener's concurrency and rate do not matter. The messages are leased to a pump that sends them
+        back.
+        """
         with self._lock:
             queue = self._queues.get(name, _EMPTY)
             taken = queue.take(most)
@@ -235,11 +268,12 @@ class Listeners:
             return taken
 
     def give_back(self, name: str, read: Callable[[], Sequence[MessageRow]]) -> None:
-        """Put back messages that were taken and not leased.
+        """Put messages back into a listener's queue that were taken out of it and not leased.
 
         Args:
-            name: The listener.
-            read: Returns their present rows. It is called under the lock, so no change comes in between.
+            name: The name of the listener.
+            read: Returns the present rows of these messages. It is called under the lock, so that no change
+                comes in between.
         """
         with self._lock:
             queue = self._queues.get(name)
@@ -249,7 +283,11 @@ class Listeners:
         self.wake()
 
     async def wait_change(self, seen: int, timeout_s: float) -> None:
-        """Return when `changes` is no longer `seen`, or after `timeout_s`."""
+        """Wait until a listener or a message has changed, or `timeout_s` seconds are over.
+
+        `seen` is the value of `changes` when the caller last looked. If `changes` differs now, it returns at
+        once.
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._changes != seen:
@@ -265,11 +303,11 @@ class Listeners:
 
     @property
     def changes(self) -> int:
-        """A number that rises with each change."""
+        """A counter that rises with each change of a listener or a message, for `wait_change`."""
         return self._changes
 
     def wake(self) -> None:
-        """Wake all coroutines in `wait_change`."""
+        """Increase `changes` and wake all coroutines in `wait_change`. May be called on any thread."""
         with self._lock:
             self._changes += 1
             waiting, self._waiting = self._waiting, []

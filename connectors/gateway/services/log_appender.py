@@ -1,4 +1,4 @@
-"""Appends records of the gateway's handlers to the log, through one Publisher that is replaced when it fails.
+"""Appends the records of the gateway's handlers to the log, and replaces a publisher that has failed.
 
 **Delivers** each record at most once per call. After an error the record may or may not have been delivered.
 **Acknowledges when** Kafka has the record and, for `settle`, the live view has settled it.
@@ -38,7 +38,11 @@ _LINGER_MS: Final = 2
 
 
 class LogAppender:
-    """An appender for coroutines and threads. `open` it first and `close` it at the end."""
+    """Appends records to the log, for coroutines of one event loop and for threads.
+
+    Call `open` first and `close` at the end. A thread probes Kafka once a second and replaces a failed
+    publisher.
+    """
 
     def __init__(self, settings: Settings, live_view: LiveView) -> None:
         self._settings = settings
@@ -59,14 +63,18 @@ class LogAppender:
         self._watch = threading.Thread(target=self._watch_over, name="gateway-kafka-watch", daemon=True)
 
     def open(self) -> None:
-        """Create the first publisher. Raises BackboneUnreachable, and the errors of `check_topic`."""
+        """Check the log's topic, create the publisher and start the thread that watches Kafka.
+
+        Raises BackboneUnreachable when Kafka does not answer, and TrunklineError when the topic is missing or
+        does not fit the settings.
+        """
         check_topic(self._settings)
         self._publisher = self._new_publisher()
         self._away = None
         self._watch.start()
 
     def close(self) -> None:
-        """Wait a short time for the appended records, and stop."""
+        """Stop the thread, and wait up to 5 s for Kafka to acknowledge the records that were appended."""
         self._closing = True
         self._wake.set()
         if self._watch.is_alive():
@@ -77,7 +85,7 @@ class LogAppender:
 
     @property
     def away(self) -> str | None:
-        """The reason why nothing can be appended now; None when records can be appended."""
+        """The reason why no record can be appended now, or None if records can be appended."""
         if self._away is None and self._under_way:
             # A copy, because the publisher's thread removes calls at the same time.
             oldest = next(iter(list(self._under_way.values())), None)
@@ -86,14 +94,20 @@ class LogAppender:
         return self._away
 
     def check(self) -> Publisher:
-        """Return the publisher. Raises BackboneUnreachable when `settle` would fail at once."""
+        """Return the publisher, or raise BackboneUnreachable if Kafka is known to be unreachable.
+
+        `settle` would then fail at once. A handler calls this method before other work for a request that
+        appends a record.
+        """
         publisher, away = self._publisher, self.away
         if away is not None or publisher is None:
             raise BackboneUnreachable(f"nothing can be appended now: {away or 'the publisher has failed'}")
         return publisher
 
     async def settle(self, record: OutgoingRecord) -> SettledRecord:
-        """Append a record and wait until the live view has settled it.
+        """Append a record, wait until the live view has settled it, and return it with its verdict.
+
+        A rejected record is returned, too.
 
         Raises:
             BackboneUnreachable: At once while Kafka is unreachable, else after `gateway.settle_timeout_s`.
@@ -110,15 +124,30 @@ class LogAppender:
             raise
 
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
-        """Settle a record, and raise ApiError with the fold's own reason when the fold rejects it."""
+        """Append a record, wait until the live view has settled it, and return it unless it is rejected.
+
+        A duplicate is returned, too.
+
+        Raises:
+            ApiError: The fold rejected the record (the status follows from the reason), or it is too large
+                (413).
+            BackboneUnreachable: At once while Kafka is unreachable, else after `gateway.settle_timeout_s`.
+        """
         return refuse_rejected(await self.settle(record))
 
     async def settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
-        """Settle several records at once. The first error is raised when all have ended."""
+        """Append several records at once, and return them with their verdicts, in order, when all are settled.
+
+        If some fail, the first error is raised, but only when all have ended.
+        """
         return await gather_all(self.settle(record) for record in records)
 
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
-        """Settle a record from a thread that may block. Raises BackboneUnreachable, RecordRefused."""
+        """Append a record and block until the live view has settled it. For threads, not for the event loop.
+
+        Returns the record with its verdict, which may be *rejected*. Raises BackboneUnreachable after
+        `gateway.settle_timeout_s`, and RecordRefused for a record that is too large for Kafka.
+        """
         publisher = self.check()
         try:
             append = self._hands.submit(publisher.append, record).result(self._timeout_s)
@@ -127,7 +156,11 @@ class LogAppender:
         return self._live_view.wait_settled(append.result(self._timeout_s), self._timeout_s)
 
     def append_unattended(self, record: OutgoingRecord) -> None:
-        """Append without waiting. The record is dropped when Kafka is unreachable or too many records wait."""
+        """Append a record without waiting for its verdict. May be called on any thread; does not block.
+
+        The record is dropped, with a line in the program's log, when Kafka is unreachable or 1,000 such records
+        wait.
+        """
         publisher = self._publisher
         if self.away is not None or publisher is None or not self._unattended.acquire(blocking=False):
             log.warning("record_dropped", type=record.type, stream=record.stream)
@@ -213,7 +246,10 @@ class LogAppender:
 
 
 async def gather_all(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
-    """Run all at once and return their results in order. The first error is raised when all have ended."""
+    """Run all awaitables at once, and return their results in order.
+
+    If some fail, the first error is raised, but only when all have ended.
+    """
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

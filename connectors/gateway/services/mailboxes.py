@@ -1,4 +1,4 @@
-"""An index of mailboxes: the messages that wait in each, and those that each request received."""
+"""An index of mailboxes: the messages that wait in each, and those that each request to drain received."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ Mailbox = tuple[str, str]
 
 
 def token_mailbox(agent_name: str, token_id: str) -> str:
-    """Return the mailbox of one task of an agent, where each token has a mailbox of its own."""
+    """Return the name of the mailbox of one task of an agent: agent's name, a dot and the token's id.
+
+    It is used when `gateway.mailbox_per_token` gives each task of an agent a mailbox of its own. A long agent's
+    name is cut.
+    """
     return f"{agent_name[: NAME_LIMIT - len(token_id) - 1]}.{token_id}"
 
 
 def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
-    """Return the mailboxes that a caller drains: that of its token, if it has one, then that of its name."""
+    """Return the mailboxes that a caller may drain: first that of its task's token, then that of its name.
+
+    With `per_token` False, or for a caller without a task's token, it is only the mailbox of its name.
+    """
     of_name = (DEFAULT_REALM, caller.principal)
     if not per_token or caller.token_id is None:
         return (of_name,)
@@ -32,10 +39,10 @@ def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
 
 
 class MailboxIndex(RowIndex[MessageRow]):
-    """The waiting messages and the messages of each claim, by mailbox.
+    """An index of the live view's messages by mailbox: those that wait, and those that each request received.
 
-    The index of messages maps text to text: tuples and sets made Python's garbage collector run more often and
-    longer (decision 0014).
+    The index maps text to text: tuples and sets made Python's garbage collector run more often and longer
+    (decision 0014).
     """
 
     def __init__(self) -> None:
@@ -50,12 +57,18 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._final: dict[str, None] = {}
 
     def load(self, rows: Iterable[MessageRow]) -> None:
-        """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
+        """Add the messages that the live view contains when it is open. Call it once, after `LiveView.open`.
+
+        A message that `changed` has brought before is newer, and stays.
+        """
         # In the order of their ends, so that the newest final messages are kept, as in the live view.
         super().load(sorted(rows, key=lambda row: row.ended_at or 0))
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
-        """Return the mailbox of a message id; None for an unknown or old message."""
+        """Return the mailbox that a message was posted to, or None if its id is unknown or too old.
+
+        The index has the newest 100,000 ids.
+        """
         with self._lock:
             found = self._mailbox_of.get(message_id)
         if found is None:
@@ -64,27 +77,33 @@ class MailboxIndex(RowIndex[MessageRow]):
         return realm, recipient
 
     def depth(self, mailbox: Mailbox) -> int:
-        """Return how many messages wait in a mailbox or are leased from it."""
+        """Return how many messages of a mailbox wait or are leased, 0 for an unknown mailbox."""
         with self._lock:
             return len(self._waiting.get(mailbox, ()))
 
     def waiting(self, mailbox: Mailbox) -> list[str]:
-        """Return the ids of the messages that wait in a mailbox or are leased from it, in no order."""
+        """Return the ids of the messages of a mailbox that wait or are leased, in no order."""
         with self._lock:
             return list(self._waiting.get(mailbox, ()))
 
     def messages(self, mailbox: Mailbox) -> list[str]:
-        """Return the ids of a mailbox's messages in the live view, which has only the newest final ones."""
+        """Return the ids of a mailbox's messages in the live view, waiting or not, in no order.
+
+        Of messages that were read, taken or expired, the live view has only the newest.
+        """
         with self._lock:
             return list(self._kept.get(mailbox, ()))
 
     def depths(self) -> dict[Mailbox, int]:
-        """Return the depth of each mailbox that is not empty."""
+        """Return the number of waiting and leased messages of each mailbox that has any."""
         with self._lock:
             return {mailbox: len(waiting) for mailbox, waiting in self._waiting.items()}
 
     def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
-        """Return the ids of the messages that a request received, in no order."""
+        """Return the ids of the messages that one request has drained or leased from a mailbox, in no order.
+
+        The list is empty for an unknown or old request id.
+        """
         with self._lock:
             return list(self._handed.get("/".join((*mailbox, request_id)), ()))
 

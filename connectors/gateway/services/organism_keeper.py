@@ -1,4 +1,4 @@
-"""Loads `conf/organism.yaml` into the log when the gateway starts, if the file has changed (XP-09).
+"""Loads the listeners of `conf/organism.yaml` into the log at the start, if the file has changed (XP-09).
 
 Changes by signed commands stay as long as the file is the same. While the file is invalid, the listeners of the
 log stay. Several gateways may append the same file; the fold accepts the first one.
@@ -34,7 +34,10 @@ _RETRY_S: Final = 1.0
 
 
 class OrganismKeeper(ThreadedService):
-    """The background service that loads the organism. `fault`: why the file was not loaded, or None."""
+    """The background service that loads the organism file once, at the start of the gateway.
+
+    `fault` says why the file was not loaded, or is None.
+    """
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
         super().__init__("organism-keeper")
@@ -45,7 +48,10 @@ class OrganismKeeper(ThreadedService):
         self.fault: str | None = None
 
     def open(self) -> None:
-        """Load the file on the thread, because describing its handlers takes a second."""
+        """Start a thread that loads the organism file, which takes about a second.
+
+        If the settings name no file, or it does not exist, nothing happens.
+        """
         if self._file is not None and self._file.exists():
             super().open()
 
@@ -101,7 +107,10 @@ class OrganismKeeper(ThreadedService):
 
 
 def check_names(live_view: LiveView, names: Iterable[str]) -> None:
-    """Raise OrganismError for a listener's name that is taken, because both would share one mailbox."""
+    """Check that no principal or agent has the name of a listener, because both would share one mailbox.
+
+    Raises OrganismError for the first name that is taken or reserved.
+    """
 
     def others(row_type: type[R], key: str) -> R | None:
         return None if row_type is ListenerRow else live_view.get(row_type, key)

@@ -1,4 +1,7 @@
-"""Picking jobs (JE-11): a session gets the oldest pending job that fits; the order of the log decides."""
+"""Picking jobs (JE-11): a session gets the oldest pending job that it may have.
+
+When several gateways give out the same job at once, the order of their records in the log decides.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class _Wait(NamedTuple):
 
 
 class PendingJobs(RowIndex[JobRow]):
-    """An index of the pending jobs, in order, and of the jobs that sessions hold.
+    """An index of the pending jobs, oldest first, and of the job that each session runs.
 
     With it a pick need not scan all jobs. The index may contain a job that is taken already; the row of the
     live view decides. It never misses a pending job. `row_of` returns the present row of a job.
@@ -52,7 +55,7 @@ class PendingJobs(RowIndex[JobRow]):
         self._held: dict[str, set[str]] = {}
 
     def held_by(self, session: str) -> JobRow | None:
-        """Return the job that `session` is running; of several the one picked first."""
+        """Return the job that a session runs now, or None. If there are several, it is the one picked first."""
         with self._lock:
             job_ids = list(self._held.get(session, ()))
         rows = [row for job_id in job_ids if (row := self._row_of(job_id)) is not None]
@@ -60,10 +63,12 @@ class PendingJobs(RowIndex[JobRow]):
         return min(running, key=lambda row: (row.picked_at or 0, row.job_id), default=None)
 
     def reserve(self, session: str) -> str | None:
-        """Reserve the oldest job that `session` may pick, until `release`.
+        """Take the oldest pending job that a session may have, and keep other callers from trying it.
+
+        The caller then picks the job by a record, and calls `release`.
 
         Returns:
-            The id of the job; None when no unreserved job fits.
+            The id of the job; None if each job that the session may have is reserved, or there is none.
         """
         with self._lock:
             while True:
@@ -80,14 +85,14 @@ class PendingJobs(RowIndex[JobRow]):
                 self._forget(job_id)
 
     def release(self, job_id: str) -> None:
-        """Release a reserved job. If it is still pending, it can be reserved again."""
+        """End the reservation of a job. If the job is still pending, it can be reserved again."""
         with self._lock:
             place = self._reserved.pop(job_id, None)
             if place is not None and job_id in self._waits:
                 heapq.heappush(self._waiting.setdefault(self._waits[job_id].session, []), place)
 
     def is_reserved_for(self, session: str) -> bool:
-        """Return whether a job that fits `session` is reserved, and so may become free."""
+        """Return whether another caller has reserved a job that the session may have, and may release it."""
         with self._lock:
             reserved = (self._waits[job_id] for job_id in self._reserved if job_id in self._waits)
             return any(wait.session in (None, session) for wait in reserved)
@@ -127,7 +132,7 @@ class PendingJobs(RowIndex[JobRow]):
 
 
 class FreshView:
-    """Catches up with the log for many callers at once.
+    """Lets many callers at once wait until the live view has caught up with the log, with few queries to Kafka.
 
     Callers that arrive while one query of the log's end is under way share the next query, which begins after
     they arrived.
@@ -140,10 +145,10 @@ class FreshView:
         self._next: asyncio.Task[None] | None = None
 
     async def catch_up(self) -> None:
-        """Return when everything that was in the log at the time of this call is settled here.
+        """Wait until the live view has settled all records that were in the log at the time of this call.
 
-        Raises: BackboneUnreachable: Kafka is unreachable, or the query under way and the next one take too long
-            together.
+        Raises:
+            BackboneUnreachable: Kafka is unreachable, or did not answer within the timeout.
         """
         if self._current is None or self._current.done():
             mine = self._current = self._begun(None)
@@ -172,7 +177,7 @@ class FreshView:
 
 
 class Picker:
-    """Gives jobs to sessions.
+    """Gives pending jobs to sessions, for coroutines of one event loop.
 
     Each session has one pick or assignment at a time. Concurrent picks of several sessions try different jobs.
     """
@@ -195,13 +200,19 @@ class Picker:
         self._released = asyncio.Condition()
 
     async def pick(self, session: str, principal: str) -> tuple[str, SettledRecord | None]:
-        """Give `session` its job: the one that it holds, else the oldest pending one that fits.
+        """Give a session the job that it runs already, or else the oldest pending job that it may have.
+
+        Args:
+            session: The name of the session.
+            principal: The principal that makes the request, for the record.
 
         Returns:
-            The id of the job, and the settled pick; None when the session held the job before.
+            The id of the job, and the settled record of the pick. The record is None when the session had the
+            job before.
 
         Raises:
-            ApiError: 404 `no_match`, 409 when the session does not run, 503 `busy`.
+            ApiError: 404 `no_match` if no pending job is for it. 409 if the session does not run. 503 `busy` if
+                other requests got all the jobs that were tried.
             BackboneUnreachable: Kafka is unreachable.
         """
         async with self._alone(session):
@@ -227,7 +238,9 @@ class Picker:
         raise unavailable("other gateways got the jobs first; try again", BUSY)
 
     async def assign(self, job_id: str, session: str, principal: str) -> SettledRecord:
-        """Give `session` this job.
+        """Give a session one particular job, and return the settled record.
+
+        `principal` is the principal that makes the request, for the record.
 
         Raises:
             ApiError: 409 when the session does not run, has another job, or the job is not pending.

@@ -1,4 +1,4 @@
-"""The base class of the indexes of rows that the live view keeps up to date."""
+"""The base class of the gateway's indexes over rows of the live view, such as that of the pending jobs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from schemas.fold.view_rows import RowT
 
 
 class RowIndex(ABC, Generic[RowT]):
-    """An index of the rows of one type.
+    """An index of the live view's rows of one type.
 
-    Register `changed` with the live view, and call `load` once the live view is open. Thread-safe for one
-    thread that calls `changed` and any number of readers, which must hold `_lock`.
+    Register `changed` with the live view before it opens, and call `load` once it is open. Thread-safe for one
+    thread that calls `changed` and any number of readers. A subclass must hold `_lock` when it reads.
     """
 
     def __init__(self, row_type: type[RowT]) -> None:
@@ -25,7 +25,10 @@ class RowIndex(ABC, Generic[RowT]):
         self._changed: set[str] | None = set()
 
     def load(self, rows: Iterable[RowT]) -> None:
-        """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
+        """Add the rows that the live view contains when it is open. Call it once, after `LiveView.open`.
+
+        A row that `changed` has brought before is newer, and stays.
+        """
         for row in rows:
             with self._lock:
                 if self._changed is None or row.key not in self._changed:
@@ -34,7 +37,10 @@ class RowIndex(ABC, Generic[RowT]):
             self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
-        """Apply a change of the live view."""
+        """Update the index with a changed row. Rows of other types are ignored.
+
+        The live view's thread calls this method for each changed row, also while the view opens.
+        """
         if not isinstance(change.row, self._row_type):
             return
         with self._lock:

@@ -18,11 +18,12 @@ from schemas.tables.fold_version import noted_switch
 log = structlog.stdlib.get_logger(__name__)
 
 
-def say_switch(settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
-    """Append the record of the switch that the ledger notes, unless the log has it.
+def append_noted_switch(settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
+    """Append the record `control.fold_switched` for the switch of the fold's version that the ledger notes.
 
-    Several gateways may append it: it has one id, and the fold accepts the first. When it cannot be appended
-    now, the next start tries again.
+    If there is no such switch, or the log has its record, nothing happens. The gateway calls it at its start.
+    Several gateways may append the record: it has one id, and the fold accepts the first. When it cannot be
+    appended now, the next start tries again.
     """
     noted = noted_switch(settings)
     if noted is None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the live view, the ledger, the view tables, the disk and the parts of the local stack.
+"""Prometheus metrics of live view, ledger, view tables and disk, and of the programs of the local stack.
 
 A thread reads the newest commits of the tables, at most every `_KEEP_S` seconds. A store that hangs delays a
 scrape by `_WAIT_S`; then the tables are reported as down.
@@ -41,14 +41,17 @@ _MAILBOXES: Final = 200
 
 
 class StateMetrics(Collector):
-    """A collector that reads the live view at each scrape."""
+    """A metrics collector that reads the live view at each scrape. Thread-safe."""
 
     def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
         self._live_view = live_view
         self._mailboxes = mailboxes
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the lag, the depth of mailboxes and the number of participants by status."""
+        """Yield the live view's lag, the depths of the 200 deepest mailboxes, and participants by status.
+
+        Prometheus calls it at each scrape.
+        """
         yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
         depths = self._mailboxes.depths()
         yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", sum(depths.values()))
@@ -74,7 +77,7 @@ class _Reading(NamedTuple):
 
 
 class TableMetrics(Collector):
-    """A collector of how far ledger and views are behind the log. Thread-safe."""
+    """A metrics collector: how far the ledger and the view tables are behind the log. Thread-safe."""
 
     def __init__(self, settings: Settings, live_view: LiveView) -> None:
         self._live_view = live_view
@@ -86,7 +89,10 @@ class TableMetrics(Collector):
         self._busy: threading.Thread | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the figures; only `..._up 0` for a table that cannot be read."""
+        """Yield the metrics of ledger and view tables. A table that cannot be read yields only `..._up 0`.
+
+        Prometheus calls it at each scrape. It waits at most two seconds for a thread that reads the tables.
+        """
         found = self._newest()
         ledger = None if found is None else found.ledger
         yield gauge("ledger_up", "Whether the ledger's log can be read.", ledger is not None)
@@ -138,13 +144,16 @@ class TableMetrics(Collector):
 
 
 class MachineMetrics(Collector):
-    """A collector of the disk below the data directory and the parts of the local stack there."""
+    """A metrics collector: the data directory's disk space, and the states of the local stack's programs."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the figures; none of parts when no local stack runs this gateway."""
+        """Yield the metrics of the disk and of the local stack's programs. Prometheus calls it at each scrape.
+
+        The metrics of programs are missing when no local stack uses this data directory.
+        """
         try:
             disk = shutil.disk_usage(self._settings.data_path)
         except OSError:

@@ -1,4 +1,4 @@
-"""The credentials of a task: its token (HH-02), and the private key of an agent that was spawned (AM-09)."""
+"""The credentials of a task: its token (HH-02), and the private key of the agent that runs for it (AM-09)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from schemas.streams.principal.principals import token_hash
 
 
 def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> str:
-    """Return the token of a task, a UUID with 122 secret bits that follows from the master key and the task.
+    """Return the token with which the agent of a task authenticates itself, a UUID with 122 secret bits.
 
-    It is stored nowhere.
+    It is derived from a master key and the task's id, so it is stored nowhere, and repeated calls return the
+    same token.
 
     Args:
         keyring: The master keys.
         task_id: The id of the task.
-        token_id: The id of the token that the task already has, perhaps under an earlier master key.
+        token_id: The first digits of the hash of the task's existing token. That token may come from an earlier
+            master key, so each key is tried. None for a new task: the active key is used.
     """
     for one in keyring.each() if token_id is not None else ():
         token = _derived(one, task_id)
@@ -34,16 +36,21 @@ def _derived(keyring: Keyring, task_id: str) -> str:
 
 
 class AgentKeyFiles:
-    """The private keys of spawned agents: one file with mode 0600 for each task, in `agent_mcp.keys_path`."""
+    """The private keys of agents that the gateway starts: one file with mode 0600 for each task.
+
+    The files are in the folder `agent_mcp.keys_path`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.agent_keys_path
 
     def make(self, task_id: str) -> tuple[Path, str]:
-        """Make a key pair, or take the one of an interrupted launch.
+        """Create a key pair for a task's agent, and write the private key to the task's file.
+
+        If the file exists, because an earlier launch was interrupted, its key is used.
 
         Returns:
-            The path of the private key, and the public key in PEM.
+            The path of the private key's file, and the public key in PEM.
 
         Raises:
             OSError: The file cannot be written.
@@ -62,9 +69,9 @@ class AgentKeyFiles:
         return path, public
 
     def path_of(self, task_id: str) -> Path:
-        """Return the path of the private key for a task."""
+        """Return the absolute path of the file for the private key of a task's agent, which may not exist."""
         return (self._folder / f"{task_id}.pem").absolute()
 
     def remove(self, task_id: str) -> None:
-        """Delete the private key for a task, if it exists."""
+        """Delete the file with the private key of a task's agent, if it exists."""
         self.path_of(task_id).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Starts and stops the agents of tasks, and fails tasks whose agent has ended (HH-03 to HH-05).
+"""Starts and stops the agents of tasks, and fails tasks whose agent has ended too early (HH-03 to HH-05).
 
 **Delivers** one container for each running task, on one gateway: the first gateway in the container's stream
 provisions it. For each ended task it stops the processes on this host. **Acknowledges when** each step is a
@@ -81,7 +81,7 @@ _NAMESPACE: Final = uuid.UUID("0f0e6c0a-27d1-5b55-9f0d-6d6f2b0f9a11")
 
 
 def container_of(task_id: str) -> str:
-    """Return the name of a task's container."""
+    """Return `task-<task id>`, the name of the container that a launcher starts for a task."""
     return f"task-{task_id}"
 
 
@@ -92,7 +92,10 @@ def _succeeded(step: SettledRecord) -> bool:
 
 
 class TaskKeeper(ThreadedService):
-    """The background service of tasks. `clock`: seconds since 1970 UTC."""
+    """The background service that starts a process for each running task's agent, and stops it at the end.
+
+    `clock` returns seconds since 1970 UTC.
+    """
 
     def __init__(
         self,
@@ -122,22 +125,32 @@ class TaskKeeper(ThreadedService):
         self._hands = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="task-keeper")
 
     def open(self) -> None:
-        """Check all tasks now and at intervals, and each task that changes."""
+        """Start the thread that checks all tasks now and every `gateway.task_check_s` seconds.
+
+        From now on `on_change` checks each task that changes, too.
+        """
         self._is_open = True
         super().open()
 
     def close(self) -> None:
-        """Stop after the checks under way. Launched agents run on."""
+        """Stop the thread, after the checks that are under way. The processes of agents keep running."""
         super().close()
         self._hands.shutdown(wait=True, cancel_futures=True)
 
     def on_change(self, change: AppliedChange) -> None:
-        """Check a task that has changed. The live view calls this on its own thread."""
+        """Check a task on a worker thread soon after its row in the live view has changed.
+
+        The live view calls this method on its own thread, for each changed row of any type.
+        """
         if self._is_open and isinstance(change.row, TaskRow):
             self._look_soon(change.key)
 
     def check(self) -> None:
-        """Check each running task, and each container that is not recycled."""
+        """Schedule a check of each running task, and of each task whose container is not recycled yet.
+
+        A check, on a worker thread, starts a missing agent, stops the agent of an ended task, or fails a task
+        whose agent has ended.
+        """
         for task in self._live_view.all(TaskRow):
             if task.status == states.RUNNING:
                 self._look_soon(task.task_id)
