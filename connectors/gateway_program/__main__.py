@@ -1,4 +1,4 @@
-"""Runs the gateway: `python -m connectors.gateway_program`."""
+"""Start the gateway: `python -m connectors.gateway_program`."""
 
 import sys
 

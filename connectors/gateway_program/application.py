@@ -1,4 +1,4 @@
-"""The web application of the hub: its routes, its access check, and its error handlers."""
+"""The hub's FastAPI application: all its routes, its access check, and its error handlers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERSION: Final = "1"
 
 
 def build_application(hub: Hub) -> FastAPI:
-    """Build the application over a hub."""
+    """Return the hub's FastAPI application, with all routes of the HTTP API. The hub need not be open yet."""
     # No documentation pages, because they load scripts from other hosts, and no redirects of slashes.
     app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = AdmittedRoute
@@ -62,13 +62,13 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
     @app.get("/healthz", response_model=HealthAnswer)
     @open_to_all
     async def healthz() -> Response:
-        """Check that the gateway answers."""
+        """Return status 200, which shows that the gateway answers requests."""
         return json_answer({"status": "ok"})
 
     @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
     @open_to_all
     async def readyz() -> Response:
-        """Check that the live view follows the log and that Kafka accepts records."""
+        """Return status 200 if the live view follows the log and Kafka accepts records, otherwise 503."""
         appender = hub.appender
         for is_missing, why in (
             (hub.stopping.is_set(), "the gateway is stopping"),

@@ -1,4 +1,4 @@
-"""The doors of the gateway: the applications that it serves in one process, each at its own address."""
+"""The doors that one gateway process serves (hub, dashboard, MCP, commands), each with its own address."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Door:
-    """One application and its address.
+    """One ASGI application and the address at which the gateway serves it.
 
     Attributes:
         setting: The setting of its port, for error messages.
         opened: Called when the hub is open, before the first request.
+        lifespan: Whether the server must run the application's ASGI lifespan.
         send_buffer_bytes: The kernel's send buffer for each connection; None for the default.
         socket_path: The Unix socket to listen on instead of a port. Only one gateway at a time has it.
     """
@@ -40,9 +41,10 @@ class Door:
 
 
 def doors_of(hub: Hub) -> list[Door]:
-    """Return the doors that the settings enable.
+    """Create the applications that the settings enable (those with a port other than 0), each as a door.
 
-    Call it before the hub is opened, because doors register with its live view to receive every change.
+    Hub and commands are always among them. Call this function before `Hub.open`, because applications register
+    callbacks of the live view.
     """
     gateway, dashboard, agent_mcp = hub.settings.gateway, hub.settings.dashboard, hub.settings.agent_mcp
     doors = [Door("hub", build_application(hub), gateway.host, gateway.port, "gateway.port")]

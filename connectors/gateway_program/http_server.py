@@ -1,4 +1,4 @@
-"""The HTTP servers of the gateway: uvicorn with a budget of connections and TLS."""
+"""The gateway's HTTP servers: uvicorn, with a budget of connections and TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ _LOCAL: Final = 32
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server for one door. Without `tls` it serves plain HTTP. The program handles signals."""
+    """A uvicorn server for one door, which handles no signals.
+
+    Args:
+        door: The application and its address.
+        tls: The TLS context. None means plain HTTP.
+        budgets: The connection budgets of this gateway.
+        idle_timeout_s: Seconds after which a connection without a request is closed.
+    """
 
     def __init__(self, door: Door, tls: ssl.SSLContext | None, budgets: Budgets, idle_timeout_s: int) -> None:
         self._budget = budgets.of(door)
@@ -61,22 +68,34 @@ class HttpServer(uvicorn.Server):
         return TlsEntry(self._budget, self._door.name, self._tls, http)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, with a longer backlog in the kernel than uvicorn accepts in one turn."""
+        """Start to listen on these sockets, each with a queue of 1,024 connections in the kernel.
+
+        uvicorn alone would set that queue to the number of connections that it accepts in one turn of the event
+        loop.
+        """
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(_BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals, because several servers in one process would take them from each other."""
+        """Leave the signal handlers as they are.
+
+        `GatewayProgram` handles signals for all servers of the process, which would take them from each other.
+        """
         yield
 
 
 class Budgets:
-    """The connection budgets of one gateway: one for all TCP listeners, one for the Unix socket.
+    """The connection budgets of one gateway: one for all TCP sockets, one for the Unix socket.
+
+    Args:
+        settings: The numbers and time limits of connections.
+        listeners: The number of listening sockets.
+        clock: Returns seconds and never goes back.
 
     Raises:
-        TrunklineError: This process may not open enough descriptors.
+        TrunklineError: This process may not open enough file descriptors.
     """
 
     def __init__(self, settings: GatewaySettings, listeners: int, clock: Callable[[], float]) -> None:
@@ -95,11 +114,15 @@ class Budgets:
         self.all = (self.tcp, self.local)
 
     def of(self, door: Door) -> ConnectionBudget:
-        """Return the budget of the door's connections."""
+        """Return the connection budget of a door: one for doors with a port, one for the Unix socket."""
         return self.tcp if door.socket_path is None else self.local
 
     def sweep(self) -> None:
-        """Cut connections that have taken too long, and log how many `connection_cut` lines were left out."""
+        """Close the connections that have exceeded a time limit, such as that for sending a request's head.
+
+        Call it every `SWEEP_S` seconds in the servers' event loop. It also logs how many log lines about closed
+        connections the rate limit has left out.
+        """
         for budget in self.all:
             budget.sweep()
         for kind, omitted in self._log_limit.due():
@@ -113,7 +136,11 @@ class Budgets:
 
 
 def bound_socket(door: Door) -> socket.socket:
-    """Bind the address of a door without listening, so that early clients are refused."""
+    """Return a socket that is bound to the door's host and port, but does not listen yet.
+
+    Clients are refused until the server listens on it. Raises TrunklineError if the address is in use or not
+    this machine's.
+    """
     family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only for an explicit protocol. Without it each answer waits 40 ms for the
     # client's delayed acknowledgement.

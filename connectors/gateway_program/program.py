@@ -1,4 +1,4 @@
-"""The gateway program: live view, process manager and the doors of doors.py in one process.
+"""The gateway program: live view, reactor and the doors of doors.py in one process.
 
 **Delivers** each requested change as one record, and answers with its verdict. **Acknowledges when** Kafka has
 the record and the live view has settled it. **Loses when** never silently: a request that ended in an error may
@@ -54,7 +54,10 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[BackgroundService]:
-    """Return the background services of the gateway under these settings."""
+    """Create the background services that the settings enable; the hub starts and stops them.
+
+    They end the processes of ended sessions, keep the accounts at the local MQTT broker, and export messages.
+    """
     found: list[BackgroundService] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
     if settings.mqtt.accounts_dir is not None:
         found.append(MqttAccounts(settings, keyring, live_view))
@@ -64,7 +67,10 @@ def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> li
 
 
 class GatewayProgram:
-    """The gateway process, from its start to SIGTERM or SIGINT."""
+    """The gateway process, from its start to SIGTERM or SIGINT.
+
+    `ready_file` is a file to create when the gateway answers requests; None for no file.
+    """
 
     def __init__(self, settings: Settings, keyring: Keyring, ready_file: Path | None = None) -> None:
         self._settings = settings
@@ -83,7 +89,10 @@ class GatewayProgram:
         self._not_served: dict[str, str] = {}
 
     def run(self) -> None:
-        """Serve until stopped. Raises TrunklineError when the gateway cannot start or the live view fails."""
+        """Open the hub, start the reactor and serve all doors until SIGTERM or SIGINT; then close them.
+
+        Raises TrunklineError when the gateway cannot start, or when the live view fails while it runs.
+        """
         started = False
         with ExitStack() as bound:
             listeners = [self._bound(door, bound) for door in self._doors]
@@ -209,7 +218,11 @@ class GatewayProgram:
 
 
 def main() -> int:
-    """Run the gateway until SIGTERM or SIGINT. Returns the exit code."""
+    """Run the gateway until SIGTERM or SIGINT, and return the exit code of the process.
+
+    The exit code is 0 after a signal, 2 for invalid settings, and the error's own after a TrunklineError. The
+    variable `TRUNKLINE_READY_FILE` names a file to create when the gateway answers requests.
+    """
     for number in _SIGNALS:
         signal.signal(number, _end_the_start)
     ready = os.environ.get("TRUNKLINE_READY_FILE")

@@ -1,4 +1,4 @@
-"""Changes of the organism, which take effect everywhere before they are answered (XP-11, XP-12)."""
+"""Changes of the organism (the XML pump's listeners), answered once they have taken effect (XP-11, XP-12)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.02
 
 
 class Applied(NamedTuple):
-    """A change that has taken effect.
+    """The result of a change of the organism that has taken effect.
 
     Attributes:
         verdict: The verdict on the change.
@@ -40,15 +40,21 @@ class Applied(NamedTuple):
 async def apply_change(
     hub: Hub, body: OrganismLoaded | ListenerAdded | ListenerRemoved, *, door: str, principal: str
 ) -> Applied:
-    """Append a change and wait until it has taken effect.
+    """Append a change of the organism, and wait until it has taken effect.
 
-    The mailboxes of added listeners are open then. The mailboxes of removed listeners are closed, and their
-    leased messages are settled or expired.
+    Afterwards the mailboxes of added listeners are open. The mailboxes of removed listeners are closed, and
+    their leased messages are settled or expired.
+
+    Args:
+        hub: The hub.
+        body: The change: all listeners loaded from a file, one added, or one removed.
+        door: The door of the record.
+        principal: The principal that makes the change.
 
     Raises:
         ApiError: The fold rejected the change.
-        BackboneUnreachable: Kafka is unreachable, or the change is settled but the rest takes longer than the
-            listener's time limit.
+        BackboneUnreachable: Kafka is unreachable, or the change is recorded but has not taken full effect in
+            time. The same request can be repeated.
     """
     before = {row.listener: row for row in hub.listeners.active()}
     record = organism_record(body, door=door, principal=principal)

@@ -1,4 +1,4 @@
-"""The record that settles a pump's message, with the addressed answers (XP-05 to XP-07).
+"""The record that settles a message which a pump has handled, with the handler's answers (XP-05 to XP-07).
 
 A pump only supplies payloads. This module finds their recipients, threads and senders. All answers go into the
 one record `message.acked`, so they are sent if and only if the acknowledgement is accepted.
@@ -27,7 +27,17 @@ _NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")
 
 
 def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> OutgoingRecord:
-    """Return the record that ends a lease. `row` is the row of the message."""
+    """Return the record that ends the lease of a message that a pump has handled or gives back.
+
+    For the outcome `nack` it returns the message to its queue. For any other outcome it acknowledges the
+    message and contains the answers. If they are too many or too large, a `<huh>` takes their place.
+
+    Args:
+        hub: The hub.
+        row: The row of the leased message.
+        done: The outcome and the answers, as the pump sent them.
+        principal: The principal of the pump.
+    """
     where = (DEFAULT_REALM, row.recipient, row.message_id, done.request_id)
     if done.outcome == "nack":
         return nack_record(*where, done.reason, is_no_attempt=True, door=XML_DOOR, principal=principal)
@@ -131,7 +141,7 @@ def _message(
 
 
 def place_of(hub: Hub, thread: str) -> Place | None:
-    """Return the place of a thread in its tree."""
+    """Return the place of a thread in the tree of conversations, or None for an unknown thread."""
     return hub.conversations.place(thread, hub.live_view.get(ThreadRow, thread))
 
 

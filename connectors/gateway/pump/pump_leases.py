@@ -1,4 +1,4 @@
-"""Leases the messages of listeners to pumps, within the limits of each listener.
+"""Leases the messages of listeners to pumps, within the concurrency and rate of each listener.
 
 This module chooses the messages. The log decides whether the pump gets them, because several gateways may lease
 the same messages at once.
@@ -38,7 +38,7 @@ _SHOWN: Final = ("message_id", "request_id", "attempts", "sender", "from_verifie
 
 
 class PumpLeases:
-    """The leases of one gateway."""
+    """The leases of messages to pumps that this gateway makes. For coroutines of one event loop."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -47,10 +47,16 @@ class PumpLeases:
     async def wait_leased(
         self, asked: LeaseRequest, principal: str, is_gone: Callable[[], Awaitable[bool]]
     ) -> list[dict[str, Any]]:
-        """Wait until messages can be leased, and return them.
+        """Lease messages to a pump and return them as JSON; wait up to `asked.wait_ms` for the first.
 
-        Returns an empty list when the time is over, the organism has another version than the pump knows, or
-        the client has disconnected.
+        The list is empty when the time is over, the client has disconnected, or the gateway stops. It is also
+        empty when the organism has another version than the pump knows, or when a redelivered message must be
+        asked for alone.
+
+        Args:
+            asked: The pump, and how many messages it can take for each listener.
+            principal: The principal of the pump.
+            is_gone: Returns whether the client has disconnected.
         """
         listeners, deadline = self._hub.listeners, time.monotonic() + asked.wait_ms / 1000
         while True:
@@ -146,7 +152,7 @@ class PumpLeases:
         return [self._shown(row, one, is_gone=is_gone) for one in mine]
 
     def message(self, listener: str, message_id: str) -> MessageRow | None:
-        """Return the row of a message in a listener's mailbox."""
+        """Return the row of a message in a listener's mailbox, or None if there is no such message."""
         return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{listener}/{message_id}")
 
     def _shown(self, row: ListenerRow, message: MessageRow, *, is_gone: bool) -> dict[str, Any]:
@@ -164,7 +170,10 @@ class PumpLeases:
         return {**found, "listener_gone": True} if is_gone else found
 
     async def release(self, pump: str, principal: str) -> int:
-        """Release the messages that an earlier pump of this name holds. Returns how many."""
+        """End the leases of the messages that an earlier process of this pump has, and return their number.
+
+        A pump calls it when it starts. The messages can be leased again at once.
+        """
         hub = self._hub
         held = [
             message

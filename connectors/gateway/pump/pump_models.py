@@ -22,13 +22,13 @@ _Places = Annotated[int, Field(ge=0, le=FREE_MOST), WHOLE]
 
 
 class PumpStart(RequestBody):
-    """The start of a pump. Messages that an earlier pump of its name holds are released."""
+    """The start of a pump. The leases of an earlier pump with its name are ended."""
 
     pump: PumpName
 
 
 class PumpStarted(AnswerBody):
-    """The start was recorded. `released`: how many messages were released."""
+    """The answer to the start of a pump. `released`: how many leases of an earlier pump were ended."""
 
     released: int
     version: int
@@ -37,8 +37,9 @@ class PumpStarted(AnswerBody):
 class LeaseRequest(RequestBody):
     """The messages that a pump can handle now.
 
-    `wants`: the number for each listener. `free`: the number in all. `alone`: one redelivered message, because
-    the pump handles nothing else.
+    `wants`: how many for each listener. `free`: how many in all. `alone`: whether to lease one redelivered
+    message, because the pump handles nothing else now. `wait_ms`: how long to wait for a message. `version`:
+    the version of the organism that the pump knows.
     """
 
     pump: PumpName
@@ -50,7 +51,10 @@ class LeaseRequest(RequestBody):
 
 
 class LeaseAnswer(AnswerBody):
-    """The leased messages. `suspects`: how many redelivered messages wait. `version`: that of the organism."""
+    """The leased messages.
+
+    `suspects`: how many redelivered messages wait. `version`: the version of the organism.
+    """
 
     version: int
     suspects: int
@@ -95,7 +99,7 @@ class SettleAnswer(AnswerBody):
 
 
 class HistoryRequest(RequestBody):
-    """A conversation, as a listener knows it."""
+    """A conversation, named by a listener and the thread by which the listener knows it."""
 
     listener: NamedThing
     thread: NamedThing
@@ -103,7 +107,7 @@ class HistoryRequest(RequestBody):
 
 
 class HistoryAnswer(AnswerBody):
-    """The messages, oldest first."""
+    """The messages of a conversation, oldest first."""
 
     messages: list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""`POST /messages` (XP-15): puts an XML document into the mailboxes of its listeners.
+"""The route `POST /messages` (XP-15): puts an XML document into the mailboxes of its listeners.
 
 A document that XP-03 refuses is answered with an error. A fault in the envelope or after it is answered with a
 `<huh>` that says what would be right. Both are recorded in the ledger under `refused/http`.
@@ -65,7 +65,7 @@ class XmlSending(BaseModel):
 
 
 def add_xml_routes(routes: Routes, hub: Hub) -> None:
-    """Add `/messages`."""
+    """Add the route `POST /messages`, with a rate limit for each sender if the settings have one."""
     per_minute = hub.settings.xml_pump.sender_per_minute
     rates = None if per_minute is None else TokenBuckets[str](per_minute, per_minute / 60)
 
@@ -80,7 +80,7 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
     async def send_xml(
         request: Request, write: WriteRequest, asked: Annotated[XmlSending, Query()]
     ) -> Response:
-        """Send an XML message to the listener that its <to> names, or to all of its payload's root tag."""
+        """Send an XML message to the listener named in its <to>, or to all listeners of its root tag."""
         caller = write.caller
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
             raise ApiError(415, "unsupported_media_type", "the body must be application/xml")

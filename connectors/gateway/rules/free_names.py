@@ -1,4 +1,4 @@
-"""The check that a new name is free: a name is also a mailbox, which two owners must not share."""
+"""The check that a new name is free: each name is also that of a mailbox, which two owners must not share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from schemas.streams.principal.principals import ACTIVE, RESERVED_PRINCIPALS, Pr
 def check_name_is_free(
     hub: Hub, name: str, field: str, principal: str, route: str, *, is_participant: bool = False
 ) -> None:
-    """Check that no other kind of owner has a name, and record a refusal.
+    """Check that a new agent, principal or participant does not take a name that is reserved or in use.
+
+    A refusal because the name is in use is recorded in the log.
 
     Args:
         hub: The hub.
         name: The new name.
-        field: The field of the request that has the name.
-        principal: The caller.
-        route: The method and the template of the route.
+        field: The field of the request that has the name, for the error text.
+        principal: The caller, for the record of a refusal.
+        route: Method and path template of the route, for the record of a refusal.
         is_participant: Whether the name is for a participant, which must not have the name of a principal.
 
     Raises:
-        ApiError: 400 for a reserved name, 403 for a name that is in use.
+        ApiError: 400 for a reserved name, 403 for the name of a listener or of a principal.
     """
     if name in RESERVED_PRINCIPALS:
         raise malformed(f"{field}: this name is reserved")

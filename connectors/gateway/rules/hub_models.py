@@ -60,7 +60,7 @@ class TaskFilter(QueryFilter):
 
 
 class TaskLimit(QueryFilter):
-    """The number of items to list, newest first."""
+    """The largest number of items to list, newest first."""
 
     limit: ListLimit = 100
 
@@ -100,7 +100,7 @@ class DeliveredAnswer(AnswerBody):
 
 
 class MessageAnswer(AnswerBody):
-    """A message."""
+    """A message that was taken from a mailbox."""
 
     id: str
     timestamp: AwareDatetime
@@ -118,16 +118,16 @@ class DrainedAnswer(AnswerBody):
 
 
 class ReadRequest(RequestBody):
-    """The messages of the caller's own mailbox to mark as read."""
+    """The ids of messages in the caller's own mailbox to mark as read."""
 
     message_ids: Annotated[list[NamedThing], Field(max_length=LIMIT_MOST)]
 
 
 class ReadAnswer(AnswerBody):
-    """The ids of the request, each once.
+    """The ids of the request by their result, each once.
 
     `read`: read now, by this request or an earlier one. `not_marked`: leased through another interface, or
-    final meanwhile. `unknown`: not in the caller's mailbox, or expired.
+    ended meanwhile in another way. `unknown`: not in the caller's mailbox, or expired.
     """
 
     read: list[str]

@@ -23,7 +23,10 @@ from schemas.streams.task.task_registry import TokenRow
 
 
 class PolicyResult(BaseModel):
-    """The result of a policy check. `reason`: why it was refused; it quotes nothing that the caller sent."""
+    """The result of a policy check.
+
+    `reason` says why the request is refused. It quotes nothing that the caller sent.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +38,10 @@ _ALLOWED: Final = PolicyResult(allowed=True)
 
 
 def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: str) -> PolicyResult:
-    """Decide whether an agent may be given a task."""
+    """Return whether an agent may get a task, with the reason if not.
+
+    The agent must be registered from a file in `conf/agents/`, and the description must not be blank.
+    """
     agent = live_view.get(AgentRow, agent_name)
     if agent is None or agent.status != DEFINED:
         return PolicyResult(allowed=False, reason="the agent is not registered")
@@ -47,14 +53,16 @@ def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: 
 def evaluate_message(
     live_view: LiveView, sender: Caller, recipient: str, kind: str, *, per_token: bool = False
 ) -> PolicyResult:
-    """Decide whether a message may be sent.
+    """Return whether a message may be sent, with the reason if not.
+
+    The recipient's mailbox must exist, and the type of the message must not be blank.
 
     Args:
         live_view: The live view.
-        sender: The sender, whose token and capabilities the gate (admission.py) has checked.
-        recipient: The mailbox.
+        sender: The sender. No present rule depends on it: its token and rights were checked before.
+        recipient: The name of the mailbox.
         kind: The type of the message.
-        per_token: Whether each token has a mailbox of its own.
+        per_token: Whether each valid token of a task has a mailbox of its own (`gateway.mailbox_per_token`).
     """
     if not is_known_recipient(live_view, recipient, per_token=per_token):
         return PolicyResult(allowed=False, reason="no recipient of this name is known")
@@ -64,15 +72,18 @@ def evaluate_message(
 
 
 def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool = False) -> bool:
-    """Return whether a mailbox of this name exists.
+    """Return whether a mailbox of this name exists: of the hub, a principal, an agent or a listener.
 
-    With `per_token` each valid token has a mailbox, too.
+    With `per_token`, the mailbox of a task's token exists, too, while the token is valid.
     """
     return has_mailbox(live_view.get, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
 
 
 def broadcast_recipients(live_view: LiveView, sender: str) -> list[str]:
-    """Return the recipients of a broadcast: all participants and the operator, but not its sender."""
+    """Return the sorted names of the operator and of all present participants, without the sender.
+
+    A participant is present until it stops.
+    """
     names = {row.agent_name for row in live_view.all(ParticipantRow) if row.status != STOPPED}
     return sorted((names | {OPERATOR}) - {sender})
 

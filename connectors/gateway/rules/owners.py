@@ -1,4 +1,4 @@
-"""The owners of the things that requests are about, for the access check."""
+"""The owner of the job, task, session or token that a request is about, for the access check."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ R = TypeVar("R", bound=Row)
 
 
 def owner_in(hub: Hub, row_type: type[R], parameter: str, column: Callable[[R], str | None]) -> OwnerOf:
-    """Return a function that reads the owner from a row.
+    """Return a function for the access check that finds the owner of the thing in a request's path.
+
+    The function reads the thing's row from the live view, and returns None if there is no such row.
 
     Args:
         hub: The hub.
         row_type: The type of the row.
-        parameter: The parameter of the route's path that is the key of the row.
+        parameter: The parameter of the path that is the row's key, such as `job_id`.
         column: Returns the owner from the row.
     """
 
@@ -35,7 +37,10 @@ def owner_in(hub: Hub, row_type: type[R], parameter: str, column: Callable[[R], 
 
 
 def session_of_job(hub: Hub) -> OwnerOf:
-    """Return a function that reads the session that holds the job of the path."""
+    """Return a function for the access check that finds the session which has the job in a request's path.
+
+    The function returns None for an unknown job, and for one that no session has.
+    """
 
     async def owner(request: Request) -> str | None:
         row = hub.live_view.get(JobRow, str(request.path_params["job_id"]))
@@ -45,10 +50,10 @@ def session_of_job(hub: Hub) -> OwnerOf:
 
 
 def owner_of_task_in_path(hub: Hub) -> OwnerOf:
-    """Return a function that reads the owner of the task of the path.
+    """Return a function for the access check that finds the owner of the task in a request's path.
 
-    For an agent it is the holder of the task's token, for every other caller the principal that submitted the
-    task.
+    For an agent the owner is the holder of the task's token. For every other caller it is the principal that
+    submitted the task, or None for an unknown task.
     """
     submitter = owner_in(hub, TaskRow, "task_id", lambda row: row.submitted_by)
 
@@ -61,7 +66,10 @@ def owner_of_task_in_path(hub: Hub) -> OwnerOf:
 
 
 def submitter_of_token(hub: Hub) -> OwnerOf:
-    """Return a function that reads the principal that submitted the task of the token of the path."""
+    """Return a function for the access check that finds the principal which submitted a token's task.
+
+    The token's id is in the request's path. The function returns None for an unknown token or task.
+    """
 
     async def owner(request: Request) -> str | None:
         token = await _found(hub, TokenRow, str(request.path_params["token_id"]))

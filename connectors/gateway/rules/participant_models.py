@@ -58,7 +58,7 @@ class ParticipantFilter(QueryFilter):
 
 
 class KeyAnswer(AnswerBody):
-    """A key that is valid, or was valid until recently."""
+    """A public key of an agent that is valid, or was valid until recently."""
 
     key_id: str
     registered_at: AwareDatetime

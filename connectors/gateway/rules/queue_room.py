@@ -1,4 +1,4 @@
-"""The limits of the messages that wait for a listener (XP-08): in all, and of one sender."""
+"""The limits of the messages that wait for a listener of the XML pump (XP-08): in all, and of one sender."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from connectors.gateway.web.answers import too_many
 
 
 def check_room(hub: Hub, sender: str, recipient: str) -> None:
-    """Raise ApiError (429) when too many messages wait for a listener.
+    """Raise ApiError (429) if a further message of this sender would exceed the listener's queue limits.
 
-    A sender without a waiting message may always post one, because other senders filled the queue.
+    `recipient` is the listener. A sender without a waiting message may always send one, because other senders
+    filled the queue.
     """
     limits, mine = hub.settings.xml_pump, hub.listeners.waiting_of(recipient, sender)
     if mine and hub.listeners.waiting(recipient) >= limits.pending_most:

@@ -1,4 +1,4 @@
-"""Marking messages as read, for the HTTP routes and the agent MCP tools.
+"""Marks messages as read, for the HTTP routes and the agent MCP tools.
 
 A mark is one record for each message. Its id follows from the principal and the message, so a repeated mark has
 no effect.
@@ -27,8 +27,8 @@ class ReadMarks:
 
     Attributes:
         marked: Marked by this request.
-        read_before: Marked before.
-        not_marked: Leased through another interface, or final meanwhile.
+        read_before: Marked or taken before.
+        not_marked: Leased through another interface, or ended meanwhile in another way.
         unknown: Not in the mailboxes, or expired.
     """
 
@@ -39,23 +39,37 @@ class ReadMarks:
 
 
 def is_shown(row: MessageRow, now_us: float) -> bool:
-    """Return whether the recipient may see the message. `now_us`: microseconds since 1970 UTC."""
+    """Return whether the recipient may see the message: it is waiting, leased, read or taken.
+
+    Expired, cleared and dead messages are hidden. `now_us` is the present time in microseconds since 1970 UTC.
+    """
     if row.status not in _SHOWN:
         return False
     return not (row.status in MESSAGE_PENDING and row.expires_at and has_come(row.expires_at, int(now_us)))
 
 
 def is_read(row: MessageRow) -> bool:
-    """Return whether a message that the recipient may see is read or taken."""
+    """Return whether a message was marked as read or taken by a drain, and so waits no longer.
+
+    Call it only for a message that `is_shown`; expired messages do not wait either.
+    """
     return row.status not in MESSAGE_PENDING
 
 
 async def mark_read(
     hub: Hub, mailboxes: Iterable[Mailbox], message_ids: Iterable[str], *, door: str, principal: str
 ) -> ReadMarks:
-    """Mark messages of the principal's own mailboxes as read, and wait until all marks are settled.
+    """Mark messages as read, wait until all marks are settled, and return the ids by their result.
 
-    Raises BackboneUnreachable while Kafka is away, unless there is nothing to mark.
+    Args:
+        hub: The hub.
+        mailboxes: The mailboxes that the principal owns. Messages in other mailboxes count as unknown.
+        message_ids: The ids of the messages. An id that occurs twice counts once.
+        door: The door of the records.
+        principal: The principal that marks the messages.
+
+    Raises:
+        BackboneUnreachable: Kafka is unreachable, and there is something to mark.
     """
     boxes, wanted, now_us = list(mailboxes), dict.fromkeys(message_ids), time.time() * 1e6
     rows: dict[str, MessageRow] = {}

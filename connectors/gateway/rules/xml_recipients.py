@@ -1,4 +1,4 @@
-"""The recipients of an XML message: the named one, or all visible listeners of its root tag."""
+"""The recipients of an XML message: the one named in `<to>`, or all visible listeners of its root tag."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ROUTING: Final = "routing"
 def recipients_of(
     hub: Hub, sender: str, to: str | None, root_tag: str, namespace: str | None, also: Sequence[str] = ()
 ) -> list[str]:
-    """Return the names of the recipients.
+    """Return the names of the mailboxes that an XML message goes to; there is at least one.
 
     Args:
         hub: The hub.
-        sender: The sender. A listener only sees its `visible_tools`; for it all others do not exist.
-        to: The named recipient, None for all listeners of the root tag.
+        sender: The name of the sender. A listener that declares `visible_tools` can write only to these.
+        to: The recipient named in `<to>`. None means all active listeners of the root tag, except the sender.
         root_tag: The root tag of the payload.
-        namespace: The namespace of the payload, None for any.
-        also: Further names that a listener sees.
+        namespace: The XML namespace that the listeners must have; None for any.
+        also: Further names that a sender with `visible_tools` can write to.
 
     Raises:
-        Faulty: No recipient has this name or takes this root tag.
+        Faulty: No recipient has this name, or no listener takes this root tag.
     """
     sees = hub.listeners.row(sender)
     visible = None if sees is None or sees.visible_tools is None else {*sees.visible_tools, *also}
