@@ -1,4 +1,4 @@
-"""The access log and the request metrics.
+"""The access log of HTTP requests, and their metrics.
 
 A line has the method, route template, status, time and principal. It never has the path that was sent, a query,
 a header or a body, because each may contain a secret. Health checks and successful polls of the stack's own
@@ -29,20 +29,26 @@ _STRANGERS_KINDS: Final = 32
 
 
 class StrangersRequests(LogLimit[tuple[str, int]]):
-    """A limit of the log lines of requests without a principal: one per route and status every few seconds."""
+    """A limit for the log lines of requests without a principal: one line for each route and status at a time.
+
+    A further line is logged some seconds later, with the number of lines that were left out.
+    """
 
     def __init__(self) -> None:
         super().__init__(most=_STRANGERS_KINDS)
 
     def log_omitted(self) -> None:
-        """Log how many lines were left out, for each route and status whose interval has ended."""
+        """Log how many lines were left out, for each route and status whose interval has ended.
+
+        Call it every few seconds.
+        """
         for kind, omitted in self.due():
             route, status = kind or ("other", 0)
             log.info("requests_omitted", route=route, status=status, omitted=omitted)
 
 
 class AccessLog:
-    """An ASGI middleware that logs and counts each HTTP request."""
+    """ASGI middleware that writes a log line for each HTTP request and counts it in the metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests) -> None:
         self._app = app
@@ -50,7 +56,7 @@ class AccessLog:
         self._strangers = strangers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request and log its result."""
+        """Pass a request on to the application, then log and count its status and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -47,7 +47,10 @@ _REALM: Final = 'Bearer realm="trunkline"'
 
 
 async def no_owner(request: Request) -> str | None:
-    """Return None: only roles with a right to everything may perform the action."""
+    """Return None as the owner, for actions that depend on no owner.
+
+    Only roles that have the action for everything may then perform it.
+    """
     return None
 
 
@@ -56,7 +59,10 @@ def _reason_alone(body: Any, why: str) -> str:
 
 
 class Routes:
-    """The routes of an application with `AdmittedRoute`. Each names its action."""
+    """Adds endpoints to an application by the decorators `get`, `post` and `delete`.
+
+    Each endpoint names the action that its caller needs a right to. The application must use `AdmittedRoute`.
+    """
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -96,13 +102,13 @@ class Routes:
 
 
 def open_to_all(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint that needs no token."""
+    """Mark an endpoint, such as `/healthz`, as one that needs no token. Use it as a decorator."""
     endpoint.__trunkline_admission__ = _OPEN  # type: ignore[attr-defined]
     return endpoint
 
 
 def documented(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI page, with the definition of the bearer token."""
+    """Return the OpenAPI document of an application, with the definition of the bearer token added."""
     page = FastAPI.openapi(app)
     bearer = {"type": "http", "scheme": "bearer", "description": "A principal's token."}
     page.setdefault("components", {})["securitySchemes"] = {_BEARER: bearer}
@@ -110,7 +116,7 @@ def documented(app: FastAPI) -> dict[str, Any]:
 
 
 class Gate:
-    """The check of callers. It records its refusals.
+    """The check of callers at the hub. It appends a record of each refusal to the log.
 
     Args:
         identities: The known tokens.
@@ -132,7 +138,19 @@ class Gate:
         self.body_limit_bytes = body_limit_bytes
 
     async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
-        """Return the caller. Raises ApiError: 401 without a valid token, 403 without a right to `action`."""
+        """Return the caller of a request if it may perform an action; otherwise record the refusal and raise.
+
+        Args:
+            request: The HTTP request. `request.state.caller` is set to the caller.
+            route: Method and path template of the route, for the record.
+            action: The action that the caller needs a right to.
+            owner_of: Returns the owner of the thing that the request is about. It is called only if the right
+                depends on the owner.
+
+        Raises:
+            ApiError: 401 without a valid token, 403 without a right to the action, and the errors of
+                `owner_of`.
+        """
         caller = self._identities.identify(request.headers.get("authorization"))
         if isinstance(caller, Unidentified):
             self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
@@ -155,9 +173,15 @@ class Gate:
     def note_fault(
         self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = _reason_alone
     ) -> None:
-        """Record a malformed or too large request of a known caller.
+        """Append a record of an admitted caller's request that is malformed (400) or too large (413).
 
-        The record has no more of the body than `why_refused` repeats.
+        Other errors, and bodies that were not read to the end, are not recorded.
+
+        Args:
+            error: The error that the handler raised.
+            caller: The caller of the request.
+            route: Method and path template of the route.
+            why_refused: Returns the reason to record. The record contains no other part of the body.
         """
         if isinstance(error, RequestValidationError):
             why = why_refused(error.body, first_fault(error))
@@ -168,13 +192,20 @@ class Gate:
                 self._refusals.record(reason, str(error.detail), caller.principal, route)
 
     def still_holds(self, request: Request) -> bool:
-        """Return whether the token of a stream's request still belongs to the same caller."""
+        """Return whether the request's token is still valid, for the same caller with the same rights.
+
+        A stream checks it again and again, and ends when the token is revoked or expires.
+        """
         found = self._identities.identify(request.headers.get("authorization"))
         return bool(found == request.state.caller)
 
 
 class AdmittedRoute(APIRoute):
-    """A route whose handler runs only for callers that the gate admits. Raises TypeError without an action."""
+    """A FastAPI route whose handler runs only for callers that the gate admits.
+
+    It is created only for endpoints that name an action (`Routes`) or are marked `open_to_all`. Raises
+    TypeError for any other.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if not hasattr(endpoint, "__trunkline_admission__"):
@@ -191,7 +222,10 @@ class AdmittedRoute(APIRoute):
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, with the gate before it and an answer for unexpected errors."""
+        """Return the request handler: first the check of the caller, then the endpoint. FastAPI calls it.
+
+        An unexpected error of the endpoint is logged without its text, and answered with 500.
+        """
         handle = super().get_route_handler()
         admission, path = self.admission, self.path
 

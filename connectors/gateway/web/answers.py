@@ -1,4 +1,4 @@
-"""The gateway's answers: rows as JSON, and every error as `{"reason", "message"}`."""
+"""The gateway's HTTP answers: rows as JSON, and every error as `{"reason", "message"}`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ _EPOCH_US: Final = 1_000_000
 
 
 class ApiError(HTTPException):
-    """An error answer. It is an HTTPException because FastAPI lets no other error out of body parsing."""
+    """An HTTP error for a client, with a status, a reason (a stable code) and a message for people.
+
+    It is an HTTPException because FastAPI lets no other error out of body parsing.
+    """
 
     def __init__(self, status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, message, headers)
@@ -68,40 +71,46 @@ class ApiError(HTTPException):
 
 
 def not_found(message: str) -> ApiError:
-    """Return a 404 error: the thing does not exist."""
+    """Return an error with status 404, to raise when a thing does not exist."""
     return ApiError(404, NOT_FOUND, message)
 
 
 def existing(row: _R | None, message: str) -> _R:
-    """Return a row, or raise a 404 error when there is none."""
+    """Return the row. If it is None, raise ApiError (404) with this message."""
     if row is None:
         raise not_found(message)
     return row
 
 
 def malformed(message: str) -> ApiError:
-    """Return a 400 error: the request cannot be read."""
+    """Return an error with status 400, to raise when a request breaks a rule of its form."""
     return ApiError(400, verdicts.MALFORMED, message)
 
 
 def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
-    """Return a 503 error with `Retry-After`: the request can succeed later."""
+    """Return an error with status 503 and `Retry-After`, to raise when the request can succeed later."""
     return ApiError(503, reason, message, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def too_many(message: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
-    """Return a 429 error with `Retry-After`, which is at least one second."""
+    """Return an error with status 429, to raise when a client exceeds a rate or queue limit.
+
+    `wait_s` becomes the header `Retry-After`, in whole seconds and at least 1.
+    """
     return ApiError(429, BUSY, message, {"Retry-After": str(max(1, round(wait_s)))})
 
 
 def check_task_text(text: str, most: int) -> None:
-    """Raise ApiError (400) when the text of a task has more than `most` characters."""
+    """Raise ApiError (400) if the text of a task has more than `most` characters, the configured limit."""
     if len(text) > most:
         raise malformed(f"the task has {len(text)} characters, and limits.task_characters allows {most}")
 
 
 def refuse_rejected(settled: SettledRecord) -> SettledRecord:
-    """Return `settled`, or raise ApiError with the fold's own reason when the fold rejected the record."""
+    """Return a settled record unchanged, or raise ApiError with the fold's reason if it was rejected.
+
+    A handler calls it after it has appended a record. A duplicate is no error.
+    """
     if settled.verdict != verdicts.REJECTED:
         return settled
     reason = settled.reason or INTERNAL
@@ -109,7 +118,10 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
 
 
 def first_fault(error: RequestValidationError) -> str:
-    """Return the first fault of a request as `place: fault`, without the input, which may be secret."""
+    """Return the first fault of an invalid request as `place: fault`.
+
+    The value that the client sent is left out, because it may be secret.
+    """
     first = error.errors()[0]
     # The last part of an unknown key's place is the key itself, which is input.
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
@@ -117,12 +129,15 @@ def first_fault(error: RequestValidationError) -> str:
 
 
 def error_response(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return the response of an error."""
+    """Return the HTTP response of an error, with the JSON body `{"reason", "message"}`."""
     return JSONResponse({"reason": reason, "message": message}, status, headers)
 
 
 def http_error_response(status: int, headers: dict[str, str] | None) -> Response:
-    """Return the response of an error that the framework raised, such as an unknown path or a wrong method."""
+    """Return the HTTP response of an error that the framework raised, such as an unknown path.
+
+    Reason and message follow from the status.
+    """
     try:
         message = HTTPStatus(status).phrase.lower()
     except ValueError:
@@ -132,27 +147,30 @@ def http_error_response(status: int, headers: dict[str, str] | None) -> Response
 
 
 def json_answer(document: Any, status: int = 200, verdict: str | None = None) -> Response:
-    """Return a JSON response.
+    """Return an HTTP response with a JSON body.
 
     Args:
         document: The body.
         status: The HTTP status.
         verdict: The verdict on the record that the request appended. The header `Trunkline-Verdict` carries it,
-            so that the client can tell a repeated request from the first one.
+            so that the client can tell a repeated request from the first one. None for no header.
     """
     headers = {} if verdict is None else {VERDICT_HEADER: verdict}
     return Response(orjson.dumps(document), status, headers, "application/json")
 
 
 def iso_moment(moment_us: int) -> str:
-    """Return a moment in ISO 8601 with `Z`. `moment_us`: microseconds since 1970 UTC."""
+    """Format a time in microseconds since 1970 UTC as ISO 8601, such as `2026-01-31T12:00:00.250Z`."""
     seconds, micros = divmod(moment_us, _EPOCH_US)
     found = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
     return found.isoformat(timespec="milliseconds" if micros % 1000 == 0 else "microseconds")[:-6] + "Z"
 
 
 def row_as_json(row: Row) -> dict[str, Any]:
-    """Return the columns of a row, moments in ISO 8601 with `Z`, without the hash of a principal's token."""
+    """Return the columns of a view row as JSON, with times in ISO 8601.
+
+    The hash of a principal's token is left out.
+    """
     found = {name: _shown(name, value) for name, value in msgspec.structs.asdict(row).items()}
     if isinstance(row, PrincipalRow):
         del found["token_sha256"]
@@ -160,7 +178,7 @@ def row_as_json(row: Row) -> dict[str, Any]:
 
 
 def row_as_answer(model: type[BaseModel], row: Row, **columns: str) -> dict[str, Any]:
-    """Return the fields of an answer model, read from the columns of a row.
+    """Return the JSON of an answer model, whose fields are read from the columns of a row.
 
     Args:
         model: The answer model. Each of its fields must have a column.
@@ -178,7 +196,15 @@ def newest_rows(
     age: Callable[[_R], tuple[int, str]],
     shown: Callable[[_R], dict[str, Any]] = row_as_json,
 ) -> dict[str, Any]:
-    """Return a listing: the `limit` newest rows under `name`, and the number of all rows under `total`."""
+    """Return a listing as JSON: the `limit` newest rows under `name`, and the number of all rows under `total`.
+
+    Args:
+        name: The name of the list in the answer, such as `jobs`.
+        rows: All matching rows, in any order.
+        limit: The most rows in the answer.
+        age: Returns the time of a row and, for equal times, its id. Higher is newer.
+        shown: Returns the JSON of a row.
+    """
     return {name: [shown(row) for row in heapq.nlargest(limit, rows, key=age)], "total": len(rows)}
 
 
@@ -195,7 +221,10 @@ def _methods_of(app: FastAPI, request: Request) -> list[str]:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error of an application as `{"reason", "message"}`."""
+    """Make an application answer every error that a handler raises with `{"reason", "message"}`.
+
+    Invalid requests get status 400, BackboneUnreachable 503, and other TrunklineErrors 500.
+    """
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> Response:

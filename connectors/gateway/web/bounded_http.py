@@ -1,4 +1,4 @@
-"""The HTTP protocol of uvicorn within a budget of connections, which also covers TLS handshakes.
+"""uvicorn's HTTP protocol within a budget of connections, which also covers TLS handshakes.
 
 An application can abort a connection (`ABORT`), because the bytes written to a client that does not read would
 otherwise stay in memory until it disconnects. `note_principal` records the owner of a connection.
@@ -27,9 +27,13 @@ _IDLE: Final = Phase.IDLE.value
 
 
 def note_principal(scope: Any, principal: str) -> None:
-    """Record that the request's connection carried a valid credential of this principal.
+    """Record that a request on this connection had a valid credential of a principal.
 
-    Raises ApiError: 503 when the principal has too many connections.
+    The connection then counts as the principal's own in the connection budget. `scope` is the ASGI scope of the
+    request.
+
+    Raises:
+        ApiError: 503 when the principal has too many connections.
     """
     note = scope.get(_PRINCIPAL)
     if note is not None and not note(principal):
@@ -42,7 +46,11 @@ def note_principal(scope: Any, principal: str) -> None:
 
 
 class BoundedHttp(H11Protocol):
-    """An HTTP connection. The scope of each request has the keys that this package's modules read."""
+    """One HTTP connection of uvicorn, which has a place in a connection budget.
+
+    The ASGI scope of each request gets keys for aborting the connection, for its principal, and for the body's
+    time limit.
+    """
 
     def __init__(
         self, *, budget: ConnectionBudget, listener: str, place: Place | None = None, **options: Any
@@ -56,7 +64,7 @@ class BoundedHttp(H11Protocol):
         self.timeout_keep_alive = min(self.timeout_keep_alive, math.ceil(budget.limits.head_s))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place in the budget."""
+        """Take a place in the connection budget. If there is none, abort the connection. asyncio calls it."""
         if self._place is None:
             self._place = self._budget.take(self, self._listener)
         else:
@@ -75,13 +83,16 @@ class BoundedHttp(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Free the connection's place in the budget. asyncio calls it when the connection has ended."""
         if self._place is not None:
             self._budget.give_back(self._place)
         super().connection_lost(exc)
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the phase of the connection, and the cycle of the newest request."""
+        """Return the connection's phase, and an object that differs for each request.
+
+        The budget measures how long both stay the same.
+        """
         cycle = self.cycle
         if self.transport.is_closing():
             return Phase.CLOSING, None
@@ -94,11 +105,11 @@ class BoundedHttp(H11Protocol):
         return (Phase.BODY if theirs is h11.SEND_BODY else Phase.ANSWERING), cycle
 
     def cut(self) -> None:
-        """End the connection at once."""
+        """Abort the connection at once, without sending the bytes that are still in memory."""
         self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Count a connection that ended because no further request came."""
+        """Close and count a connection on which no further request came in time. uvicorn's timer calls it."""
         if not self.transport.is_closing():
             self._budget.count_cut(self._listener, _IDLE)
         super().timeout_keep_alive_handler()
@@ -111,7 +122,7 @@ class BoundedHttp(H11Protocol):
 
 
 class TlsEntry(asyncio.Protocol):
-    """A connection during its TLS handshake. Afterwards a BoundedHttp takes over.
+    """A connection during its TLS handshake, with a place in the budget. Afterwards a BoundedHttp takes over.
 
     asyncio servers can do TLS themselves, but then no budget counts or bounds the handshakes under way.
     """
@@ -132,7 +143,10 @@ class TlsEntry(asyncio.Protocol):
         self._early = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place in the budget and start the handshake."""
+        """Take a place in the connection budget and start the TLS handshake. asyncio calls it.
+
+        If the budget has no place, the connection is aborted.
+        """
         self._raw = transport
         place = self._budget.take(self, self._listener)
         if place is None:
@@ -141,15 +155,15 @@ class TlsEntry(asyncio.Protocol):
         self._handshake = asyncio.get_running_loop().create_task(self._shake_hands(place))
 
     def data_received(self, data: bytes) -> None:
-        """Keep the bytes that arrive between the end of the handshake and the hand-over."""
+        """Keep the bytes that arrive after the handshake, until BoundedHttp takes over. asyncio calls it."""
         self._early += data
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the phase of a connection without a request head."""
+        """Return the phase `HEAD`, because no request has been read during the handshake."""
         return Phase.HEAD, None
 
     def cut(self) -> None:
-        """End the connection at once."""
+        """Abort the connection at once."""
         self._raw.abort()
 
     async def _shake_hands(self, place: Place) -> None:

@@ -35,7 +35,10 @@ _UNKNOWN: Final = ""
 
 
 class Phase(Enum):
-    """A phase of a connection. The value is the reason for closing it when the phase takes too long."""
+    """The phase of an HTTP connection, such as the reading of a request's head.
+
+    The value is the reason for closing the connection when the phase takes too long.
+    """
 
     HEAD = "head_timeout"
     BODY = "body_timeout"
@@ -46,18 +49,22 @@ class Phase(Enum):
 
 
 class Connection(Protocol):
-    """A connection of the budget."""
+    """A connection that a budget counts and may close, such as BoundedHttp."""
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the phase, and a token that differs for each request."""
+        """Return the connection's phase, and an object that differs for each request."""
 
     def cut(self) -> None:
-        """End the connection at once and drop unsent bytes."""
+        """Abort the connection at once, without sending the bytes that are still in memory."""
 
 
 @dataclass(frozen=True)
 class BudgetLimits:
-    """The limits of a budget: numbers of connections, and time limits in seconds."""
+    """The limits of a connection budget: numbers of connections, and time limits in seconds.
+
+    `anonymous` connections have sent no valid credential yet. `head_s` is the time for a request's head,
+    `body_s` for its body.
+    """
 
     anonymous: int
     authenticated: int
@@ -66,12 +73,12 @@ class BudgetLimits:
 
     @property
     def share(self) -> int:
-        """The number of authenticated connections that one principal may have."""
+        """The number of authenticated connections that one principal may have: half of all."""
         return max(1, self.authenticated // 2)
 
 
 class Place:
-    """The place of one connection in the budget."""
+    """The place that one connection occupies in a budget, with its principal and phase."""
 
     __slots__ = ("connection", "is_open", "listener", "principal", "seen", "since")
 
@@ -89,12 +96,15 @@ def _nothing(listener: str, reason: str) -> None:
 
 
 class ConnectionBudget:
-    """The connections of some listeners.
+    """Counts the connections of some listening sockets, and closes those that exceed a limit. Not thread-safe.
+
+    `open` and `cut` count connections for the metrics.
 
     Args:
         limits: The limits of the budget.
         clock: Returns seconds and never goes back.
-        on_cut: Called with the listener and the reason of each connection that the budget ends.
+        on_cut: Called with the name of the listening socket and the reason, for each connection that the budget
+            closes.
     """
 
     def __init__(
@@ -113,7 +123,12 @@ class ConnectionBudget:
         self.cut: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: Connection, listener: str) -> Place | None:
-        """Give a new connection a place. Returns None when the budget is full of connections being answered."""
+        """Give a new connection a place among the anonymous connections, and return it.
+
+        If all places are taken, the oldest anonymous connection that is not being answered is closed. Returns
+        None if there is none; the caller then aborts the new connection. `listener` is the name of the
+        listening socket.
+        """
         anonymous = self._places[_UNKNOWN]
         if len(anonymous) >= self.limits.anonymous and not self._cut_one(anonymous, "anonymous_budget"):
             self.count_cut(listener, "refused")
@@ -124,7 +139,11 @@ class ConnectionBudget:
         return place
 
     def authenticate(self, place: Place, principal: str) -> bool:
-        """Record the owner of a connection. Returns False when the principal may have no more connections."""
+        """Move a connection to the places of a principal whose valid credential it has sent.
+
+        If necessary, another connection is closed. Returns False if that is impossible, because all that could
+        be closed are being answered. The caller must then refuse the request.
+        """
         if place.principal == principal or not place.is_open:
             return True
         own = self._places.get(principal, {})
@@ -143,13 +162,16 @@ class ConnectionBudget:
         return True
 
     def give_back(self, place: Place) -> None:
-        """Free a place. Further calls do nothing."""
+        """Free the place of a connection that has ended. Further calls for the same place do nothing."""
         if place.is_open:
             place.is_open = False
             self._remove(place)
 
     def sweep(self) -> None:
-        """Cut all connections whose phase has taken too long."""
+        """Close the connections whose phase, such as the reading of a head, exceeds its time limit.
+
+        Call it every `SWEEP_S` seconds.
+        """
         now = self._clock()
         for place in [place for places in self._places.values() for place in places]:
             found = place.connection.phase()
@@ -194,7 +216,7 @@ class ConnectionBudget:
         place.connection.cut()
 
     def count_cut(self, listener: str, reason: str) -> None:
-        """Count a connection that was ended or refused."""
+        """Count a connection that was closed or refused, by listening socket and reason, and call `on_cut`."""
         self.cut[listener, reason] += 1
         self._on_cut(listener, reason)
 
@@ -209,13 +231,13 @@ class ConnectionBudget:
 
 
 class ConnectionFigures(Collector):
-    """A metrics collector: open connections, and those that budgets ended, for each listener."""
+    """A metrics collector: for each listening socket the open connections, and those that a budget closed."""
 
     def __init__(self, budgets: Sequence[ConnectionBudget]) -> None:
         self._budgets = budgets
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics. Prometheus calls this on another thread than that of the budgets."""
+        """Yield the counts of open and of closed connections. Prometheus calls it on any thread."""
         yield gauges(
             "connections",
             "Open connections, by listener and whether a request on them was admitted.",

@@ -1,4 +1,4 @@
-"""File descriptors for all connections that the budgets allow, and a reserve for everything else.
+"""File descriptors for all connections that the connection budgets allow, and a reserve for everything else.
 
 Kafka clients, table files and the pipes of agents must get descriptors however many clients connect. Therefore
 the budgets are smaller than the limit of the process.
@@ -27,21 +27,30 @@ _LEAST: Final = 8
 
 
 def reserved(listeners: int) -> int:
-    """Return how many descriptors are not available to the budgets."""
+    """Return how many file descriptors of the process are kept for other use than connections in a budget.
+
+    `listeners` is the number of listening sockets. Each accepts some connections before the budget can refuse
+    them.
+    """
     return RESERVE + listeners * _ACCEPTED * _TURNS
 
 
 def accepted_at_once(limits: BudgetLimits, listeners: int) -> int:
-    """Return how many connections one listener may accept in one turn of the event loop.
+    """Return how many connections one listening socket may accept in one turn of the event loop.
 
-    All listeners together accept a quarter of the budget in one turn. So a client that sends its request at
-    once is read before enough others have come to make its connection the oldest.
+    All `listeners` sockets together accept a quarter of the budget in one turn. So a client that sends its
+    request at once is read before enough others have come to make its connection the oldest.
     """
     return max(1, min(_ACCEPTED, limits.anonymous // (4 * listeners)))
 
 
 def fitted(limits: BudgetLimits, listeners: int, descriptors: int) -> BudgetLimits:
-    """Return the limits, scaled down to the number of descriptors.
+    """Return the connection limits, reduced so that they fit into this number of file descriptors.
+
+    Args:
+        limits: The wanted limits.
+        listeners: The number of listening sockets.
+        descriptors: The number of file descriptors that the process may open.
 
     Raises:
         TrunklineError: Not even a few connections fit.
@@ -59,13 +68,13 @@ def fitted(limits: BudgetLimits, listeners: int, descriptors: int) -> BudgetLimi
 
 
 def fit_to_descriptors(limits: BudgetLimits, listeners: int, more: int = 0) -> BudgetLimits:
-    """Raise the process's limit of descriptors as far as the budgets need it.
+    """Raise the process's limit of file descriptors as far as needed, and return the possible limits.
 
-    Where the hard limit is too low, the budgets are scaled down and a warning is logged.
+    If the process's hard limit is too low, smaller connection limits are returned and a warning is logged.
 
     Args:
-        limits: The wanted limits.
-        listeners: The number of listeners.
+        limits: The wanted connection limits.
+        listeners: The number of listening sockets.
         more: The number of connections that have other budgets.
 
     Raises:

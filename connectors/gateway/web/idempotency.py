@@ -1,4 +1,4 @@
-"""Repeated requests (CM-04): the id of each thing that a request makes follows from its key."""
+"""Repeated requests (CM-04): a request's idempotency key gives each thing that it makes the same id again."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ IdempotencyKey = Annotated[
 
 
 def request_uuid(requester: str, key: str | None) -> uuid.UUID:
-    """Return the id of the things that a request makes; without a key it is random."""
+    """Return the UUID of the thing that a request makes, such as a message or a job.
+
+    The same requester and idempotency key give the same UUID. Without a key (None) it is random. `requester`
+    names the caller, such as `Caller.requester`.
+    """
     return uuid.uuid4() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, requester), key)
 
 
 class Origin(TypedDict):
-    """The origin of a record: the door, and the principal at the door."""
+    """The door and the principal of a record, as arguments of the functions that build records."""
 
     door: str
     principal: str
@@ -48,7 +52,7 @@ class Write:
     Attributes:
         caller: The authenticated sender.
         key: The idempotency key, None without one.
-        made: The id of the things that the request makes, see `request_uuid`.
+        made: The UUID of the thing that the request makes. A repeated request with a key has the same.
     """
 
     caller: Caller
@@ -57,17 +61,17 @@ class Write:
 
     @property
     def principal(self) -> str:
-        """The name of the caller."""
+        """The name of the principal that sent the request."""
         return self.caller.principal
 
     @property
     def origin(self) -> Origin:
-        """The door and the principal of the records that the request makes."""
+        """The arguments `door` and `principal` for the functions that build the request's records."""
         return {"door": DOOR, "principal": self.principal}
 
     @property
     def request_id(self) -> str:
-        """The id `made` as text."""
+        """The field `request_id` of the request's records: the UUID of the thing that it makes, as text."""
         return str(self.made)
 
 
@@ -96,14 +100,15 @@ def url_safe(secret: bytes) -> str:
 def derived_token(keyring: Keyring, made: uuid.UUID, name: str, known_sha256: str | None = None) -> str:
     """Return the token of the principal that a request adds.
 
-    The same request gets the same token, so the gateway need not store it. Without the master key it cannot be
-    guessed.
+    It is derived from a master key and the request. So a repeated request gets the same token, although no
+    token is stored.
 
     Args:
         keyring: The master keys.
-        made: The id of the request.
+        made: The UUID of the request, as `request_uuid` returns it.
         name: The name of the principal.
-        known_sha256: The hash of the token that the principal already has, perhaps under an earlier master key.
+        known_sha256: The hash of the principal's existing token. That token may come from an earlier master
+            key, so each key is tried. None for a new principal: the active key is used.
     """
     purpose = f"principal-token/{name}/{made}"
     for one in keyring.each() if known_sha256 is not None else ():

@@ -1,4 +1,4 @@
-"""Bearer tokens and the principals that they belong to.
+"""The principals and agents' tasks that bearer tokens belong to, as an index of the live view.
 
 The operator's token comes from its file. The tokens of principals and tasks are known by their SHA-256 alone,
 from the rows of the live view.
@@ -35,7 +35,7 @@ class Unidentified:
 
 
 class Identities:
-    """The principals and tasks' tokens by token hash, kept up to date by the changes of the live view.
+    """An index of tokens by their hash, kept up to date by the changes of the live view.
 
     Thread-safe for one thread that calls `changed` and any number of readers. `clock`: seconds since 1970 UTC.
     """
@@ -50,7 +50,10 @@ class Identities:
         self._revoked: set[str] | None = set()
 
     def load(self, rows: Iterable[Row]) -> None:
-        """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
+        """Add the principals and tokens that the live view contains when it is open. Call it once.
+
+        A row that `changed` has brought before is newer, and stays.
+        """
         for row in rows:
             if isinstance(row, PrincipalRow):
                 known = self._rows.setdefault(row.token_sha256, row)
@@ -62,7 +65,10 @@ class Identities:
             self._revoked = None
 
     def changed(self, change: AppliedChange) -> None:
-        """Apply a change of the live view."""
+        """Update the index when the row of a principal or of a task's token changes.
+
+        The live view's thread calls this method for each changed row. Other rows are ignored.
+        """
         if isinstance(change.row, PrincipalRow):
             self._rows[change.row.token_sha256] = change.row
         elif isinstance(change.row, TokenRow):
@@ -79,7 +85,11 @@ class Identities:
                 self._tokens[row.token_sha256] = row
 
     def identify(self, authorization: str | None) -> Caller | Unidentified:
-        """Return the sender of an `Authorization` header."""
+        """Return the principal or agent whose bearer token an `Authorization` header contains.
+
+        Returns Unidentified for a missing, unknown, revoked or expired token. None means that the request has
+        no such header.
+        """
         scheme, _, token = (authorization or "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:

@@ -1,4 +1,4 @@
-"""The counters of `/metrics` (HH-13), in the text format of Prometheus.
+"""The metrics that a gateway shows at `/metrics` (HH-13), in the text format of Prometheus.
 
 They count requests, verdicts, calls of MCP tools and readers of events. Other collectors add the figures of the
 live view, the tables and the connections. A label never contains input of an unknown client: a route is its
@@ -27,17 +27,26 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 
 def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    """Return a gauge without labels, for a collector. The name gets the prefix `trunkline_`."""
+    """Return a Prometheus gauge with one value, for a collector. `text` is its description.
+
+    The name gets the prefix `trunkline_`.
+    """
     return GaugeMetricFamily(f"trunkline_{name}", text, value=float(value))
 
 
 def gauges(name: str, text: str, labels: Sequence[str], samples: Samples) -> GaugeMetricFamily:
-    """Return a gauge with labels, for a collector. The name gets the prefix `trunkline_`."""
+    """Return a Prometheus gauge with a value for each combination of labels, for a collector.
+
+    `labels` are the names of the labels, and `text` is the description. The name gets the prefix `trunkline_`.
+    """
     return _filled(GaugeMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
 
 
 def counters(name: str, text: str, labels: Sequence[str], samples: Samples) -> CounterMetricFamily:
-    """Return a counter with labels, for a collector. The name gets the prefix `trunkline_`."""
+    """Return a Prometheus counter with a value for each combination of labels, for a collector.
+
+    `labels` are the names of the labels, and `text` is the description. The name gets the prefix `trunkline_`.
+    """
     return _filled(CounterMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
 
 
@@ -48,7 +57,10 @@ def _filled(family: _Family, samples: Samples) -> _Family:
 
 
 class Metrics:
-    """The metrics of one gateway, including those of `collectors`. Thread-safe."""
+    """The metrics of one gateway, including those of `collectors`. Thread-safe.
+
+    Its methods count events. `text` returns all metrics.
+    """
 
     def __init__(self, collectors: Sequence[Collector] = ()) -> None:
         self._registry = CollectorRegistry()
@@ -79,31 +91,31 @@ class Metrics:
         )
 
     def add(self, collector: Collector) -> None:
-        """Add a collector, which is read at each scrape."""
+        """Register a collector, whose metrics are read at each scrape of `/metrics`."""
         self._registry.register(collector)
 
     def called(self, tool: str, result: str) -> None:
-        """Count a call of an MCP tool. `result` is `ok` or the reason of the failure."""
+        """Count a call of an MCP tool. `result` is `ok` or the reason of the failure, such as `malformed`."""
         self._calls.labels(tool, result).inc()
 
     def readers(self, door: str, more: int) -> None:
-        """Add `more` to the number of connections that follow events at a door."""
+        """Change the number of open event streams at a door: `more` is 1 when one begins, -1 when it ends."""
         self._readers.labels(door).inc(more)
 
     def dropped(self, door: str) -> None:
-        """Count a reader that was cut off."""
+        """Count an event stream at a door that the gateway has cut off because its client did not read."""
         self._dropped.labels(door).inc()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
+        """Count an HTTP request and its duration. `route` is the template of the route, not the path."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Count verdicts. The live view calls this on its own thread."""
+        """Count settled records by verdict and reason. The live view's thread calls it with each batch."""
         for record in records:
             self._verdicts.labels(record.verdict, record.reason or "").inc()
 
     def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus. It calls all collectors, so it may block."""
         return generate_latest(self._registry)

@@ -61,7 +61,7 @@ WHOLE: Final = BeforeValidator(_whole)
 
 
 class NoFields(RequestBody):
-    """An empty object."""
+    """An empty JSON object."""
 
 
 class BrokerRequest(RequestBody):
@@ -170,7 +170,7 @@ class MailboxFilter(QueryFilter):
 
 
 class EventFilter(QueryFilter):
-    """The settled records to stream: those that match every filter."""
+    """The settled records to stream: the records that match every filter."""
 
     stream: (
         Annotated[str, Field(max_length=2 * NAME_LIMIT + 20, pattern=r"^[a-z]+/[A-Za-z0-9._/-]+$")] | None
@@ -215,7 +215,7 @@ class BrokerAnswer(AnswerBody):
 
 
 class GrantAnswer(AnswerBody):
-    """A picked job."""
+    """A job that a session has picked, with the secret that signs its events."""
 
     job_id: JobId
     description: str
@@ -318,7 +318,7 @@ class MessagesAnswer(AnswerBody):
 
 
 class BrokersAnswer(AnswerBody):
-    """The distinct broker settings of live jobs, as canonical JSON with sealed passwords."""
+    """The distinct broker settings of jobs that have not ended, as canonical JSON with sealed passwords."""
 
     brokers: list[str]
 

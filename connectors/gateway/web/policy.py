@@ -127,7 +127,10 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
 
 
 def roles_with(action: Action) -> dict[str, Reach]:
-    """Return the roles that may perform an action, and whether for everything or for their own things."""
+    """Return the roles that may perform an action, each with the reach of its right.
+
+    `Reach.ALL` means a right for everything, `Reach.OWN` only for things that the caller owns.
+    """
     return {role: rights[action] for role, rights in RIGHTS.items() if action in rights}
 
 
@@ -156,16 +159,16 @@ class Caller:
 
     @property
     def requester(self) -> str:
-        """The namespace of the caller's idempotency keys. Each task of an agent has its own."""
+        """The namespace of the caller's idempotency keys: its name, and for an agent also its task's id."""
         return self.principal if self.task_id is None else f"{self.principal}/{self.task_id}"
 
     def owns(self, owner: str | None) -> bool:
-        """Return whether the caller owns the things of `owner`.
+        """Return whether a thing that belongs to `owner` belongs to this caller.
 
         Args:
             owner: A principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the
                 registry rows name a creator, or the result of `owner_of_task`. A name contains no slash, so the
-                three forms never collide.
+                three forms never collide. None, for no known owner, belongs to no caller.
         """
         # An agent is not a principal: it does not own the jobs and tasks of a principal that has its name.
         made_by_token = f"{DOOR}/{self.principal}" if self.task_id is None else owner_of_task(self.task_id)
@@ -173,7 +176,10 @@ class Caller:
 
 
 def owner_of_task(task_id: str | None) -> str | None:
-    """Return the owner of a task from an agent's point of view: the holder of the task's token."""
+    """Return the owner of a task from its agent's point of view: the holder of the task's token.
+
+    The result `task/<task id>` is an argument for `Caller.owns`. It is None if the task's id is None.
+    """
     return None if task_id is None else f"task/{task_id}"
 
 
@@ -190,12 +196,15 @@ class Decision:
 
 
 def decide(caller: Caller, action: Action, owner: str | None = None) -> Decision:
-    """Decide whether `caller` may perform `action` on something that `owner` owns.
+    """Decide by role, ownership and token capabilities whether a caller may perform an action.
+
+    The result contains the reason of a refusal.
 
     Args:
         caller: The authenticated sender of the request.
         action: The action of the route.
-        owner: The owner of the thing; None when it has no known owner.
+        owner: The owner of the thing that the request is about; None when it has no known owner. It matters
+            only for rights that cover the caller's own things.
     """
     reach = RIGHTS.get(caller.role, {}).get(action)
     if reach is None:
@@ -208,11 +217,12 @@ def decide(caller: Caller, action: Action, owner: str | None = None) -> Decision
 
 
 def has_capability(caller: Caller, action: Action) -> bool:
-    """Return whether the capabilities of the caller's token permit `action`.
+    """Return whether the capabilities of the caller's token permit an action.
 
     Capabilities restrict a right that the role has; they never grant one. The rule:
 
-    - Only `RESTRICTED_BY_CAPABILITIES` can be restricted. Every other action is permitted.
+    - Only sending, broadcasting and submitting tasks (`RESTRICTED_BY_CAPABILITIES`) can be restricted. Every
+      other action is permitted.
     - A list without any name that starts with `message.` or `task.` restricts nothing.
     - Any other list permits those restricted actions that it names, such as `message.send`.
     """
@@ -223,5 +233,8 @@ def has_capability(caller: Caller, action: Action) -> bool:
 
 
 def needs_owner(caller: Caller, action: Action) -> bool:
-    """Return whether the decision depends on the owner of the thing."""
+    """Return whether the caller's role has the action only for its own things.
+
+    `decide` then needs the owner of the thing.
+    """
     return RIGHTS.get(caller.role, {}).get(action) is Reach.OWN

@@ -1,7 +1,7 @@
-"""Records the gateway's own refusals (400, 401, 403, 413) in the log under `refused/http`, with a rate limit.
+"""Appends records of the gateway's refusals (400, 401, 403, 413) to the log, with a rate limit.
 
-Each principal has a token bucket for each route and reason, so that no client can fill the ledger. The next
-recorded refusal carries the number of those that were left out.
+They belong to the stream `refused/http`. Each principal has a token bucket for each route and reason, so that
+no client can fill the ledger. The next recorded refusal carries the number of those that were left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ _BUCKETS: Final = 10_000
 
 
 class RefusalRecorder:
-    """A rate-limited recorder of refusals. `append` takes the records and must not block."""
+    """A rate-limited recorder of refused requests. Not thread-safe.
+
+    `append` appends a record to the log, and must not block. `clock` returns seconds and never goes back.
+    `door` is the door of the requests.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,16 @@ class RefusalRecorder:
         self._suppressed: OrderedDict[tuple[str, str, str], int] = OrderedDict()
 
     def record(self, reason: RefusalReason, why: str, principal: str | None, route: str) -> None:
-        """Record one refusal, or count it. `route` is the template of the route, not the path that was sent."""
+        """Append a record of a refused request to the log, or only count it when there were too many.
+
+        A principal, route and reason may have five records at once, and then one every ten seconds.
+
+        Args:
+            reason: The code of the refusal, such as `policy`.
+            why: The explanation, which must quote no secret.
+            principal: The sender of the request; None if it is unknown.
+            route: Method and path template of the route, not the path that was sent.
+        """
         name = principal or ANONYMOUS
         key = (name, route, reason)
         suppressed = self._suppressed.pop(key, 0)
@@ -65,6 +78,6 @@ class RefusalRecorder:
         self._append(refusal_record(refusal, self._door))
 
     def forbidden(self, why: str, principal: str, route: str) -> ApiError:
-        """Record a refusal by policy and return the 403 error to raise."""
+        """Record a refusal for the reason `policy`, and return an error with status 403 to raise."""
         self.record(POLICY, why, principal, route)
         return ApiError(403, POLICY, why)

@@ -36,7 +36,7 @@ STREAMS_SHARE: Final = 256
 
 
 def server_event(name: str, event_id: str, data: bytes) -> bytes:
-    """Return the frame of one server-sent event. `data` must be one line, such as the output of orjson."""
+    """Return the bytes of one server-sent event. `data` must be one line, such as the output of orjson."""
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), event_id.encode(), data)
 
 
@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 
 class StreamPlaces:
-    """A limit of simultaneous streams, in all and for each principal."""
+    """A limit of simultaneous streams: `limit` in all and `share` for each principal. Not thread-safe."""
 
     def __init__(self, limit: int = STREAMS_LIMIT, share: int = STREAMS_SHARE) -> None:
         self._limit = limit
@@ -53,34 +53,41 @@ class StreamPlaces:
         self._held: Counter[str] = Counter()
 
     def take(self, principal: str) -> bool:
-        """Take a place, if one is free for this principal."""
+        """Take a place for one more stream of this principal. Returns False if no place is free.
+
+        After True, the caller must call `give_back` when the stream has ended.
+        """
         if self._held.total() >= self._limit or self._held[principal] >= self._share:
             return False
         self._held[principal] += 1
         return True
 
     def give_back(self, principal: str) -> None:
-        """Free a place."""
+        """Free the place of one stream of this principal. Call it once for each successful `take`."""
         self._held[principal] -= 1
         self._held += Counter()  # removes principals without a place
 
     def answer(
         self, principal: str, chunks: Callable[[], AsyncIterator[bytes]], media_type: str
     ) -> StreamingAnswer:
-        """Return a stream that takes one of the principal's places. Raises ApiError (503) if none is free."""
+        """Return a streaming response that has one of the principal's places until it ends.
+
+        `chunks` starts the source of the stream's bytes. Raises ApiError (503) if the principal has no free
+        place.
+        """
         if not self.take(principal):
             raise unavailable("too many streams at once; try again later", BUSY)
         return StreamingAnswer(chunks, media_type, lambda: self.give_back(principal))
 
 
 class StreamingAnswer(Response):
-    """An answer that sends each chunk as soon as the source yields it.
+    """An HTTP response that sends each chunk as soon as the source yields it.
 
     Args:
         chunks: Starts the source. It is closed when the answer ends.
         media_type: The media type of the answer.
         ended: Called once, when nothing more is sent.
-        send_timeout_s: How long one send may wait for the client.
+        send_timeout_s: How many seconds one send may wait for the client.
         stalled: Called before `ended` when the client was cut off because it did not read.
     """
 
@@ -101,7 +108,7 @@ class StreamingAnswer(Response):
         self._is_whole = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the source ends, or the client disconnects or stops reading."""
+        """Send the chunks until the source ends, or the client disconnects or stops reading."""
         try:
             sending = asyncio.create_task(self._send_all(send))
             leaving = asyncio.create_task(_left(receive))

@@ -1,4 +1,4 @@
-"""Reads request bodies: with a size limit before parsing, and with the strict JSON of CM-02."""
+"""Reads request bodies: with a size limit before parsing, and with the strict JSON rules of CM-02."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY_TIMEOUT: Final = "trunkline_body_timeout"
 
 
 class NotRead(ApiError):
-    """An error for a body that was not read to its end. Its content is unknown, so it has no row (CM-02)."""
+    """An error for a body that was not read to its end. It is not recorded, because its content is unknown."""
 
 
 class StrictRequest(Request):
@@ -35,7 +35,11 @@ class StrictRequest(Request):
         self._is_decoded = False
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises ApiError: 413 over the limit, 408 when it does not arrive in time."""
+        """Read the whole body and return it. Further calls return the same bytes.
+
+        Raises ApiError: 413 for a body over the limit, 408 when it does not arrive in time, and 400 when the
+        client disconnects.
+        """
         if self._read is None:
             timeout_s: float = self.scope.get(BODY_TIMEOUT, BODY_TIMEOUT_S)
             try:
@@ -53,7 +57,11 @@ class StrictRequest(Request):
         return self._read
 
     async def json(self) -> Any:
-        """Return the decoded body. Raises ApiError (400) with the rule that was broken."""
+        """Read the body and return it as decoded JSON. Further calls return the same object.
+
+        Raises ApiError: 400 with the broken rule, such as a repeated key; 413 for a body over the limit; 408
+        when it does not arrive in time.
+        """
         if not self._is_decoded:
             try:
                 self._document, _ = decode(await self.body())

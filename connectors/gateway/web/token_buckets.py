@@ -1,4 +1,4 @@
-"""Token buckets: a rate limit for each key."""
+"""Token buckets, which limit the rate of events for each key, such as requests of a principal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class TokenBuckets(Generic[_K]):
         self._buckets: OrderedDict[_K, tuple[float, float]] = OrderedDict()  # tokens, and their time
 
     def take(self, key: _K) -> float:
-        """Take a token. Returns 0, or the seconds until the bucket has one again."""
+        """Take one token from the key's bucket, if it has one.
+
+        Returns 0 if a token was taken. Otherwise nothing is taken, and the result is the number of seconds
+        until the bucket has one.
+        """
         now = self._clock()
         tokens, at = self._buckets.pop(key, (self._burst, now))
         tokens = min(self._burst, tokens + (now - at) * self._per_second)
