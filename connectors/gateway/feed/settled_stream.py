@@ -1,4 +1,4 @@
-"""Streams of settled records: server-sent events for clients, and lines of verdicts for the MQTT bridge.
+"""Streams of settled records over HTTP: server-sent events for clients, verdict lines for the MQTT bridge.
 
 The state of a stream is a cursor in the feed of settled records. A client that falls behind the records in
 memory gets the event `gap` and the end of its stream. When it reconnects, it gets a snapshot.
@@ -58,7 +58,7 @@ class Wanted:
     verdict: str | None = None
 
     def fits(self, record: SettledRecord) -> bool:
-        """Return whether the filter lets this record through."""
+        """Return whether a record matches every field of this filter that is not None."""
         return (
             (self.stream is None or record.stream == self.stream)
             and (self.kinds is None or record.stream.partition("/")[0] in self.kinds)
@@ -69,7 +69,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Follower:
-    """A reader of the feed. `goes_on` returns False when the gateway stops or the token is invalid."""
+    """A reader of the settled records in memory.
+
+    `goes_on` is called at least twice a second. Reading ends when it returns False: the gateway stops, or the
+    client's token is no longer valid.
+    """
 
     feed: SettledFeed
     goes_on: Callable[[], bool]
@@ -77,12 +81,14 @@ class Follower:
     async def batches(
         self, cursor: int, ping_s: float, together_s: float = 0.0
     ) -> AsyncIterator[tuple[int, list[SettledRecord]]]:
-        """Yield the records after `cursor` in batches, each with the cursor before it.
+        """Yield the settled records after a cursor in batches, each with the cursor before it.
+
+        It ends when `goes_on` returns False.
 
         Args:
-            cursor: The position in the feed.
-            ping_s: An empty batch is yielded after this many seconds of silence.
-            together_s: How long to wait after a batch, so that the next one has more records.
+            cursor: A position in the feed, such as `feed.newest` for only later records.
+            ping_s: After this many seconds without a record, an empty batch is yielded.
+            together_s: How many seconds to wait after a batch, so that the next one has more records.
 
         Raises:
             FellBehind: The feed has dropped records after the cursor.
@@ -105,7 +111,7 @@ class Follower:
 
 
 class EventWriter:
-    """Writes server-sent events, each record once for all clients. Not thread-safe.
+    """Formats server-sent events. The bytes of a record are made once for all clients. Not thread-safe.
 
     Args:
         boot_id: The id of this process. It is a part of the event ids.
@@ -118,7 +124,10 @@ class EventWriter:
         self._rendered: OrderedDict[int, bytes] = OrderedDict()
 
     def cursor_of(self, last_event_id: str, feed: SettledFeed) -> int | None:
-        """Return the cursor of a `Last-Event-ID`; None for another process or records not in memory."""
+        """Return the cursor of the event with this `Last-Event-ID`, from which a client continues its stream.
+
+        Returns None if another process sent the event, or if records after it are no longer in memory.
+        """
         boot_id, _, number = last_event_id.rpartition("-")
         if boot_id != self._boot_id or not number.isdecimal() or len(number) > 18:
             return None
@@ -132,13 +141,14 @@ class EventWriter:
         return cursor
 
     def event(self, name: str, cursor: int, data: Any) -> bytes:
-        """Return one event with the id of `cursor`."""
+        """Return the bytes of one server-sent event with this name, JSON data, and an id made of the cursor."""
         return server_event(name, f"{self._boot_id}-{cursor}", orjson.dumps(data))
 
     def settled(self, cursor: int, record: SettledRecord) -> bytes:
-        """Return the event `settled` of a record.
+        """Return the bytes of the event `settled` for a record, whose cursor is `cursor`.
 
-        The event of a change of the agent registry comes before it.
+        If the record has changed a participant, an event `agent:...` with the participant's present state
+        precedes it.
         """
         found = self._rendered.get(cursor)
         if found is None:
@@ -159,10 +169,18 @@ class EventWriter:
 async def server_events(
     writer: EventWriter, follower: Follower, wanted: Wanted, last_event_id: str | None, rows: Callable[[], Any]
 ) -> AsyncIterator[bytes]:
-    """Yield the whole stream of one client.
+    """Yield the bytes of one client's event stream: a snapshot, then settled records, with pings.
 
-    It starts with `snapshot`, after a `gap` if the client missed events. A client that reconnects in time gets
-    the missed events instead. Then follow settled records, with pings.
+    A client that reconnects in time gets the events that it missed instead of the snapshot. If some are no
+    longer in memory, the event `gap` precedes the snapshot. A client that becomes too slow gets `gap`, and its
+    stream ends.
+
+    Args:
+        writer: Formats the events.
+        follower: Reads the settled records.
+        wanted: The filter of the records.
+        last_event_id: The id of the last event that the client received before; None for a new client.
+        rows: Returns the data of the snapshot. It is called in a thread.
     """
     cursor = None if last_event_id is None else writer.cursor_of(last_event_id, follower.feed)
     if cursor is None:
@@ -186,7 +204,11 @@ async def server_events(
 
 
 async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
-    """Yield lines of JSON with the verdicts on records that came over MQTT; `{}` at least every second."""
+    """Yield a JSON line for each batch of verdicts on records that came over MQTT; `{}` at least every second.
+
+    A verdict is `[partition, offset, verdict, reason]`. The stream starts with the records settled from now on,
+    and ends when the reader falls behind the records in memory.
+    """
     cursor = follower.feed.newest
     yield b"{}\n"
     with suppress(FellBehind):
@@ -196,7 +218,10 @@ async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
 
 
 def settled_as_json(record: SettledRecord) -> dict[str, Any]:
-    """Return a settled record for clients, without sealed secrets and token hashes."""
+    """Return a settled record as JSON with its body, without sealed secrets and token hashes.
+
+    `body` is None if the record's value is no JSON object.
+    """
     return {
         "position": list(record.position),
         "stream": record.stream,
@@ -225,9 +250,9 @@ def _shown_body(record: SettledRecord) -> Any:
 
 
 def snapshot_rows(live_view: LiveView, wanted: Wanted) -> dict[str, Any]:
-    """Return the matching rows of jobs and sessions, at most 1,000 of each, and the number of all in `total`.
+    """Return the rows of jobs and sessions that match the filter's kind and stream, at most 1,000 of each.
 
-    Rows that have not ended come first, then the newest.
+    Rows of jobs and sessions that have not ended come first, then the newest. `total` has the number of all.
     """
     rows: dict[str, list[Any]] = {}
     total: dict[str, int] = {}
@@ -257,7 +282,15 @@ def _importance(row: JobRow | SessionRow) -> tuple[bool, int]:
 
 
 def kinds_for(role_sees_all: bool, asked: str | None) -> frozenset[str] | None:
-    """Return the kinds of stream that a client sees: the one it asked for, if permitted. None: all."""
+    """Return the kinds of stream that a client gets records of; None means all kinds.
+
+    Args:
+        role_sees_all: Whether the client is the operator. Other clients see only jobs and sessions.
+        asked: The kind that the client asked for; None means each kind that it may see.
+
+    Returns:
+        The kinds. The set is empty if the client may not see the kind that it asked for.
+    """
     if asked is None:
         return None if role_sees_all else PUBLIC_KINDS
     return frozenset({asked}) if role_sees_all else frozenset({asked}) & PUBLIC_KINDS

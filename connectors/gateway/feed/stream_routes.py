@@ -1,4 +1,4 @@
-"""The streams of the hub: settled records of everything or of one job, and verdicts for the MQTT bridge."""
+"""The hub's HTTP streams: settled records of all streams or of one job, and verdicts for the MQTT bridge."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:
 
 
 def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
-    """Add `/api/hub/events`, `/api/hub/jobs/{job_id}/events` and `/api/hub/verdicts`."""
+    """Add the routes `/api/hub/events`, `/api/hub/jobs/{job_id}/events` and `/api/hub/verdicts`.
+
+    `gate` checks during a stream whether the client's token is still valid.
+    """
 
     def agent(name: str) -> dict[str, Any] | None:
         row = hub.live_view.get(ParticipantRow, name)
