@@ -30,8 +30,8 @@ from tests.own_settings import make_topic
 QUICK_JVM = "-XX:TieredStopAtLevel=1"
 FOLDER = PROJECT_ROOT / ".jars" / "class-archives"
 LIMIT_S = 300
-_USE = "-XX:SharedArchiveFile={} -Xlog:cds=off -Xlog:cds+dynamic=off"
-_MAKE = "-XX:ArchiveClassesAtExit={} -Xlog:cds=off -Xlog:cds+dynamic=off"
+_USE = '-XX:SharedArchiveFile="{}" -Xlog:cds=off -Xlog:cds+dynamic=off'
+_MAKE = '-XX:ArchiveClassesAtExit="{}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 # The variable with options for every JVM, and the one for the driver of Spark, which overrides it.
 VARIABLES = {"kafka": "JDK_JAVA_OPTIONS", "spark": "SPARK_SUBMIT_OPTS"}
 
