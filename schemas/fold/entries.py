@@ -1,4 +1,4 @@
-"""The entries of a stream: the small key-value store with all that a fold knows of earlier records."""
+"""The entries of a stream: a small key-value store with all that the fold remembers of earlier records."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ APART: Final = "id/"
 class Entries:
     """The entries of one stream, and the pending changes of the record that is being settled.
 
-    A fold calls `get`, `put`, `delete` and `with_prefix`. `settle` then calls `keep` for an accepted record and
-    `drop` for any other, so only accepted records change a stream. A runner calls `take_writes` to get the
-    changes that it must store. Keys are short ASCII text; values are bytes that begin with a version. Not
-    thread-safe.
+    The fold calls `get`, `put`, `delete` and `with_prefix`. Then `settle` calls `keep` for an accepted record
+    and `drop` for any other, so only accepted records change a stream. A runner (the gateway or a Spark job)
+    calls `take_writes` to get the changes that it must store. Keys are short ASCII text; values are bytes.
+    Not thread-safe.
 
     Args:
-        stored: the stored entries, which are copied. It may lack entries with the prefix `APART`.
-        fetch: returns a stored entry with the prefix `APART`, or `None` if there is none. It is called only for
-            such keys that are not in `stored`. `None` means that `stored` is complete.
+        stored: the stored entries, which are copied. `None` means none. Entries whose keys begin with `APART`
+            (`id/`) may be missing if `fetch` is given.
+        fetch: returns the bytes of one stored entry by its key, or `None` if there is no such entry. It is
+            called only for keys that begin with `APART` and are not in `stored`. Pass no `fetch` if `stored`
+            is complete.
     """
 
     __slots__ = ("_apart", "_fetch", "_keys", "_pending", "_stored", "_unsaved")
@@ -49,13 +51,16 @@ class Entries:
             self.load(key, value)
 
     def load(self, key: str, value: bytes) -> None:
-        """Add a stored entry, which counts as no change. The stream must not have an entry with this key."""
+        """Add an entry read from storage. It is not a change, so `take_writes` does not return it.
+
+        The stream must not yet have an entry with this key.
+        """
         (self._apart if key.startswith(APART) else self._stored)[key] = value
         if self._keys is not None:
             self._keys = None
 
     def get(self, key: str) -> bytes | None:
-        """Return the bytes of an entry with the pending changes applied, or `None` if it does not exist."""
+        """Return the bytes of the entry `key`, or `None` if it does not exist. Pending changes are included."""
         if key in self._pending:
             return self._pending[key]
         if not key.startswith(APART):
@@ -66,18 +71,18 @@ class Entries:
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """Set an entry. The change is pending until the record is accepted."""
+        """Set the entry `key` to `value`. The change is pending until `keep` or `drop` is called."""
         self._pending[key] = value
 
     def delete(self, key: str) -> None:
-        """Delete an entry. The change is pending until the record is accepted."""
+        """Delete the entry `key`, if any. The change is pending until `keep` or `drop` is called."""
         self._pending[key] = None
 
     def with_prefix(self, prefix: str) -> Iterator[str]:
-        """Iterate over the keys with this prefix in sorted order, without keys that begin with `APART`.
+        """Return an iterator over the keys that begin with `prefix`, in sorted order.
 
-        Pending changes made before the call are included; changes made during the iteration are not. Keys are
-        produced lazily, so reading only the first is cheap even if there are many.
+        Keys that begin with `APART` (`id/`) are left out. Pending changes made before the call are included;
+        changes made during the iteration are not. Reading only the first key is cheap even if there are many.
         """
         if self._keys is None:
             self._keys = sorted(self._stored)
@@ -91,7 +96,7 @@ class Entries:
         )
 
     def keep(self) -> None:
-        """Apply the pending changes, because their record was accepted."""
+        """Apply the pending changes. `settle` calls this when it has accepted the record that made them."""
         for key, value in self._pending.items():
             if key.startswith(APART):
                 self._keep_one(self._apart, key, value)
@@ -119,26 +124,41 @@ class Entries:
             del keys[bisect_left(keys, key)]
 
     def drop(self) -> None:
-        """Discard the pending changes, because their record was not accepted."""
+        """Discard the pending changes. `settle` calls this when the record was a duplicate or rejected."""
         if self._pending:
             self._pending = {}
 
     def take_writes(self) -> Writes:
-        """Return the changes that were kept since the last call, with one write for each key."""
+        """Return the changes applied by `keep` since the last call, and forget them.
+
+        Each changed key is mapped to its newest bytes, or to `None` if the entry was deleted. The caller stores
+        them.
+        """
         writes, self._unsaved = self._unsaved, {}
         return writes
 
     def stored(self) -> dict[str, bytes]:
-        """Return all entries without the pending changes. The caller must not modify the result."""
+        """Return all entries by key, without the pending changes and without entries not yet fetched.
+
+        The caller must not modify the result.
+        """
         return {**self._stored, **self._apart} if self._apart else self._stored
 
     def copy(self) -> Entries:
-        """Return an independent copy without the pending changes. Its `take_writes` starts empty."""
+        """Return an independent copy of the applied entries.
+
+        The copy has no pending changes, and its `take_writes` returns only changes made to the copy.
+        """
         return Entries(self.stored(), self._fetch)
 
 
 class StructEntries(Generic[T]):
-    """Typed access to entries whose values are the struct `T` in msgpack: one entry, or all with a prefix."""
+    """Typed access to entries whose values are instances of the struct `T`, encoded as msgpack.
+
+    Args:
+        key: the key of the only such entry, or the prefix that the keys of all such entries share.
+        kind: the struct `T`.
+    """
 
     __slots__ = ("_decode", "_encode", "key")
 
@@ -148,12 +168,12 @@ class StructEntries(Generic[T]):
         self._decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(self, entries: Entries, rest: str = "") -> T | None:
-        """Return the value of the entry `key` + `rest`, or `None` if there is none."""
+        """Return the decoded value of the entry `self.key + rest`, or `None` if there is no such entry."""
         raw = entries.get(self.key + rest)
         return None if raw is None else self._decode(raw)
 
     def write(self, entries: Entries, value: T, rest: str = "") -> None:
-        """Set the value of the entry `key` + `rest`. The change is pending until the record is accepted."""
+        """Set the entry `self.key + rest` to `value`. The change is pending until the record is accepted."""
         entries.put(self.key + rest, self._encode(value))
 
 

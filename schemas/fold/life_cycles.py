@@ -24,21 +24,21 @@ Transitions = Mapping[str, frozenset[str]]
 
 
 def terminal_states(transitions: Transitions) -> frozenset[str]:
-    """Return the states that no other state may follow."""
+    """Return the states of `transitions` that no other state may follow, such as `completed`."""
     return frozenset(state for state, followers in transitions.items() if not followers)
 
 
 def wrong_state(transitions: Transitions, status: str, what: str, why: str | None = None) -> Outcome:
-    """Return the rejection of a record that the state `status` does not allow.
+    """Return the outcome that rejects a record because its stream's state does not allow it.
 
     Args:
-        transitions: the transitions of the stream's kind.
+        transitions: the states of the stream's kind, each with the states that may follow it.
         status: the state of the stream before the record.
-        what: the thing that is in that state, such as `job`; it appears in the explanation.
-        why: the explanation if the state is not terminal. `None` means an explanation that names the state.
+        what: the noun for the thing in that state, such as `job`. It appears in the explanation.
+        why: the explanation if the state is not terminal. `None` means `the <what> is <status>`.
 
     Returns:
-        The reason `after_terminal` if `status` is terminal, else `illegal_transition`.
+        A rejection with the reason `after_terminal` if `status` is terminal, else `illegal_transition`.
     """
     if not transitions[status]:
         return rejected(AFTER_TERMINAL, f"the {what} is {status}", status)

@@ -1,4 +1,4 @@
-"""Bounded memories of the requests and seqs that a stream has settled, so that repeats are recognised."""
+"""Memories, with a fixed capacity, of the requests and seqs that a stream has accepted, to detect repeats."""
 
 from __future__ import annotations
 
@@ -17,15 +17,25 @@ _DIGEST_BYTES: Final = 16
 
 
 class RequestMemory(msgspec.Struct, array_like=True, gc=False):
-    """The newest 256 requests of a stream: the hash of each CloudEvents id with a content digest, oldest first.
+    """A memory of the newest 256 requests of a stream.
 
-    After 256 later requests a request is forgotten, and counts as new if it is sent again.
+    `digests` maps a hash of each request's CloudEvents id to a digest of its body, oldest first. After 256
+    later requests a request is forgotten, and counts as new if it is sent again.
     """
 
     digests: dict[bytes, bytes] = {}
 
     def seen(self, ce_id: str, body: dict[str, Any]) -> Literal["new", "same", "other"]:
-        """Return `new` for an unknown id, `same` if it was settled with this content, else `other`."""
+        """Return whether a request is known.
+
+        Args:
+            ce_id: the CloudEvents id of the request's record.
+            body: the decoded body of the record.
+
+        Returns:
+            `new` for an unknown id, `same` if the id was remembered with an equal body, and `other` if it was
+            remembered with another body.
+        """
         known = self.digests.get(_digest(ce_id.encode("utf-8")))
         if known is None:
             return "new"
@@ -38,13 +48,17 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
         status: str | None,
         why: str = "this request id was used with other content",
     ) -> Outcome | None:
-        """Return the outcome of a request whose id was settled before, or `None` for a new one.
+        """Return the outcome of a repeated request, or `None` if the request is new and must be settled.
 
         Args:
             ce_id: the CloudEvents id of the request's record.
             body: the decoded body of the record.
-            status: the status of the stream, for the outcome.
-            why: the explanation of the rejection if the content differs.
+            status: the status of the stream, which the outcome reports. `None` if the stream has none.
+            why: the explanation of the rejection if the body differs.
+
+        Returns:
+            `duplicate` if the id is known with an equal body, a rejection as `seq_conflict` if it is known
+            with another body, and `None` if the id is unknown.
         """
         seen = self.seen(ce_id, body)
         if seen == "new":
@@ -52,20 +66,22 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
         return duplicate(status) if seen == "same" else rejected(SEQ_CONFLICT, why, status)
 
     def add(self, ce_id: str, body: dict[str, Any]) -> None:
-        """Remember a request for which `seen` returned `new`."""
+        """Remember a request for which `seen` returned `new`. Forgets the oldest if there are more than 256."""
         self.digests[_digest(ce_id.encode("utf-8"))] = content_digest(body)
         if len(self.digests) > REQUESTS_KEPT:
             del self.digests[next(iter(self.digests))]
 
 
 class SeqMemory(msgspec.Struct, array_like=True, gc=False):
-    """The settled seqs of one sender (JE-07).
+    """A memory of the seqs that were accepted from one sender, to recognise repeated events (rule JE-07).
+
+    A seq is the number that a sender gives an event.
 
     Attributes:
-        floor: all seqs up to this one are settled.
-        last: the highest settled seq.
-        digests: the 256 highest settled seqs, each with a 16-byte digest of its content. Once there are 256, a
-            seq below all of them and above `floor` is too old: the memory cannot tell whether it was settled,
+        floor: all seqs up to and including this one were accepted.
+        last: the highest accepted seq.
+        digests: the 256 highest accepted seqs, each with a 16-byte digest of its content. Once there are 256, a
+            seq below all of them and above `floor` is too old: the memory cannot tell whether it was accepted,
             and could not recognise a repeat if it were accepted now.
     """
 
@@ -74,7 +90,16 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
     digests: dict[int, bytes] = {}
 
     def seen(self, seq: int, digest: bytes) -> Literal["new", "same", "other", "too_old"]:
-        """Return `new`, `same`, `other` (settled with other content) or `too_old` for a seq and its digest."""
+        """Return whether a seq is known.
+
+        Args:
+            seq: the number that the sender gave the event.
+            digest: the `content_digest` of the event.
+
+        Returns:
+            `new` for a seq to settle now, `same` if it was accepted with this content, `other` if it was
+            accepted with other content, and `too_old` if the memory can no longer tell.
+        """
         if seq > self.last:
             return "new"
         known = self.digests.get(seq)
@@ -85,7 +110,17 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
         return "too_old" if len(self.digests) >= DIGESTS_KEPT and seq < min(self.digests) else "new"
 
     def repeated(self, seq: int, digest: bytes, status: str) -> Outcome | None:
-        """Return the outcome of a seq that was settled before or is too old, or `None` for a new one."""
+        """Return the outcome of a repeated or too old seq, or `None` if the seq is new and must be settled.
+
+        Args:
+            seq: the number that the sender gave the event.
+            digest: the `content_digest` of the event.
+            status: the status of the stream, which the outcome reports.
+
+        Returns:
+            `duplicate` if the content is the same, a rejection as `seq_conflict` if it differs, and a rejection
+            as `too_late` if the memory can no longer tell.
+        """
         seen = self.seen(seq, digest)
         if seen == "new":
             return None
@@ -96,7 +131,7 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
         return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
 
     def add(self, seq: int, digest: bytes) -> None:
-        """Remember a seq for which `seen` returned `new`."""
+        """Remember a seq for which `seen` returned `new`. Forgets the lowest if there are more than 256."""
         self.digests[seq] = digest
         if len(self.digests) > DIGESTS_KEPT:
             del self.digests[min(self.digests)]
@@ -106,7 +141,7 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
 
 
 def content_digest(body: dict[str, Any]) -> bytes:
-    """Return a 16-byte digest of the canonical JSON of `body`."""
+    """Return a 16-byte digest of the canonical JSON of `body`. Equal bodies have equal digests."""
     return _digest(canonical(body))
 
 

@@ -15,7 +15,10 @@ FOLD_VERSION: Final = 8
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One row of one view as it is after the record. `row` is `None` if the record removes the row."""
+    """One row of a view, as it is after the record. `row` is `None` if the record removes the row.
+
+    `view` is the name of the view; `key` identifies the row in it.
+    """
 
     view: str
     key: str
@@ -23,12 +26,12 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 def changed(row: Row) -> Change:
-    """Return the change that writes `row` to its view."""
+    """Return the `Change` that writes `row` to its view, for the `changes` of an outcome."""
     return Change(row.VIEW, row.key, row)
 
 
 class AppliedChange(msgspec.Struct, frozen=True, gc=False):
-    """A change with the offset of the record that made it, as the ledger and the view tables store it."""
+    """A `Change` with the Kafka offset of the record that made it, as the ledger and view tables store it."""
 
     view: str
     key: str
@@ -71,7 +74,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """The decision of the fold of one kind. `settle` turns it into a `Settled`."""
+    """The decision on one record by the fold of its stream's kind. `settle` turns it into a `Settled`."""
 
     verdict: Verdict
     reason: str | None = None
@@ -82,15 +85,30 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 def accepted(status: str | None, changes: tuple[Change, ...] = (), *, late: bool = False) -> Outcome:
-    """Return the outcome of an accepted record. `status` is the status of the stream after it."""
+    """Return the outcome of an accepted record.
+
+    Args:
+        status: the status of the stream after the record, or `None` if this kind of stream has none.
+        changes: the rows of views that the record changes.
+        late: whether a higher seq was accepted before this record.
+    """
     return Outcome(ACCEPTED, late=late, changes=changes, status_after=status)
 
 
 def duplicate(status: str | None) -> Outcome:
-    """Return the outcome of a record that was settled before with the same content. It changes nothing."""
+    """Return the outcome of a record that was accepted before with the same content. It changes nothing.
+
+    `status` is the status of the stream, or `None` if this kind of stream has none.
+    """
     return Outcome(DUPLICATE, status_after=status)
 
 
 def rejected(reason: str, why: str, status: str | None = None) -> Outcome:
-    """Return the outcome of a rejected record. `why` explains `reason` and must not quote the input."""
+    """Return the outcome of a rejected record.
+
+    Args:
+        reason: a word of `schemas.wire.verdicts`, such as `bad_signature`.
+        why: an explanation in a few words for the sender. It must not quote the input, which may be secret.
+        status: the status of the stream, or `None` if it has none.
+    """
     return Outcome(REJECTED, reason, why, status_after=status)

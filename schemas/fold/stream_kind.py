@@ -1,4 +1,4 @@
-"""A kind of stream, and the input of its fold.
+"""A kind of stream (its record types, body checks, fold and views), and the input of its fold.
 
 `schemas.streams.kinds` lists all kinds. The checks of a record's form, the views and the reference
 documentation are derived from that list.
@@ -20,7 +20,7 @@ from schemas.wire.record import Envelope, Record
 
 
 class FoldInput(msgspec.Struct, frozen=True, gc=False):
-    """The input of the fold of a kind: a record whose body passed its check, and the state of its stream.
+    """The input of a kind's fold: a record whose body passed its check, and the state of its stream.
 
     Attributes:
         record: the record as it was read from Kafka.
@@ -45,12 +45,12 @@ class FoldInput(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def type(self) -> str:
-        """The record type."""
+        """The type of the record, its header `ce_type`."""
         return self.envelope.type
 
     @property
     def now_us(self) -> int:
-        """Kafka's append time of the record in microseconds since 1970 UTC, the fold's only clock."""
+        """The fold's only clock: Kafka's append time of the record, in microseconds since 1970 UTC."""
         return self.record.logged_at_us
 
     @property

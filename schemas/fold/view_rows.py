@@ -1,4 +1,4 @@
-"""The base class of the rows of all views. Each kind of stream declares its rows, and its fold makes them.
+"""The base class of the rows of all views. Each kind of stream declares row classes, and its fold makes rows.
 
 A `Moment` is Kafka's append time in microseconds since 1970 UTC.
 """
@@ -22,7 +22,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """The values of the key columns, joined by a slash."""
+        """The values of the columns in `KEY`, joined by slashes. They identify the row within its view."""
         return "/".join(getattr(self, column) for column in self.KEY)
 
 
@@ -30,10 +30,11 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 def row_maker(row_type: type[RowT], source: type[msgspec.Struct]) -> Callable[..., RowT]:
-    """Return a function that makes a row from a part of a stream's state.
+    """Return a function that builds a row of `row_type` from an instance of `source`.
 
-    The function takes an instance of `source`, whose fields become the row's fields of the same name. It takes
-    the other fields of the row as keyword arguments.
+    `source` is a class of stream state, such as the entry of a job. The returned function copies the fields
+    that both classes have. It takes the other fields of the row as keyword arguments. Call `row_maker` once per
+    pair of classes, at import.
     """
     shared = [name for name in row_type.__struct_fields__ if name in source.__struct_fields__]
     values_of = attrgetter(*shared)
