@@ -16,7 +16,10 @@ def has_control_characters(text: str) -> bool:
 
 
 def is_utc_timestamp(text: str) -> bool:
-    """Return whether `text` is an ISO 8601 date and time in the extended format, with seconds and `Z`."""
+    """Return whether `text` is an existing date and time in UTC such as `2026-11-21T10:00:00Z` (ISO 8601).
+
+    A fraction of a second with 1 to 9 digits is allowed. The `Z` is required.
+    """
     if _TIMESTAMP(text) is None:
         return False
     try:

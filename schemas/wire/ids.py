@@ -1,4 +1,4 @@
-"""Ids, names and stream keys (CM-01), safe in MQTT topics, file names and Kafka keys."""
+"""The forms of ids, names and stream keys (rule CM-01), safe in MQTT topics, file names and Kafka keys."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ THREAD: Final = "thread"
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` is a name by CM-01.
+    """Return whether `text` is a valid name of an agent, door, principal or other thing (rule CM-01).
 
-    It has 1 to 128 ASCII letters, digits, dots, underscores and hyphens, and begins with a letter or a digit.
+    A name has 1 to 128 ASCII letters, digits, dots, underscores and hyphens. It begins with a letter or digit.
     """
     return _NAME(text) is not None
 
@@ -39,22 +39,31 @@ def is_job_id(text: object) -> bool:
 
 
 def new_job_id() -> str:
-    """Return a new random job id of 32 bits.
+    """Return a new random job id: 8 lower-case hex digits.
 
-    Two jobs may get the same id. The fold rejects the second registration as `seq_conflict`.
+    With only 32 random bits, two jobs may get the same id. The fold then rejects the second registration as
+    `seq_conflict`.
     """
     return secrets.token_hex(4)
 
 
 def stream_key(kind: str, name: str) -> str:
-    """Return the Kafka key of a stream, `kind/name`. Raises ValueError for a name that CM-01 forbids."""
+    """Return the Kafka key of a stream, `kind/name`, such as `job/0a1b2c3d` or `mailbox/<realm>/<agent>`.
+
+    Raises:
+        ValueError: `name` is not valid for this kind. A job's name has 8 lower-case hex digits. A mailbox's
+            name is two names joined by a slash. The name of any other stream satisfies `is_name`.
+    """
     if not _is_stream_name(kind, name):
         raise ValueError(f"not a name for a stream of kind {kind}: {name!r}")
     return f"{kind}/{name}"
 
 
 def parse_stream_key(key: bytes | None) -> tuple[str, str] | None:
-    """Return `(kind, name)` of a Kafka key, or None if it is not the key of a stream. Never raises."""
+    """Split the Kafka key `kind/name` into `(kind, name)`. Return None if it is not a valid stream key.
+
+    Never raises. The kind may be unknown: only its form is checked. `None` is a record without a key.
+    """
     # The cache of `_parse` keeps its arguments, so no long key may reach it.
     if key is None or len(key) > 3 * NAME_LIMIT + 2:
         return None

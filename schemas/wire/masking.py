@@ -1,4 +1,4 @@
-"""Masks for secrets and unsafe text in a record's body (CM-05, JE-04), for the ledger and all views."""
+"""Masks that hide secrets and unsafe text of a record's body in the ledger and the views (CM-05, JE-04)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ _MAY_HIDE: Final = re.compile(rb"auth_token|\\|\0", re.IGNORECASE)
 
 
 def carries_token(document: dict[str, Any]) -> bool:
-    """Return whether a decoded event has the field `data.auth_token`, of any type."""
+    """Return whether the decoded body of an event has the field `data.auth_token`, with a value of any type."""
     data = document.get("data")
     return type(data) is dict and "auth_token" in data
 
 
 def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
-    """Return the names of the masked fields, joined by commas, and the masked event as canonical JSON.
+    """Replace an unsafe `detail` and `data.auth_token` of a decoded event by `[masked]`, if it has them.
 
-    Returns `(None, None)` when nothing in the decoded event needs a mask.
+    A `detail` is unsafe if `unsafe_pattern` finds a path or a secret in it, or if it is an object or array.
+
+    Returns:
+        The names of the masked fields, joined by commas, and the masked event as canonical JSON. `(None, None)`
+        if the event has nothing to mask. `document` itself does not change.
     """
     detail = document.get("detail")
     # The fold rejects a detail that is not text as malformed. Its content may be secret all the same.
@@ -46,10 +50,14 @@ def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
 
 
 def mask_opaque(value: bytes | None) -> tuple[str | None, bytes | None]:
-    """Return `value` and a replacement for bytes that are not a readable event but may contain a secret.
+    """Decide whether to mask bytes that could not be decoded as an event but may contain a secret.
 
-    Such bytes are masked as a whole: the result is `("value", b"[masked] <size> bytes")`. Returns `(None,
-    None)` when they need no mask or when there is no value.
+    Args:
+        value: the value of a Kafka record, or `None` if the record has none.
+
+    Returns:
+        `("value", b"[masked] <size> bytes")` if the bytes may contain a token, a path or another unsafe text:
+        the whole value must be hidden. `(None, None)` if it may be shown or there is no value.
     """
     if value is None:
         return None, None

@@ -1,4 +1,4 @@
-"""The record in Kafka: CloudEvents 1.0, Kafka binary binding (cloudevents.io, kafka-protocol-binding 1.0).
+"""The Kafka record: CloudEvents 1.0 in the Kafka binary binding (cloudevents.io, kafka-protocol-binding 1.0).
 
 A door passes an `OutgoingRecord` to the publisher. Both runners of the fold read it back as a `Record`. A door
 that receives a body over the limit sends `oversized(...)`: the body's size, its SHA-256 and its first 1 KiB.
@@ -59,9 +59,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """The content of the standard headers.
+    """The values of a record's CloudEvents headers, checked.
 
-    `body_bytes` is the original size of a body that a door cut off, else None.
+    `door` and `principal` are the two parts of `ce_source`. `body_bytes` is the original size of a body that a
+    door shortened because it was too long, else None.
     """
 
     ce_id: str
@@ -83,7 +84,20 @@ class Origin(TypedDict):
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True):
-    """A record that a door appends to the log. `stream` becomes the Kafka key and the CloudEvents subject."""
+    """A record that a door appends to the log.
+
+    Attributes:
+        stream: the stream's key, such as `job/0a1b2c3d`. It becomes the Kafka key and the CloudEvents subject.
+        ce_id: the CloudEvents id. A repeated request has the same id.
+        door: the name of the door that appends the record.
+        principal: the user, agent or program that caused the record.
+        type: the record type, the header `ce_type`.
+        value: the body, or its first 1 KiB if it was too long.
+        content_type: the media type of `value`.
+        body_bytes: the original size of a shortened body, else None.
+        body_sha256: the SHA-256 of a shortened body in hex, else None.
+        traceparent: the W3C trace context of the request, or None without tracing.
+    """
 
     stream: str
     ce_id: str
@@ -98,13 +112,14 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> bytes:
-        """The Kafka key: the stream, which decides the partition."""
+        """The Kafka key: `stream` as ASCII bytes. All records of a stream are in one partition."""
         return self.stream.encode("ascii")
 
     def headers(self, now: datetime | None = None) -> list[tuple[str, bytes]]:
-        """Return the headers in their fixed order.
+        """Return the Kafka headers of the record as pairs of name and value, in a fixed order.
 
-        `now` (UTC) becomes `ce_time`, which decides nothing. None stands for the current time.
+        `now` (UTC) becomes `ce_time`. `None` means the current time. `ce_time` is only information, because the
+        fold uses Kafka's append time.
         """
         moment = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         found = [
@@ -125,7 +140,10 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
 
 
 def content_id(*parts: bytes) -> str:
-    """Return the SHA-256, in hex, over all parts, each preceded by its length as eight bytes."""
+    """Return an id derived from content: the SHA-256 of all parts, in hex. Equal parts give the same id.
+
+    Each part is preceded by its length as eight bytes, so that different divisions give different ids.
+    """
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -134,7 +152,11 @@ def content_id(*parts: bytes) -> str:
 
 
 def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
-    """Return `record`, shortened to its first 1 KiB if its body is longer than `limit_bytes`."""
+    """Return `record`, or a shortened copy if its body is longer than `limit_bytes`.
+
+    The copy has the first 1 KiB of the body, and the original size and SHA-256 in its headers. The fold rejects
+    it as `too_large`.
+    """
     size = len(record.value)
     if size <= limit_bytes:
         return record
@@ -148,7 +170,7 @@ def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
 
 
 def refused_stream(door: str) -> str:
-    """Return the stream for records of `door` that cannot be assigned to any other stream."""
+    """Return the stream key `refused/<door>`, for input that the door cannot assign to another stream."""
     return stream_key(REFUSED, door)
 
 
@@ -173,9 +195,11 @@ def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
 
 
 def read_envelope(record: Record) -> Envelope:
-    """Return the envelope of `record`.
+    """Parse and check the CloudEvents headers of `record`.
 
-    Raises BadEnvelopeError when a header is missing, occurs twice, is not text or has the wrong form.
+    Raises:
+        BadEnvelopeError: a header is missing, occurs twice, is not text, is too long or has the wrong form, or
+            `ce_subject` is not the Kafka key.
     """
     names, values = record.header_names, record.header_values
     size = None

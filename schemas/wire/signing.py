@@ -22,15 +22,15 @@ _BLOCK = 64
 
 
 def new_secret() -> str:
-    """Return a new secret for a job: 32 random bytes as URL-safe text."""
+    """Return a new secret with which a job's agent signs its events: 32 random bytes as URL-safe base64."""
     return secrets.token_urlsafe(32)
 
 
 class Signer:
-    """HMAC-SHA256 (RFC 2104) under one secret, with the two key pads hashed once.
+    """A signer and verifier with one secret by HMAC-SHA256 (RFC 2104).
 
-    Equal to `hmac.new(secret, data, "sha256")` at less than half the cost. The fold verifies every job event,
-    so the difference is noticeable.
+    The results equal those of `hmac.new(secret, data, "sha256")`, at less than half the cost: the constructor
+    prepares the key once. The fold verifies every job event, so the difference is noticeable.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -44,7 +44,7 @@ class Signer:
         self._outer = hashlib.sha256(key.translate(_OUTER))
 
     def hexdigest(self, data: bytes) -> str:
-        """Return the MAC of `data` as 64 lower-case hex digits."""
+        """Return the signature (MAC) of `data` as 64 lower-case hex digits."""
         inner = self._inner.copy()
         inner.update(data)
         outer = self._outer.copy()
@@ -52,16 +52,20 @@ class Signer:
         return outer.hexdigest()
 
     def verifies(self, data: bytes, signature: object) -> bool:
-        """Return whether `signature` is the MAC of `data`. The comparison takes constant time."""
+        """Return whether `signature` is the signature of `data` under this secret.
+
+        The comparison takes constant time. Anything but 64 ASCII characters is invalid.
+        """
         if type(signature) is not str or len(signature) != _DIGITS or not signature.isascii():
             return False
         return hmac.compare_digest(self.hexdigest(data), signature)
 
 
 def base64_bytes(text: str) -> bytes | None:
-    """Return the bytes of a base64 text, or `None` if it is not the canonical base64 of any bytes.
+    """Decode a base64 text. Return `None` if it is not the canonical base64 of any bytes.
 
-    If two texts could mean the same signature, a replayed request could look like a new one.
+    Only one text is accepted for the same bytes. Otherwise a replayed request could use another text for the
+    same signature and look like a new request.
     """
     try:
         given = base64.b64decode(text.encode("ascii"), validate=True)
@@ -71,7 +75,7 @@ def base64_bytes(text: str) -> bytes | None:
 
 
 def signed_bytes(event: dict[str, Any]) -> bytes:
-    """Return the bytes to sign: the canonical JSON of `event` without `data.hmac_sig`."""
+    """Return the bytes that are signed or verified: the canonical JSON of `event` without `data.hmac_sig`."""
     data = event.get("data")
     if isinstance(data, dict) and SIGNATURE_FIELD in data:
         event = {**event, "data": {k: v for k, v in data.items() if k != SIGNATURE_FIELD}}

@@ -1,4 +1,4 @@
-"""JSON as CM-02 allows it, and the canonical form that is signed (JE-05).
+"""A strict JSON parser (rule CM-02), and the canonical form of JSON that is signed (rule JE-05).
 
 `decode` rejects input that other parsers accept: duplicate keys, NaN and Infinity (also as 1e999), integers
 outside -2^63 … 2^63-1, nesting deeper than 64, lone surrogates, invalid UTF-8. It has a fast and a slow path
@@ -21,11 +21,11 @@ _INT_DIGITS = 20  # sign and 19 digits: a longer literal is always out of range
 
 
 class MalformedJsonError(ValueError):
-    """The bytes are not JSON by CM-02. The message gives the reason and quotes nothing of the input."""
+    """The bytes are not strict JSON (rule CM-02). The message names the broken rule and quotes no input."""
 
 
 def canonical(document: Any) -> bytes:
-    """Return canonical JSON (JE-05) as UTF-8.
+    """Return `document` as canonical JSON in UTF-8: equal documents give equal bytes (rule JE-05).
 
     Keys are sorted by code point, there are no spaces, characters are not ASCII-escaped, and numbers are
     written as Python's `json.dumps` writes them. This is not RFC 8785: floats and the order of keys beyond the
@@ -37,15 +37,21 @@ def canonical(document: Any) -> bytes:
 
 
 def canonical_plain(document: Any) -> bytes:
-    """Return `canonical(document)`, ten times as fast, for a document for which `is_plain` is true."""
+    """Return the same bytes as `canonical(document)`, ten times as fast.
+
+    Call it only if `is_plain(document)` is true. For other documents the bytes may differ.
+    """
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
 
 
 def is_plain(value: Any, depth: int = 1) -> bool:
-    """Return whether orjson and `json.dumps` write `value` alike and CM-02 allows it.
+    """Return whether `value` is simple enough that orjson and `json.dumps` write the same bytes.
 
-    It may contain no float, no integer beyond 64 bits and no nesting deeper than 64. `value` is an object or an
-    array as a JSON parser returns it.
+    It must not contain a float, an integer beyond 64 bits or nesting deeper than 64 levels.
+
+    Args:
+        value: an object or an array, as a JSON parser returns it.
+        depth: the nesting level of `value`, for the recursion. Callers omit it.
     """
     if depth > MAX_DEPTH:
         return False
@@ -62,9 +68,17 @@ def is_plain(value: Any, depth: int = 1) -> bool:
 
 
 def decode(value: bytes) -> tuple[Any, bool]:
-    """Return the document in `value`, and whether it is canonical and plain (see `is_plain`).
+    """Parse strict JSON.
 
-    Raises MalformedJsonError that names the broken rule.
+    Args:
+        value: the bytes to parse.
+
+    Returns:
+        The document, and whether it is an object, plain (`is_plain`) and written canonically in `value`. If so,
+        `canonical_plain` returns the same bytes again.
+
+    Raises:
+        MalformedJsonError: the bytes are not JSON or break a rule of this module. The message names the rule.
     """
     try:
         document = orjson.loads(value)
@@ -76,7 +90,11 @@ def decode(value: bytes) -> tuple[Any, bool]:
 
 
 def decode_slowly(value: bytes) -> Any:
-    """Return the document in `value` by the slow path. Raises MalformedJsonError that names the broken rule."""
+    """Parse strict JSON with Python's parser, for all input that the fast path of `decode` cannot take.
+
+    Raises:
+        MalformedJsonError: the bytes are not JSON or break a rule of this module. The message names the rule.
+    """
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError:

@@ -13,10 +13,14 @@ from typing import Final, NamedTuple
 
 
 class UnsafePattern(NamedTuple):
-    """One row of the table.
+    """One row of the table `PATTERNS`: a kind of text that an event's `detail` must not contain.
 
-    `unsafe` are examples that match, `safe` near misses that must not match. A text without any of the literals
-    in `needs` cannot match, so most texts never meet the regular expression.
+    Attributes:
+        name: the name of the pattern, which error messages quote.
+        expression: the regular expression to search for.
+        needs: a text without any of these literals cannot match. They save most texts the slower search.
+        unsafe: examples that must match.
+        safe: similar texts that must not match.
     """
 
     name: str
@@ -108,7 +112,7 @@ _ANY_NEEDED: Final = ("/", "=", ":", "\\", "~", "-", "gh", "xox", "AKIA", "AIza"
 
 
 def unsafe_pattern(text: str) -> str | None:
-    """Return the name of the first row of the table that matches `text`, or None when it is safe."""
+    """Return the name of the first pattern in `PATTERNS` that occurs in `text`, or None if the text is safe."""
     for literal in _ANY_NEEDED:
         if literal in text:
             break

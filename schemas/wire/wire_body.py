@@ -1,4 +1,4 @@
-"""The base class of the bodies of Trunkline's own records: strict, versioned, with names by CM-01."""
+"""The base class of the bodies of Trunkline's own records: pydantic models that are strict and versioned."""
 
 from __future__ import annotations
 
@@ -91,22 +91,23 @@ class WireBody(BaseModel):
     OMITS_NULLS: ClassVar[bool] = False
 
     def value(self) -> bytes:
-        """Return the body as canonical JSON, the value of its record."""
+        """Return the body as canonical JSON, which becomes the value of the Kafka record."""
         return canonical(self.model_dump(mode="json", by_alias=True, exclude_none=self.OMITS_NULLS))
 
     def record(
         self, record_type: str, stream: str, *request: str, ce_id: str | None = None, **origin: Unpack[Origin]
     ) -> OutgoingRecord:
-        """Return the record with this body.
+        """Return a record with this body, ready to append. Nothing is appended yet.
 
         Args:
-            record_type: the type of the record.
-            stream: the stream to which the record belongs.
-            request: texts that identify the request for the record among those of the same origin. The same
-                request has the same `ce_id`, even with other content, so that the fold recognises the conflict.
-                Without them, the `ce_id` depends on the type and the content alone.
-            ce_id: another CloudEvents id.
-            origin: the door that appends the record, and the principal that caused it.
+            record_type: the type of the record, the header `ce_type`.
+            stream: the key of the stream to which the record belongs, such as `job/0a1b2c3d`.
+            request: texts, such as an idempotency key, that identify the request among those of the same door
+                and principal. The `ce_id` is derived from them, so a repeated request has the same `ce_id`,
+                even with other content, and the fold recognises the conflict. Without them, the `ce_id` is
+                derived from the type and the content.
+            ce_id: a CloudEvents id to use instead of the derived one. `None` means the derived one.
+            origin: `door`, which appends the record, and `principal`, which caused it.
         """
         value = self.value()
         identity = [f"{origin['door']}/{origin['principal']}", *request] if request else []
@@ -121,7 +122,11 @@ class WireBody(BaseModel):
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
-    """Return the first fault of a body by its model as `field: reason`, or None. Quotes no input."""
+    """Validate a decoded body against its model.
+
+    Returns:
+        The first fault as `field: reason`, without quoting the input, or None if the body is valid.
+    """
     try:
         model.model_validate(body)
     except ValidationError as error:
@@ -130,7 +135,10 @@ def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first fault as `field: reason`, without the input, which may be secret."""
+    """Return the first fault of a validation error as `field: reason`.
+
+    The text does not quote the input, which may be secret.
+    """
     first = error.errors(include_input=False, include_url=False)[0]
     # The last part of an unknown key's location is the key itself, which is input.
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
@@ -138,7 +146,13 @@ def first_fault(error: ValidationError) -> str:
 
 
 def words_of(fault: Mapping[str, Any]) -> str:
-    """Return pydantic's message for one fault. It gives the length of a text in characters, not in items."""
+    """Return pydantic's message for one fault of a validation error, in correct words.
+
+    Pydantic counts the length of some texts in "items". The result says "characters".
+
+    Args:
+        fault: one element of `ValidationError.errors()`.
+    """
     words = str(fault["msg"])
     if fault["type"] not in _LENGTHS:
         return words
