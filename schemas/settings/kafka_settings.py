@@ -1,4 +1,4 @@
-"""The settings of Kafka: addresses, topic, login and TLS, and checks of the login."""
+"""The settings section `kafka`: addresses, topic, login and TLS of Kafka, and checks of the login."""
 
 from __future__ import annotations
 
@@ -18,20 +18,30 @@ _TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
 
 
 def default_password_file(data_path: Path) -> Path:
-    """Return the password file that `up` creates for the stack's own Kafka."""
+    """Return the path of the password file that `./trunkline up` creates for the stack's own Kafka.
+
+    `data_path` is the data directory as an absolute path. The file may not exist.
+    """
     return data_path / "keys" / "kafka.password"
 
 
 def check_text(name: str, value: str) -> None:
-    """Raise ValueError when `value` cannot be used as the user name or password `name`."""
+    """Check that `value` can be used as a Kafka user name or password.
+
+    Raises:
+        ValueError: `value` is empty, or contains a quote, a backslash or a character that is not printable
+            ASCII. The message begins with `name` and does not quote the value.
+    """
     if _TEXT(value) is None:
         raise ValueError(f"{name}: only printable ASCII without quotes and backslashes is allowed")
 
 
 def read_password(path: Path) -> str:
-    """Return the password in the file, without white space at its ends.
+    """Read Kafka's password from a file and return it without white space at its ends.
 
-    Raises ValueError that names the file and says how to fix it. The message never quotes the content.
+    Raises:
+        ValueError: the file is missing, unreadable, readable by other users, or its content cannot be used as a
+            password. The message names the file and says how to fix it. It never quotes the content.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -50,9 +60,13 @@ def read_password(path: Path) -> str:
 
 
 def missing_login(protocol: str, certfile: Path | None) -> str | None:
-    """Return why a Kafka that is reached by this protocol is unsafe, or None if its clients log in.
+    """Return a warning if clients reach Kafka without a login, or None if they log in.
 
     The fold trusts the log, so any client that can append to it can act as operator.
+
+    Args:
+        protocol: the setting `kafka.security_protocol`. The SASL protocols have a login.
+        certfile: the setting `kafka.ssl_certfile`. With `SSL`, a client certificate is the login.
     """
     if protocol.startswith("SASL") or (protocol == "SSL" and certfile is not None):
         return None
@@ -108,12 +122,18 @@ class KafkaSettings(Section):
 
     @property
     def password_file(self) -> Path | None:
-        """The file with the password; `keys/kafka.password` of the data directory unless another is named."""
+        """The file with the password: `sasl_password_file`, or else `<data_dir>/keys/kafka.password`.
+
+        None only if this section was created outside `Settings` and no file is set.
+        """
         return self.sasl_password_file or self._own_password_file
 
     @property
     def wanted_in_sync_replicas(self) -> int:
-        """How many replicas must have a record before Kafka acknowledges it (`min.insync.replicas`)."""
+        """How many replicas must have a record before Kafka acknowledges it (`min.insync.replicas`).
+
+        It is `min_in_sync_replicas`. If that is unset, it is one fewer than `replication_factor`, at least 1.
+        """
         return self.min_in_sync_replicas or max(1, self.replication_factor - 1)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Every setting with its type, default, bounds and description, read from the models of the sections."""
+"""A list of all settings with types, defaults, bounds and descriptions, for the settings reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ _TYPES = {bool: "true or false", int: "integer", float: "number", Path: "path", 
 
 
 class Setting(NamedTuple):
-    """One setting. `default` is None for a setting without a default; `alias` is a second variable for it."""
+    """The description of one setting.
+
+    Attributes:
+        name: the name with its section, such as `kafka.topic`.
+        type: the type in words, such as `integer` or `text`.
+        default: the default value, or None for a setting that is unset by default.
+        bounds: the bounds of a number in words, such as `at least 1`. Empty if there are none.
+        description: the meaning of the setting.
+        alias: a second environment variable for it, such as `MQTT_BROKER`, or None.
+    """
 
     name: str
     type: str
@@ -27,17 +36,22 @@ class Setting(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """The environment variable that sets this setting, such as `TRUNKLINE__KAFKA__TOPIC`."""
         return ENV_PREFIX + self.name.replace(".", "__").upper()
 
     @property
     def is_secret(self) -> bool:
-        """Whether its value must not be shown."""
+        """Whether the setting is a password or key, so that its value must not be shown."""
         return self.type == _TYPES[SecretStr]
 
 
 def all_settings(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Setting]:
-    """Yield the settings in the order of the sections, the settings of one section together."""
+    """Yield a description of each setting, section by section.
+
+    Args:
+        model: the model whose fields are described. Nested sections are included.
+        prefix: the text before each name, for the recursion. Callers omit both arguments.
+    """
     aliases = {".".join(path): name for name, path in ALIASES.items()}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

@@ -1,4 +1,4 @@
-"""The sections of the settings. The text below a field is its description in the settings reference.
+"""The sections of the settings, one model each. The text below a field is its description in the reference.
 
 A name that ends in `_s`, `_ms`, `_h`, `_mb` or `_bytes` gives the unit. Paths are relative to the checkout
 unless they are absolute.
@@ -17,13 +17,13 @@ _TOPIC_PREFIX = r"^[^+#\x00]*[^+#/\x00]$"
 
 
 class Section(BaseModel):
-    """A frozen group of settings. An unknown name is an error."""
+    """The base class of a section: a group of settings that cannot change. An unknown name is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class MqttSettings(Section):
-    """The MQTT broker of job events (JE-01, JE-13), the publisher's timing (JE-15) and the bridge."""
+    """The MQTT broker of job events, the publisher's timing and the MQTT bridge (JE-01, JE-13, JE-15)."""
 
     host: Host = "127.0.0.1"
     """Host of the broker."""
@@ -96,7 +96,10 @@ class LimitSettings(Section):
 
 
 class ConnectionSettings(Section):
-    """Bounds of the gateway's listeners, part of its section. Counts are for all its TCP listeners together."""
+    """Limits of the connections to the gateway's TCP ports. They are part of the section `gateway`.
+
+    Counts are for all ports of the gateway together: hub, dashboard and agent MCP door.
+    """
 
     anonymous_connections: int = Field(default=256, ge=8, le=100_000)
     """Connections without an admitted request. Beyond this the oldest idle one is closed."""
@@ -112,7 +115,7 @@ class ConnectionSettings(Section):
 
 
 class GatewaySettings(ConnectionSettings):
-    """The HTTP hub. With `certfile` and `keyfile` all listeners of the gateway speak HTTPS."""
+    """The gateway and its HTTP hub. With `certfile` and `keyfile`, all ports of the gateway speak HTTPS."""
 
     host: Host = "127.0.0.1"
     """Address on which the hub listens."""
@@ -222,7 +225,7 @@ class FileSettings(Section):
 
 
 class XmlPumpSettings(Section):
-    """The XML message pump (XP-08, XP-09, XP-11)."""
+    """The XML message pump and its signed commands (XP-08, XP-09, XP-11)."""
 
     organism_file: Path = Path("conf/organism.yaml")
     """File with the listeners. Without the file there are only those that commands add."""
@@ -256,7 +259,7 @@ class StorageSettings(Section):
 
 
 class AuditSettings(Section):
-    """The chain of Merkle roots over the ledger, and its signed anchors."""
+    """The audit chain (Merkle roots over the rows of the ledger) and its signed anchors."""
 
     chain_dir: Path | None = None
     """Folder of the chain. Unset: `<data_dir>/audit`."""

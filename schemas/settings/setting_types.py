@@ -107,14 +107,26 @@ Listener = tuple[str, str, int]
 
 
 def listener_at(setting: str, servers: str) -> Iterator[Listener]:
-    """Yield the listener of a single server on loopback, and nothing for any other server."""
+    """Yield the `Listener` of a server that runs on this machine, for `check_ports_differ`.
+
+    Args:
+        setting: the name of the setting that has the address.
+        servers: the address, as `HOST:PORT`. Nothing is yielded for a host other than loopback, nor for a list
+            of several addresses.
+    """
     host, _, port = servers.rpartition(":")
     if host in _LOOPBACK:
         yield setting, host, int(port)
 
 
 def check_ports_differ(listeners: Iterable[Listener]) -> None:
-    """Raise ValueError when two listeners share a port of one address. Port 0 means no listener."""
+    """Check that no two servers of this machine are set to listen on the same port of the same address.
+
+    Port 0 means that there is no such server.
+
+    Raises:
+        ValueError: two have the same port and their addresses overlap. The message names both settings.
+    """
     for (one, host, port), (other, other_host, other_port) in combinations(listeners, 2):
         hosts = {host, other_host}
         if port and port == other_port and (len(hosts) == 1 or hosts & _ANY_ADDRESS or hosts <= _LOOPBACK):
@@ -122,9 +134,10 @@ def check_ports_differ(listeners: Iterable[Listener]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is 127.0.0.0/8, ::1 or `localhost`, so that only this machine reaches it.
+    """Return whether `host` is a loopback address (127.0.0.0/8, ::1 or `localhost`).
 
-    Other names are not looked up and count as not loopback, and so do 0.0.0.0 and ::.
+    Only programs on this machine can reach a server that listens on it. Other names are not looked up: the
+    result is False for them, and also for 0.0.0.0 and ::.
     """
     if host == "localhost":
         return True
@@ -135,5 +148,5 @@ def is_loopback(host: str) -> bool:
 
 
 def address_at(scheme: str, host: str, port: int) -> str:
-    """Return the URL of the server on `host` and `port`. Puts an IPv6 address into brackets."""
+    """Return the URL `scheme://host:port`. An IPv6 address is put into brackets."""
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

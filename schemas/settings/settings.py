@@ -65,11 +65,11 @@ SECRET_VARIABLES = frozenset(
 
 
 class SettingsError(Exception):
-    """A setting is wrong or unknown. The message names it. No program was started."""
+    """A setting is wrong or unknown. The message names the setting. `load_settings` raises it at the start."""
 
 
 class Settings(Section):
-    """All settings. Programs call `load_settings()`; tests create the model directly."""
+    """All settings. Programs call `load_settings()` to create it; tests create the model directly."""
 
     data_dir: DataDirectory = Path("var")
     """Directory of everything that the stack writes."""
@@ -114,37 +114,37 @@ class Settings(Section):
 
     @property
     def data_path(self) -> Path:
-        """The data directory as an absolute path."""
+        """The data directory as an absolute path. A relative `data_dir` is below the checkout."""
         return self.data_dir if self.data_dir.is_absolute() else PROJECT_ROOT / self.data_dir
 
     @property
     def tables_root(self) -> str:
-        """Directory or URI below which each Delta table has a folder of its own."""
+        """The directory or URI that has one folder for each Delta table."""
         return self.storage.tables or str(self.data_path / "tables")
 
     @property
     def checkpoints_root(self) -> str:
-        """Directory or URI below which each streaming query has its checkpoint."""
+        """The directory or URI that has one folder for the checkpoint of each Spark streaming query."""
         return self.storage.checkpoints or str(self.data_path / "checkpoints")
 
     @property
     def key_file(self) -> Path:
-        """The 0600 file with the master keys."""
+        """The file with the master keys (mode 0600), unless `master_key` has them."""
         return self.master_key_file or self.data_path / "keys" / "master.json"
 
     @property
     def tls_path(self) -> Path:
-        """The folder with the local authority's certificates and keys."""
+        """The folder with the certificates and keys of the stack's own certificate authority."""
         return self.tls_dir or self.data_path / "keys" / "tls"
 
     @property
     def http_scheme(self) -> str:
-        """The scheme of all listeners of the gateway, `http` or `https`."""
+        """The URL scheme of all ports of the gateway: `https` if it has a certificate, else `http`."""
         return "http" if self.gateway.certfile is None else "https"
 
     @property
     def gateway_url(self) -> str:
-        """The gateway's URL, without a slash at the end."""
+        """The URL at which clients reach the gateway, without a slash at the end."""
         own = address_at(self.http_scheme, self.gateway.host, self.gateway.port)
         return (self.gateway.url or own).rstrip("/")
 
@@ -156,35 +156,39 @@ class Settings(Section):
 
     @property
     def agent_keys_path(self) -> Path:
-        """The folder of the private keys of agents that were spawned on this machine."""
+        """The folder for the private keys of agents that the agent MCP door spawned on this machine."""
         return self.agent_mcp.keys_path or self.data_path / "agent_keys"
 
     @property
     def command_socket(self) -> Path:
-        """The Unix socket of the signed commands."""
+        """The path of the Unix socket at which the XML pump takes signed commands."""
         return self.xml_pump.command_socket or self.data_path / "run" / "commands.sock"
 
     @property
     def command_keys_path(self) -> Path:
-        """The folder of the public keys whose commands are accepted, and of the operator's private key."""
+        """The folder of the public keys whose commands the XML pump accepts.
+
+        The operator's private key is stored there, too.
+        """
         return self.xml_pump.command_keys_dir or self.data_path / "keys" / "commands"
 
     @property
     def operator_token_file(self) -> Path:
-        """The 0600 file with the operator's token."""
+        """The file with the operator's token (mode 0600)."""
         return self.gateway.operator_token_file or self.data_path / "keys" / "operator.token"
 
     def table_path(self, table: str) -> str:
-        """Return the path or URI of one Delta table."""
+        """Return the path or URI of the Delta table with the name `table`, such as `ledger`."""
         return f"{self.tables_root}/{table}"
 
 
 def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
-    """Read the settings from the file and the environment.
+    """Read and validate the settings from the settings file and the environment, which overrides the file.
 
     Args:
-        environ: The environment variables. None stands for those of this process.
-        file: The settings file. None stands for `TRUNKLINE_CONF` or `conf/trunkline.yaml`.
+        environ: The environment variables. None means those of this process.
+        file: The settings file. None means the file that the variable `TRUNKLINE_CONF` names, or else
+            `conf/trunkline.yaml`.
 
     Raises:
         SettingsError: A setting is wrong or unknown. The message names it. A misspelt section in the name of a
@@ -199,7 +203,11 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
 
 
 def setting_origins(environ: Mapping[str, str] | None = None, file: Path | None = None) -> dict[str, str]:
-    """Return the source of each setting that is not the default: a variable's name, or the file's path."""
+    """Return the source of each setting that the settings file or the environment sets.
+
+    The keys are names such as `kafka.topic`. The values are the name of the environment variable or the path of
+    the file. Settings with their default are absent. For the arguments, see `load_settings`.
+    """
     return _collect(environ, file)[1]
 
 
@@ -264,10 +272,10 @@ def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:
-    """Return the `TRUNKLINE__…` variables with which `load_settings` returns equal settings in a child process.
+    """Return the environment variables (`TRUNKLINE__…`) that pass these settings to a child process.
 
-    Only values that differ from the defaults are included. Secrets are passed in the environment, never as
-    arguments.
+    With them, `load_settings` in the child returns equal settings. Only values that differ from the defaults
+    are included. Secrets are included, too, because they must never be arguments of a command.
     """
     found: dict[str, str] = {}
 
