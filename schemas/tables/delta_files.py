@@ -26,7 +26,10 @@ _BYTES_READ: Final = 1024 * 1024
 
 
 def table_storage(path: str) -> FileSystem:
-    """Return the file system below the path or URI of a table."""
+    """Return an Arrow file system whose root is the folder of a Delta table.
+
+    `path` is a local path or a URI of an object store.
+    """
     if "://" in path:
         return PyFileSystem(DeltaStorageHandler(path))
     # No Python file system: Arrow's threads would need the interpreter lock while the program exits, and abort.
@@ -34,16 +37,22 @@ def table_storage(path: str) -> FileSystem:
 
 
 def dataset_of(table: DeltaTable) -> ds.Dataset:
-    """Return a lazy dataset of all rows of `table`, at the version at which it is loaded."""
+    """Return a lazy Arrow dataset of all rows of `table`, in the version of the table that is loaded.
+
+    Rows are read only when the caller scans the dataset.
+    """
     where = urlsplit(table.table_uri)
     path = unquote(where.path) if where.scheme == "file" else table.table_uri
     return table.to_pyarrow_dataset(filesystem=table_storage(path))
 
 
 def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> ds.Dataset:
-    """Return a lazy dataset of all rows of some files of a table with this `schema`.
+    """Return a lazy Arrow dataset of all rows of some Parquet files of a Delta table.
 
-    `paths` are relative to `storage`. A column that a file lacks is null in its rows.
+    Args:
+        storage: the file system of the table, by `table_storage`.
+        paths: the files, relative to the root of `storage`.
+        schema: the columns of the result. A column that a file lacks is null in its rows.
     """
     import pyarrow.dataset as ds  # a late import, because it imports pandas
 
@@ -51,10 +60,10 @@ def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schem
 
 
 def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of all rows of `table`, file by file, in batches of at most `rows` rows.
+    """Yield all rows of `table`, file by file, in batches of at most `rows` rows with the given columns.
 
-    No more than one batch is decoded at once. Arrow's own scanner decodes whole row groups, which takes
-    gigabytes with long texts.
+    Use it to read a table in little memory: only one batch is decoded at once. Arrow's own scanner decodes
+    whole row groups, which takes gigabytes with long texts.
     """
     dataset = dataset_of(table)
     schema = pa.schema([dataset.schema.field(name) for name in columns])
@@ -66,7 +75,7 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
 
 
 def has_rows(path: str) -> bool:
-    """Return whether there is a table at `path` with at least one row."""
+    """Return whether a Delta table with at least one row exists at the path or URI `path`."""
     if not DeltaTable.is_deltatable(path):
         return False
     return bool(dataset_of(DeltaTable(path)).head(1, columns=[]).num_rows)

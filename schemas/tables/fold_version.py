@@ -1,4 +1,4 @@
-"""The version of the fold that settled a ledger, noted in the table and checked by each program with a fold.
+"""The fold version that settled a ledger. It is stored in the table, and each program with a fold checks it.
 
 A new version may decide differently, and both runners must switch to it at the same record. Programs therefore
 do not start on a ledger of another version. `trunkline fold switch` switches the ledger to the new version.
@@ -26,9 +26,10 @@ SWITCH_PROPERTY: Final = "trunkline.foldSwitch"
 
 
 def version_of(ledger: DeltaTable) -> int | None:
-    """Return the version of the fold that settled `ledger`, or None for a ledger without rows.
+    """Return the fold version that settled the newest rows of `ledger`, or None for a ledger without rows.
 
-    Without a note in the table's properties, the newest row decides.
+    The version is read from the table property `trunkline.foldVersion`. If that is missing, it is the highest
+    version in the column `fold_version`.
     """
     noted = ledger.metadata().configuration.get(FOLD_PROPERTY)
     if noted is not None:
@@ -43,13 +44,23 @@ def _ledger(settings: Settings) -> DeltaTable | None:
 
 
 def noted_switch(settings: Settings) -> str | None:
-    """Return the body of the last switch record as JSON, as the ledger notes it, or None without a switch."""
+    """Return the body of the last switch to a new fold version, as the ledger's table properties store it.
+
+    Returns:
+        The body of the record `control.fold_switched` as JSON, or None if there is no ledger or no switch. If
+        the switch was interrupted, this record may be missing in the log, and the caller appends it.
+    """
     ledger = _ledger(settings)
     return None if ledger is None else ledger.metadata().configuration.get(SWITCH_PROPERTY)
 
 
 def check_fold_version(settings: Settings) -> None:
-    """Raise Refused when another version of the fold than this one settled the ledger."""
+    """Check at a program's start that the ledger was settled by the fold version of this program.
+
+    Raises:
+        Refused: it was settled by another version. The message says what to do. Without a ledger, the check
+            passes.
+    """
     ledger = _ledger(settings)
     found = None if ledger is None else version_of(ledger)
     if found is not None and found != FOLD_VERSION:
@@ -57,9 +68,17 @@ def check_fold_version(settings: Settings) -> None:
 
 
 def check_switch(record_type: str | None, verdict: str, value: bytes | None) -> None:
-    """Raise Refused if this settled record switches to a newer version of the fold than this one.
+    """Check that a settled record does not switch the log to a fold version newer than that of this program.
 
-    This program must not settle the records after it.
+    A program calls it for each record that it settled, because it must not settle the records after a switch.
+
+    Args:
+        record_type: the type of the record. `None` if its headers are invalid.
+        verdict: the verdict on the record.
+        value: the body of the record.
+
+    Raises:
+        Refused: the record is such a switch. The message says what to do.
     """
     if record_type == CONTROL_FOLD_SWITCHED and verdict == ACCEPTED and value is not None:
         to_version = int(orjson.loads(value)["to_version"])
@@ -68,7 +87,10 @@ def check_switch(record_type: str | None, verdict: str, value: bytes | None) -> 
 
 
 def other_version(found: int) -> str:
-    """Return the message about a ledger that the version `found` of the fold settled. It says what to do."""
+    """Return the error message for a ledger that was settled by another fold version than this program's.
+
+    The message says what to do. `found` is the ledger's version.
+    """
     what = f"the ledger is settled by version {found} of the fold, and this program has version {FOLD_VERSION}"
     if found > FOLD_VERSION:
         return f"{what}: it is older than the ledger; start the newer program"

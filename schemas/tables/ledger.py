@@ -102,10 +102,18 @@ def ledger_row(
     writes: Writes | None = None,
     accepted_offset: int | None = None,
 ) -> LedgerRow:
-    """Return the row of one settled record.
+    """Return the ledger row of one settled record. If its value is masked, the original is sealed.
 
-    `changes`, `writes` and `accepted_offset` are given for a stream's last row of a micro-batch only: the
-    changed rows of views, the written entries of the stream state, and the offset of the last accepted record.
+    The last three arguments describe the effect of a whole micro-batch on the stream. Pass them only for the
+    stream's last record of the micro-batch.
+
+    Args:
+        record: the record as it was read from Kafka.
+        settled: the result of the fold for the record.
+        keyring: the master keys that seal the original of a masked value.
+        changes: the changed rows of views, the last change for each row.
+        writes: the changed entries of the stream state. `None` means none.
+        accepted_offset: the offset of the stream's last accepted record.
     """
     envelope = settled.envelope
     sealed = None
@@ -150,10 +158,18 @@ def _wire_of(record: Record, settled: Settled) -> str | None:
 
 
 def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
-    """Return the Kafka record of which `row` was made, for a refold. Raises UnsealError, ValueError.
+    """Return the Kafka record of which a ledger row was made, for a refold.
 
     It equals the original in everything that the fold reads. `ce_time` and `content-type`, which the fold does
     not read, are empty.
+
+    Args:
+        row: a row of the ledger. Only the columns `RECORD_COLUMNS` must be read; the others may be None.
+        keyring: the master keys that open a sealed value.
+
+    Raises:
+        UnsealError: no master key opens the sealed value.
+        ValueError: the column `wire` is invalid.
     """
     value = row.value
     if row.value_sealed is not None:

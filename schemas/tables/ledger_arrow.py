@@ -1,4 +1,4 @@
-"""The ledger's columns as Arrow types, and the conversion of rows to a batch and of stored rows back."""
+"""The ledger's columns as Arrow types, and the conversion of ledger rows to an Arrow batch and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _ROWS_AT_ONCE: Final = 1000
 
 
 def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
-    """Return `rows` as one Arrow batch of `LEDGER_ARROW`. An empty sequence gives an empty batch."""
+    """Convert ledger rows to one Arrow record batch with the columns of the ledger (`LEDGER_ARROW`).
+
+    An empty sequence gives an empty batch.
+    """
     if not rows:
         return pa.RecordBatch.from_pylist([], schema=LEDGER_ARROW)
     columns = zip(*rows, strict=True)
@@ -53,10 +56,16 @@ def _moment(text: str | None) -> datetime | None:
 def rows_between(
     dataset: ds.Dataset, partition: int, first: int, end: int, columns: Collection[str] = COLUMNS
 ) -> Iterator[LedgerRow]:
-    """Yield the rows of `partition` from offset `first` to before `end`, in the order of offsets.
+    """Read the ledger rows of one Kafka partition and yield them in the order of offsets.
 
-    `columns` are the columns to read; the other fields of a row are None. All rows of the range are in memory
-    at once.
+    All rows of the range are in memory at once, so choose a small range.
+
+    Args:
+        dataset: the ledger, or some of its files.
+        partition: the Kafka partition.
+        first: the first offset of the range.
+        end: the offset after the last one of the range.
+        columns: the columns to read. The other fields of each row are None.
     """
     names = [name for name in COLUMNS if name in columns]
     at = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)

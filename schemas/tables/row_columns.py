@@ -1,4 +1,4 @@
-"""The columns of a table, from the class of its rows: types from the hints, comments from the docstrings."""
+"""The columns of a table, derived from its row class: types from the hints, comments from the docstrings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _TYPES: Final = {
 
 
 def columns_of(*row_types: type[Any]) -> pa.Schema:
-    """Return the columns of a table whose rows have the fields of all these classes, in their order."""
+    """Return the Arrow schema of a table whose rows have the fields of all these classes, in their order.
+
+    A field whose type hint allows `None` becomes a nullable column.
+    """
     hints = {one: get_type_hints(one, include_extras=True) for one in row_types}
     return pa.schema([_field(name, hints[one][name]) for one in row_types for name in one.__match_args__])
 
@@ -41,9 +44,9 @@ def _field(name: str, hint: object) -> pa.Field:
 
 
 def with_comments(schema: pa.Schema, *row_types: type[Any]) -> pa.Schema:
-    """Return `schema` with comments: the docstrings below the fields of these classes.
+    """Return a copy of `schema` whose columns have comments: the docstrings below the fields of `row_types`.
 
-    Only a new Delta table gets comments. A write with such a schema adds none to an existing table.
+    Use it to create a Delta table. A write with such a schema adds no comments to an existing table.
     """
     comments = {name: text for one in row_types for name, text in _docstrings(one)}
     return pa.schema(

@@ -1,4 +1,4 @@
-"""The columns of the view tables: those of the rows, and the position in the log."""
+"""The columns of the view tables: the columns of each view's rows, and the position in the log."""
 
 from __future__ import annotations
 

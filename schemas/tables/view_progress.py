@@ -1,4 +1,4 @@
-"""The progress of the view tables, stored in the commits of `stream_entries` by one writer for many readers.
+"""The progress of the view tables: how much of the ledger they contain. Stored with the table `stream_entries`.
 
 A micro-batch of `build_views` writes the registries first and `stream_entries` last. Every view table is
 therefore at or beyond the offsets in the newest commit of `stream_entries`.
@@ -26,24 +26,29 @@ _OFFSET: Final = f"{PROGRESS_KEY}/offset/"
 
 
 class ViewProgress(msgspec.Struct, frozen=True):
-    """The progress of the view tables.
+    """The progress of the view tables: which records of the log they contain.
 
-    `offsets` has for each Kafka partition the first offset that is not in the views. A partition without
-    records in the views is absent. `ledger_version` is the newest version of the ledger whose rows are all in
-    the views, or -1.
+    Attributes:
+        offsets: for each Kafka partition the first offset that is not in the views. A partition without records
+            in the views is absent.
+        ledger_version: the newest version of the Delta table `ledger` whose rows are all in the views, or -1.
     """
 
     offsets: dict[int, int]
     ledger_version: int
 
     def metadata(self) -> dict[str, str]:
-        """Return the JSON form of the progress for a commit's metadata."""
+        """Return this progress as metadata for a Delta commit: the key `trunkline` with JSON as its value."""
         # `json.dumps` writes the partitions as texts.
         document = {"offsets": dict(sorted(self.offsets.items())), "ledger_version": self.ledger_version}
         return {PROGRESS_KEY: json.dumps(document)}
 
     def commit_properties(self) -> CommitProperties:
-        """Return the properties of a commit of `stream_entries`: metadata and transaction versions."""
+        """Return the properties with which a commit of the table `stream_entries` stores this progress.
+
+        They contain it twice: as JSON in the metadata, and as Delta transaction versions. For `NO_PROGRESS`
+        they are empty. Pass them to the write of delta-rs.
+        """
         if self == NO_PROGRESS:
             return CommitProperties()
         transactions = [
@@ -58,10 +63,17 @@ NO_PROGRESS: Final = ViewProgress({}, -1)
 
 
 def read_progress(table: DeltaTable) -> ViewProgress:
-    """Return the progress at the version at which `table` is loaded, or NO_PROGRESS if there is none yet.
+    """Read the progress of the view tables from the table `stream_entries`.
 
-    The progress of a table with the metadata alone comes from its newest commit. Raises TrunklineError when
-    that metadata cannot be read.
+    Args:
+        table: `stream_entries`, loaded at the version whose progress is wanted.
+
+    Returns:
+        The progress, or NO_PROGRESS if none is stored yet. If the table has no transaction versions, the
+        progress comes from the metadata of its newest commit.
+
+    Raises:
+        TrunklineError: that metadata cannot be read.
     """
     ledger_version = table.transaction_version(_LEDGER)
     if ledger_version is None:
