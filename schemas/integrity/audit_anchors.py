@@ -27,11 +27,15 @@ _END: Final = b"-----END PUBLIC KEY-----"
 
 
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The signed part of an anchor: the state of the chain of the Delta table with the id `table`.
+    """The signed part of an anchor: the state of the audit chain at one time.
 
-    `length` is the number of its entries, `value` the value of the last one, and `ends` the first offset of
-    each partition that is not in the ledger. `rows` is the number of rows that the chain covers. `time_us` is
-    the time by the signer's clock, in microseconds since 1970 UTC.
+    Attributes:
+        table: the id of the Delta table `ledger` whose chain it is.
+        length: the number of entries of the chain.
+        value: the hash of the last entry, in hex (`ChainEntry.value`).
+        ends: for each partition the first offset that is not in the ledger.
+        rows: the number of ledger rows that the chain covers.
+        time_us: the time by the signer's clock, in microseconds since 1970 UTC.
     """
 
     table: str
@@ -43,14 +47,14 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A statement, the id of the key that signed it, and the signature in base64."""
+    """A signed statement: `key` is the id of the key that signed it, `signature` is in base64."""
 
     statement: Statement
     key: str
     signature: str
 
     def text(self) -> bytes:
-        """Return the anchor's line in the anchors file."""
+        """Return the anchor as a line of the anchors file: canonical JSON with a line end."""
         return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
 
 
@@ -58,18 +62,25 @@ _parse: Final = msgspec.json.Decoder(Anchor).decode
 
 
 def statement_of(entry: ChainEntry, time_us: int) -> Statement:
-    """Return the statement about a chain that ends with `entry`."""
+    """Return the statement, not yet signed, about a chain whose last entry is `entry`.
+
+    `time_us` is the present time in microseconds since 1970 UTC.
+    """
     return Statement(entry.table, entry.number + 1, entry.value(), entry.ends, entry.rows, time_us)
 
 
 def sign_statement(statement: Statement, key: Ed25519PrivateKey) -> Anchor:
-    """Return an anchor: `statement` with its signature by `key`."""
+    """Sign `statement` with the private key `key` and return it as an anchor."""
     signature = base64.b64encode(key.sign(_signed_bytes(statement))).decode("ascii")
     return Anchor(statement, key_id(key.public_key()), signature)
 
 
 def is_signed_by(anchor: Anchor, keys: dict[str, Ed25519PublicKey]) -> bool:
-    """Return whether the anchor has a valid signature by one of `keys`, which maps key ids to keys."""
+    """Verify an anchor. Return whether one of `keys` made its signature.
+
+    `keys` maps key ids to public keys, as `public_keys_in` returns them. The result is False for an unknown key
+    id, a wrong signature and a signature that is not base64.
+    """
     key = keys.get(anchor.key)
     if key is None:
         return False
@@ -85,9 +96,9 @@ def _signed_bytes(statement: Statement) -> bytes:
 
 
 def read_anchors(path: Path) -> list[Anchor | None]:
-    """Return the lines of an anchors file, with None for a line that cannot be read.
+    """Read an anchors file and return one anchor for each line, or None for a line that cannot be parsed.
 
-    A crash may leave such a line.
+    A crash while a line was written may leave such a line. Signatures are not verified. Raises OSError.
     """
     found: list[Anchor | None] = []
     for text in path.read_bytes().splitlines():
@@ -99,23 +110,29 @@ def read_anchors(path: Path) -> list[Anchor | None]:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the id of a public key: the first 16 hex digits of its SHA-256."""
+    """Return the id of a public key: the first 16 hex digits of the SHA-256 of its raw bytes."""
     raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return sha256(raw).hexdigest()[:16]
 
 
 def ensure_anchor_key(path: Path) -> Ed25519PrivateKey:
-    """Return the key in the 0600 file `path`. Creates the file if needed. Raises UsageError, OSError."""
+    """Return the private key that signs anchors. Create the file `path` with a new key if it does not exist.
+
+    Raises:
+        UsageError: other users can read the file, or it has no Ed25519 private key.
+        OSError: the file cannot be created or read.
+    """
     if not path.exists():
         make_first(path, private_key_pem(Ed25519PrivateKey.generate()))
     return load_anchor_key(path)
 
 
 def load_anchor_key(path: Path) -> Ed25519PrivateKey:
-    """Return the private key in the file `path`.
+    """Return the private key that signs anchors, from the file `path`.
 
-    Raises UsageError when others can read the file or when it has no Ed25519 private key, and
-    FileNotFoundError.
+    Raises:
+        UsageError: other users can read the file, or it has no Ed25519 private key.
+        FileNotFoundError: the file does not exist.
     """
     if path.stat().st_mode & 0o077:
         raise UsageError(f"audit.key_file: {path} is readable by others; run: chmod 600 {path}")
@@ -129,10 +146,10 @@ def load_anchor_key(path: Path) -> Ed25519PrivateKey:
 
 
 def public_keys_in(path: Path) -> dict[str, Ed25519PublicKey]:
-    """Return the public keys in a PEM file by their ids.
+    """Return the public keys in a PEM file, mapped from their key ids, to verify anchors.
 
-    After a change of keys the file contains several, one after the other. Raises UsageError when there is none,
-    or one that is not Ed25519.
+    After a change of keys the file contains several keys, one after the other. Raises UsageError if the file
+    cannot be read, has no key, or has a key that is not Ed25519.
     """
     found = {}
     try:

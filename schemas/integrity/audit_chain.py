@@ -1,4 +1,4 @@
-"""The audit chain: one entry for each commit of the ledger, with its Merkle roots and the entry before it.
+"""The audit chain: for each ledger commit an entry with Merkle roots of its rows and the hash before it.
 
 An entry is part of its commit's metadata, so that rows and entry are stored together or not at all. Delta's log
 is cleaned after an hour; the chain file keeps all entries, one JSON line each. An entry's value is the SHA-256
@@ -35,11 +35,16 @@ _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 
 
 class PartitionRoot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The rows of one partition that a commit added.
+    """The Merkle root over the rows of one Kafka partition that one commit added to the ledger.
 
-    They have the offsets `first` to `last`, and `root` is the Merkle root over them in the order of offsets.
-    `marks` (base64) are the first four bytes of each node of the lowest tree level with at most 32 nodes. They
-    prove nothing, but show where two trees differ.
+    Attributes:
+        partition: the Kafka partition.
+        first: the lowest offset of the rows.
+        last: the highest offset of the rows.
+        rows: the number of rows.
+        root: the Merkle root over the rows in the order of offsets, in hex.
+        marks: the first four bytes of each node of the lowest tree level with at most 32 nodes, in base64. They
+            prove nothing, but show where two trees differ.
     """
 
     partition: Partition
@@ -51,12 +56,21 @@ class PartitionRoot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry of one commit to the Delta table with the id `table`.
+    """The entry of the audit chain about one commit to the ledger.
 
-    `root` is the Merkle root over the roots of its partitions, in the order of partitions. `ends` is, after the
-    commit, the first offset of each partition that is not in the ledger. `rows` is the number of rows that the
-    chain covers up to here. `start` is empty but in the first entry: the ends of the ledger before the chain
-    began. Rows below them are not covered.
+    Attributes:
+        number: the number of the entry. The first has 0.
+        previous: the value of the entry before, 64 zeros for the first entry.
+        table: the id of the Delta table `ledger`.
+        query: the id of the Spark query that made the commit.
+        batch: the number of the micro-batch.
+        encoding: the number of the encoding by which rows were hashed (`ledger_leaves.ENCODINGS`).
+        root: the Merkle root over the roots of `partitions`, in hex.
+        partitions: the roots of the rows that the commit added, in the order of partitions.
+        ends: after the commit, the first offset of each partition that is not in the ledger.
+        rows: the number of rows that the chain covers, including this entry.
+        start: in the first entry, the `ends` of the ledger before the chain began. Rows below them are not
+            covered. Empty in later entries.
     """
 
     number: Number
@@ -72,21 +86,26 @@ class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: dict[Partition, Number]
 
     def value(self) -> str:
-        """Return the SHA-256 of the canonical JSON of the entry, in hex."""
+        """Return the entry's hash, which the next entry contains: the SHA-256 of its canonical JSON, in hex."""
         return sha256(canonical_plain(msgspec.to_builtins(self, str_keys=True))).hexdigest()
 
 
 class FirstEntry(NamedTuple):
-    """The start of a chain: its table's id, and the ends of the table before the chain."""
+    """The start of a chain that has no entries yet.
+
+    `table` is the id of the Delta table `ledger`. `start` maps each partition to the first offset that is not
+    in the ledger.
+    """
 
     table: str
     start: dict[int, int]
 
 
 class ChainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry with its value as it was stored.
+    """An entry of the chain as it is stored: one line of the chain file.
 
-    `version` is the version of the table that the entry's commit made.
+    `value` is the stored hash of `entry`; only a comparison with `entry.value()` shows that they belong
+    together. `version` is the Delta version of the ledger that the entry's commit made.
     """
 
     version: Number
@@ -94,7 +113,7 @@ class ChainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: ChainEntry
 
     def text(self) -> bytes:
-        """Return the line of the chain file."""
+        """Return the entry as a line of the chain file: canonical JSON with a line end."""
         return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
 
 
@@ -103,12 +122,12 @@ _parse_roots: Final = msgspec.json.Decoder(list[PartitionRoot]).decode
 
 
 def partition_root(partition: int, offsets: tuple[int, int], leaves: list[bytes]) -> PartitionRoot:
-    """Return the root of a run of rows.
+    """Return the Merkle root over consecutive ledger rows of one Kafka partition.
 
     Args:
         partition: The Kafka partition of the rows.
         offsets: The offsets of the first and the last row.
-        leaves: The leaf of each row, in the order of offsets.
+        leaves: The hash of each row, in the order of offsets, as `ledger_leaves` returns them.
     """
     root, level, _ = root_and_level(leaves, MARKS_MOST)
     marks = base64.b64encode(b"".join(node[:MARK_BYTES] for node in level)).decode("ascii")
@@ -116,9 +135,10 @@ def partition_root(partition: int, offsets: tuple[int, int], leaves: list[bytes]
 
 
 def commit_root(partitions: Iterable[PartitionRoot]) -> str:
-    """Return the root of a commit, in hex.
+    """Return the Merkle root over the partitions of one commit, in hex.
 
-    The leaf of a partition is made of its numbers, as eight bytes each, and its root.
+    Each leaf is the hash of a `PartitionRoot`: its partition, first, last and rows as eight bytes each, and its
+    root.
     """
     leaves = []
     for at in partitions:
@@ -128,19 +148,23 @@ def commit_root(partitions: Iterable[PartitionRoot]) -> str:
 
 
 def roots_text(roots: Iterable[PartitionRoot]) -> str:
-    """Return the roots as the text that a Spark task returns with its data file."""
+    """Encode roots as JSON text, which a Spark task returns to the driver together with its data file."""
     return msgspec.json.encode(list(roots)).decode("ascii")
 
 
 def read_roots(texts: Iterable[str]) -> list[PartitionRoot]:
-    """Return the roots from the texts that tasks made by `roots_text`."""
+    """Decode the texts that Spark tasks made with `roots_text`. Return all their roots in one list."""
     return [root for text in texts for root in _parse_roots(text)]
 
 
 def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
-    """Return the entry of a micro-batch that follows `head`.
+    """Return the chain entry for a micro-batch that is to be committed to the ledger.
 
-    `roots` are the texts of its tasks, by `roots_text`.
+    Args:
+        head: The last entry of the chain, or the start of a chain without entries.
+        query: The id of the Spark query.
+        batch: The number of the micro-batch.
+        roots: The texts that the tasks of the micro-batch made with `roots_text`.
     """
     partitions = tuple(sorted(read_roots(roots), key=lambda at: at.partition))
     before, rows = (head.start, 0) if isinstance(head, FirstEntry) else (head.ends, head.rows)
@@ -161,19 +185,27 @@ def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Ite
 
 
 def commit_metadata(entry: ChainEntry) -> dict[str, object]:
-    """Return the value of `audit` in a commit's metadata."""
+    """Return the object that is stored under the key `audit` in the metadata of the entry's commit."""
     return {"entry": msgspec.to_builtins(entry, str_keys=True), "value": entry.value()}
 
 
 class LogPart(NamedTuple):
-    """Entries of the commits that are still in Delta's log, and the log's newest version, -1 without a log."""
+    """The chain entries found in Delta's transaction log of the ledger.
+
+    `version` is the newest version of the table in that log, or -1 if there is no log.
+    """
 
     lines: list[ChainLine]
     version: int
 
 
 def lines_in_log(storage: FileSystem, after_version: int = -1) -> LogPart:
-    """Return the entries in Delta's log of the versions after `after_version`."""
+    """Return the chain entries in the commits that Delta's transaction log still has.
+
+    Args:
+        storage: the file system of the ledger, by `table_storage`.
+        after_version: only commits with a higher version are read. -1 means all.
+    """
     found = storage.get_file_info(FileSelector("_delta_log", allow_not_found=True))
     versions = sorted(int(file.base_name[:-5]) for file in found if _is_commit(file.base_name))
     lines = (line_in_commit(storage, version) for version in versions if version > after_version)
@@ -181,12 +213,19 @@ def lines_in_log(storage: FileSystem, after_version: int = -1) -> LogPart:
 
 
 def has_commit(storage: FileSystem, version: int) -> bool:
-    """Return whether Delta's log still has the commit of this version."""
+    """Return whether Delta's transaction log still has the commit that made the table version `version`.
+
+    Delta deletes old commits. `storage` is the file system of the ledger, by `table_storage`.
+    """
     return bool(storage.get_file_info([_commit_path(version)])[0].type == FileType.File)
 
 
 def line_in_commit(storage: FileSystem, version: int) -> ChainLine | None:
-    """Return the entry in a commit, or None when the commit was deleted or has no readable entry."""
+    """Return the chain entry in the Delta commit that made the table version `version`.
+
+    Returns None when the commit was deleted or has no readable entry. `storage` is the file system of the
+    ledger, by `table_storage`.
+    """
     try:
         with storage.open_input_stream(_commit_path(version)) as stream:
             texts = stream.read().splitlines()
@@ -200,7 +239,15 @@ def line_in_commit(storage: FileSystem, version: int) -> ChainLine | None:
 
 
 def line_in_metadata(metadata: str, version: int) -> ChainLine | None:
-    """Return the entry in a commit's userMetadata, or None when there is none that can be read."""
+    """Parse the chain entry in the field `userMetadata` of a Delta commit.
+
+    Args:
+        metadata: the text of the field, JSON with the key `audit`.
+        version: the table version that the commit made.
+
+    Returns:
+        The entry, or None if there is none or it cannot be parsed.
+    """
     try:
         audit = orjson.loads(metadata).get("audit")
         return None if audit is None else _parse_line(canonical_plain({"version": version, **audit}))
@@ -209,10 +256,16 @@ def line_in_metadata(metadata: str, version: int) -> ChainLine | None:
 
 
 def newest_entry(known: ChainEntry | None, lines: Iterable[ChainLine]) -> ChainEntry | None:
-    """Return the end of the chain that `lines` continue after `known`.
+    """Follow the audit chain through stored entries and return its last entry.
 
-    Lines that do not continue the chain are ignored: another writer made them. If `known` is None, the chain
-    begins with the first line.
+    Entries that do not follow the one before are ignored, because another writer made them.
+
+    Args:
+        known: the last entry that the caller knows. None means that the chain begins with the first valid line.
+        lines: the entries stored after it, in the order of versions.
+
+    Returns:
+        The last entry that continues the chain: `known` itself if no line does.
     """
     for line in lines:
         follows = known is None or (line.entry.number, line.entry.previous) == (known.number + 1, known.value())
@@ -230,9 +283,10 @@ def _commit_path(version: int) -> str:
 
 
 def lines_in_file(path: Path) -> Iterator[ChainLine | None]:
-    """Yield the lines of the chain file, None for one that cannot be read.
+    """Yield the entries of a chain file in order, with None for a line that cannot be parsed.
 
-    A last line without a line end is left out: it was not written completely.
+    A last line without a line end is left out, because it was not written completely. A missing file has no
+    entries.
     """
     if not path.exists():
         return
@@ -243,7 +297,10 @@ def lines_in_file(path: Path) -> Iterator[ChainLine | None]:
 
 
 def last_in_file(path: Path) -> ChainLine | None:
-    """Return the last readable line of the chain file, or None without one."""
+    """Return the last complete entry of a chain file that can be parsed, or None if there is no such entry.
+
+    Reads the file from its end. A missing file has no entries.
+    """
     if not path.exists():
         return None
     with path.open("rb") as file:

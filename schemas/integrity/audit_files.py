@@ -8,22 +8,22 @@ from schemas.settings.settings import Settings
 
 
 def chain_file(settings: Settings, table: str) -> Path:
-    """Return the chain file of the ledger with the Delta table id `table`.
+    """Return the path of the audit chain's file for the ledger with the Delta table id `table`.
 
-    A ledger that is created anew has another id, and so a chain of its own.
+    A ledger that is created anew has another id, and so a chain file of its own.
     """
     return (settings.audit.chain_dir or settings.data_path / "audit") / f"chain-{table}.ndjson"
 
 
 def anchors_file(settings: Settings) -> Path:
-    """Return the file with the anchors."""
+    """Return the path of the file with the signed anchors of the audit chain."""
     return (settings.audit.anchors_dir or settings.data_path / "anchors") / "anchors.ndjson"
 
 
 def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
-    """Return whether the path `anchors` is below `data_dir` or the tables.
+    """Return whether the path `anchors` is inside `data_dir` or the folder of the tables.
 
-    A person who can truncate the ledger there can truncate the anchors as well.
+    Callers warn about it: a person who can truncate the ledger there can truncate the anchors as well.
     """
     folders = [settings.data_path]
     if "://" not in settings.tables_root:
@@ -32,10 +32,10 @@ def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
 
 
 def anchor_key_file(settings: Settings) -> Path:
-    """Return the 0600 file with the private key that signs anchors."""
+    """Return the path of the file (mode 0600) with the private key that signs anchors."""
     return settings.audit.key_file or settings.data_path / "keys" / "audit.pem"
 
 
 def anchor_public_key_file(settings: Settings) -> Path:
-    """Return the file with the public key for anchors, which is no secret."""
+    """Return the path of the file with the public key that verifies anchors. It is no secret."""
     return anchor_key_file(settings).with_suffix(".pub")

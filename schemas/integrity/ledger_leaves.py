@@ -36,10 +36,12 @@ NO_LEAF: Final = bytes(32)
 
 
 def ledger_leaves(batch: pa.RecordBatch, columns: Sequence[str]) -> list[bytes]:
-    """Return the leaf of each row of `batch`, which has the columns of LEDGER_ARROW.
+    """Hash ledger rows. Return the leaf of the Merkle tree (32 bytes) for each row of `batch`.
 
-    `columns` are those of an encoding. Columns that were added later must be null; a row with a value in one of
-    them gets NO_LEAF.
+    Args:
+        batch: ledger rows with all columns of the ledger (`LEDGER_ARROW`).
+        columns: the columns to hash, one of `ENCODINGS`. Columns that were added to the ledger later must be
+            null: a row with a value in one of them gets `NO_LEAF`.
     """
     if not batch.num_rows:
         return []
@@ -60,7 +62,11 @@ def ledger_leaves(batch: pa.RecordBatch, columns: Sequence[str]) -> list[bytes]:
 
 
 def encoded_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """Return the bytes of each row of `batch` that are hashed, without the leading byte of a leaf."""
+    """Return the bytes to hash for each row of `batch`, as an Arrow array of large binaries.
+
+    The encoding is described at the top of this module. The zero byte before each leaf is not included.
+    `columns` are the columns to encode, one of `ENCODINGS`.
+    """
     count, width = batch.num_rows, len(columns)
     head = np.zeros(count, dtype=[("there", "u1", (width,)), ("numbers", ">i8", (width,))])
     there, numbers, texts = head["there"], head["numbers"], []

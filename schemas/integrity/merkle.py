@@ -18,12 +18,15 @@ EMPTY_ROOT: Final = sha256(b"").digest()
 
 
 def leaf_hash(data: bytes) -> bytes:
-    """Return the leaf of `data`."""
+    """Return the leaf hash of `data`: the SHA-256 of a zero byte and `data`."""
     return sha256(LEAF + data).digest()
 
 
 def level_above(level: Sequence[bytes]) -> list[bytes]:
-    """Return the nodes above those of `level`, which has at least two."""
+    """Return the next level of a Merkle tree: one node for each pair of nodes of `level`.
+
+    `level` has at least two nodes. An odd last node moves up unchanged.
+    """
     pairs = zip(level[::2], level[1::2], strict=False)
     above = [sha256(NODE + left + right).digest() for left, right in pairs]
     if len(level) % 2:
@@ -32,7 +35,10 @@ def level_above(level: Sequence[bytes]) -> list[bytes]:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Return the root over `leaves` in their order. Without leaves it is the hash of no bytes."""
+    """Return the Merkle root of `leaves`, which are hashes, in their order.
+
+    Without leaves it is the SHA-256 of no bytes.
+    """
     if not leaves:
         return EMPTY_ROOT
     level = leaves
@@ -42,9 +48,11 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def root_and_level(leaves: Sequence[bytes], most: int) -> tuple[bytes, list[bytes], int]:
-    """Return the root, the lowest level with at most `most` nodes, and the number of leaves per node.
+    """Return the Merkle root of `leaves` and a small level of the tree, to find where two trees differ.
 
-    The last node of the level may cover fewer leaves.
+    Returns:
+        The root, the lowest level that has at most `most` nodes, and the number of leaves below each of its
+        nodes. The last node of the level may have fewer leaves.
     """
     level, covered = list(leaves), 1
     while len(level) > most:
