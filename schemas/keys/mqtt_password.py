@@ -17,24 +17,30 @@ _TAGGED_USER: Final = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{8}")
 
 
 def job_user(job_id: str, secret: str) -> str:
-    """Return the MQTT user for a job's secret.
+    """Return the MQTT user name with which a job's publisher logs in.
 
-    It is the job's id. After a rotation it is `<job id>.<tag>`, where the tag is the part of the secret before
-    the point. An MQTT user has one password, and while the old and the new secret overlap there are two.
+    It is the job's id for the first secret. For a secret that a rotation made, it is `<job id>.<tag>`. The tag
+    is the part of the secret before the point. Two users are needed because an MQTT user has one password, and
+    after a rotation both secrets are valid for a while.
     """
     tag = _TAG.match(secret)
     return job_id if tag is None else f"{job_id}.{tag[1]}"
 
 
 def job_of_rotated_user(user: str) -> str | None:
-    """Return the job of an MQTT user that a rotation created, or None for any other user."""
+    """Return the job id in an MQTT user name of the form `<job id>.<tag>`, or None for any other user name.
+
+    `job_user` makes such names after a rotation of a job's secret.
+    """
     found = _TAGGED_USER.fullmatch(user)
     return None if found is None else found[1]
 
 
 def mqtt_password(secret: str, user: str) -> str:
-    """Return the password of an MQTT user: 64 lower-case hex digits.
+    """Return the password of an MQTT user, derived from its secret by HMAC-SHA256: 64 lower-case hex digits.
 
-    It is an HMAC-SHA256 under the user's secret. `user` is by `job_user`, or `agent.<name>`.
+    Args:
+        secret: the secret of the job or agent.
+        user: the MQTT user name: `job_user(...)` for a job, `agent.<name>` for an agent.
     """
     return hmac.digest(secret.encode("utf-8"), f"{_PURPOSE}{user}".encode(), "sha256").hex()

@@ -7,10 +7,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 def public_key_pem(key: PublicKeyTypes) -> str:
-    """Return a public key as PEM."""
+    """Return a public key as PEM text (SubjectPublicKeyInfo)."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
 
 
 def private_key_pem(key: PrivateKeyTypes) -> str:
-    """Return a private key as PEM, which is a secret."""
+    """Return a private key as PEM text (PKCS#8) that is not encrypted, so the text is a secret."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")

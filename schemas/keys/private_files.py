@@ -13,11 +13,17 @@ from schemas.settings.settings import SettingsError
 
 
 def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
-    """Raise SettingsError when users other than the owner can read a private key.
+    """Check that only the owner can read the file with the private key of a TLS certificate.
 
-    The key is in `keyfile`, or else in `certfile` together with the certificate. `settings` is the prefix of
-    both names in the message, such as `gateway.` for `gateway.keyfile`. A file that cannot be examined passes:
-    the code that opens it reports the error.
+    A file whose mode cannot be read passes: the code that opens it reports the error.
+
+    Args:
+        settings: the prefix of both settings in the message, such as `gateway.` for `gateway.keyfile`.
+        certfile: the file with the certificate.
+        keyfile: the file with the private key. None means that it is in `certfile`, too.
+
+    Raises:
+        SettingsError: other users can read the file.
     """
     path, name = (certfile, "certfile") if keyfile is None else (keyfile, "keyfile")
     try:
@@ -29,9 +35,10 @@ def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
 
 
 def make_first(path: Path, text: str) -> None:
-    """Create a 0600 file with `text`, complete and synced to disk. Keep an existing file.
+    """Create the file `path` (mode 0600) with the content `text`, synced to disk. Keep an existing file.
 
-    Of several programs that start at once, one creates the file, and all read it. Raises OSError.
+    If several programs call it at once, exactly one creates the file. The caller then reads the file to get the
+    content that won. A missing folder is created with mode 0700. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A link does not replace a file, so the first program's file stays.
@@ -40,7 +47,7 @@ def make_first(path: Path, text: str) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file atomically, by default for its owner alone.
+    """Write `data` to the file `path` atomically. By default only its owner can read the file.
 
     A reader finds the old content or the new one, also after a power cut. The folder must exist.
     Raises OSError.

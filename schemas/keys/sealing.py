@@ -1,4 +1,4 @@
-"""Sealed values (CM-05): AES-256-GCM under a master key, stored with the id of the key.
+"""Sealed values: secrets encrypted by AES-256-GCM under a master key, stored with the id of the key (CM-05).
 
 Sealing is deterministic: the nonce is a MAC of purpose and plaintext under a key of its own. The fold therefore
 stays a pure function, and a replayed micro-batch writes the same bytes. The price is that equal values with the
@@ -35,9 +35,17 @@ class UnsealError(Exception):
 
 
 class Keyring:
-    """The master keys by id, one of which is active and seals. The only configuration of the fold.
+    """The master keys, which seal and open secrets. New secrets are sealed under the active key.
 
-    `keys` maps an id (a name by CM-01) to 32 bytes. Raises ValueError for any other id or key.
+    Opening a secret uses the key under which it was sealed. The keyring is the only configuration of the fold.
+
+    Args:
+        keys: maps the id of each master key (1 to 128 letters, digits, dots, underscores and hyphens) to its 32
+            bytes, oldest first.
+        active: the id of the active key.
+
+    Raises:
+        ValueError: an id or a key has the wrong form, or `active` is not in `keys`.
     """
 
     def __init__(self, keys: Mapping[str, bytes], active: str) -> None:
@@ -51,11 +59,11 @@ class Keyring:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of all keys, the oldest first."""
+        """The ids of all master keys, the oldest first."""
         return tuple(self._ciphers)
 
     def under(self, key_id: str) -> Keyring:
-        """Return this keyring with another key active. Raises UnsealError for an unknown key id."""
+        """Return a copy of this keyring in which the key `key_id` is active. Raises UnsealError if unknown."""
         if key_id not in self._ciphers:
             raise UnsealError(f"no master key with the id {key_id[:32]!r}")
         found = copy.copy(self)
@@ -63,17 +71,27 @@ class Keyring:
         return found
 
     def each(self) -> Iterator[Keyring]:
-        """Yield this keyring, and then this keyring with each of the other keys active, the newest first."""
+        """Yield this keyring, then copies of it in which each other key is active, the newest key first.
+
+        Use it with `derive` to find the key under which a value was derived earlier.
+        """
         yield self
         yield from (self.under(key_id) for key_id in reversed(self._ciphers) if key_id != self.active)
 
     @property
     def oldest(self) -> Keyring:
-        """This keyring with the first of the keys active, which no rotation changes."""
+        """A copy of this keyring in which the oldest key is active.
+
+        A rotation adds keys and activates one, so what this copy derives stays the same.
+        """
         return self.under(next(iter(self._ciphers)))
 
     def seal(self, plaintext: bytes, purpose: str) -> str:
-        """Return `plaintext` sealed for `purpose`, as `<key id>:<base64 of nonce and ciphertext>`."""
+        """Encrypt `plaintext` under the active key and return `<key id>:<base64 of nonce and ciphertext>`.
+
+        `purpose` says where the secret belongs, such as `job-secret/<job id>`. `open` needs the same purpose,
+        so a copy of the sealed text in another place cannot be opened. Equal calls return equal texts.
+        """
         aad = purpose.encode("utf-8")
         material = len(aad).to_bytes(4, "big") + aad + plaintext
         nonce = hmac.digest(self._nonce_keys[self.active], material, "sha256")[:_NONCE_BYTES]
@@ -81,14 +99,18 @@ class Keyring:
         return f"{self.active}:{base64.b64encode(sealed).decode('ascii')}"
 
     def derive(self, purpose: str) -> bytes:
-        """Return 32 bytes that are derived from the active key and `purpose`.
+        """Return a key of 32 bytes derived from the active key and `purpose`.
 
-        They are the same each time, and as secret as the key.
+        Equal calls return equal bytes. They are as secret as the master key.
         """
         return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
 
     def open(self, sealed: str, purpose: str) -> bytes:
-        """Return the plaintext of a text that `seal` made for the same purpose. Raises UnsealError."""
+        """Decrypt a text that `seal` made for the same purpose, under any of the master keys.
+
+        Raises:
+            UnsealError: the keyring lacks its key, the purpose is another, or the text was changed.
+        """
         key_id, _, text = sealed.partition(":")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
@@ -100,11 +122,17 @@ class Keyring:
             raise UnsealError("sealed for something else, or changed") from error
 
     def job_signer(self, sealed: str, job_id: str) -> Signer:
-        """Return the Signer of a job's sealed secret. Raises UnsealError."""
+        """Open a job's sealed secret and return a `Signer` that signs and verifies its events with it.
+
+        Up to 50,000 signers are cached. Raises UnsealError.
+        """
         return self.signer(sealed, job_secret_purpose(job_id))
 
     def signer(self, sealed: str, purpose: str) -> Signer:
-        """Return the Signer of a sealed secret. Up to 50,000 signers are cached. Raises UnsealError."""
+        """Open a secret sealed for `purpose` and return a `Signer` that signs and verifies with it.
+
+        Up to 50,000 signers are cached. Raises UnsealError.
+        """
         known = self._signers.get(sealed)
         # Compare the purpose as well: another registration may contain a copy of the sealed text.
         if known is not None and known[0] == purpose:
@@ -118,31 +146,34 @@ class Keyring:
 
 
 def sealed_by(sealed: str) -> str:
-    """Return the id of the master key under which a text is sealed."""
+    """Return the id of the master key under which the text `sealed` is sealed. Does not open it."""
     return sealed.partition(":")[0]
 
 
 def job_secret_purpose(job_id: str) -> str:
-    """Return the purpose for which a job secret is sealed."""
+    """Return the purpose for sealing and opening the secret with which a job's events are signed."""
     return f"job-secret/{job_id}"
 
 
 def mqtt_agent_secret_purpose(agent_name: str) -> str:
-    """Return the purpose for which the secret of an agent over MQTT is sealed."""
+    """Return the purpose for sealing and opening the secret of an agent that is connected over MQTT."""
     return f"mqtt-agent-secret/{agent_name}"
 
 
 def broker_password_purpose(host: str | None, port: int | None, username: str | None) -> str:
-    """Return the purpose for which the password of a per-job broker is sealed.
+    """Return the purpose for sealing and opening the password of a per-job broker.
 
-    It contains the broker's own fields, empty where a field is unset. A copy of the sealed text for another
-    host cannot be opened.
+    It contains the broker's host, port and user name, empty where one is None (unset for this job). A copy of
+    the sealed password in a record with another host therefore cannot be opened.
     """
     return f"broker-password/{host or ''}:{port or ''}/{username or ''}"
 
 
 def value_purpose(topic: str, partition: int, offset: int) -> str:
-    """Return the purpose for which the bytes of a masked ledger value are sealed."""
+    """Return the purpose for sealing and opening the original value of a record that is masked in the ledger.
+
+    The three arguments are the record's position in Kafka.
+    """
     return f"value/{topic}/{partition}/{offset}"
 
 
@@ -153,9 +184,11 @@ def _parse_keys(text: str) -> Keyring:
 
 
 def load_keyring(settings: Settings) -> Keyring:
-    """Return the keyring from `master_key` (environment) or the 0600 file `key_file`.
+    """Read the master keys from the environment (`TRUNKLINE__MASTER_KEY`) or else from the file `key_file`.
 
-    Raises SettingsError that says how to fix it when the file is missing, readable by others or not a keyring.
+    Raises:
+        SettingsError: the file is missing or readable by other users, or the content is not a keyring. The
+            message says how to fix it.
     """
     try:
         if settings.master_key is not None:
@@ -175,9 +208,10 @@ def load_keyring(settings: Settings) -> Keyring:
 
 
 def ensure_keyring(settings: Settings) -> Keyring:
-    """Return the keyring as `load_keyring` does.
+    """Read the master keys as `load_keyring` does. First create them if this installation has none.
 
-    Creates a 0600 file with a new key when there is neither a file nor a key in the environment.
+    If there is neither a key in the environment nor the file `key_file`, the file is created (mode 0600) with
+    one new random key. Raises SettingsError, OSError.
     """
     path: Path = settings.key_file
     if settings.master_key is None and not path.exists():

@@ -11,16 +11,20 @@ USER_UMASK_VARIABLE: Final = "TRUNKLINE_USER_UMASK"
 
 
 def keep_files_private() -> None:
-    """Set the umask of this process to 077.
+    """Set the umask of this process to 077, so that only the owner can read files that it creates.
 
-    Stores the umask before in an environment variable, where `user_umask` finds it, also in child processes.
+    The first program stores the user's umask in the environment variable `TRUNKLINE_USER_UMASK`. `user_umask`
+    reads it, also in child processes.
     """
     before = os.umask(PRIVATE_UMASK)
     os.environ.setdefault(USER_UMASK_VARIABLE, f"{before:03o}")
 
 
 def user_umask() -> int:
-    """Return the umask for commands that a user configured, or 077 when the user's umask is unknown."""
+    """Return the user's own umask, for child processes that run commands which the user configured.
+
+    It is the umask before the first call of `keep_files_private`. If that is unknown, the result is 077.
+    """
     try:
         return int(os.environ[USER_UMASK_VARIABLE], 8) & 0o777
     except (KeyError, ValueError):
