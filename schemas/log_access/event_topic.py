@@ -61,18 +61,22 @@ def _positive_hash(key: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """Return the partition of `key`, as Java's default partitioner chooses it.
+    """Return the number of the partition to which records with the key `key` are appended.
 
-    Results are cached, because murmur2 in Python is slow.
+    It is the choice of Kafka's default partitioner for Java (murmur2). `partitions` is the partition count of
+    the topic. Hashes are cached, because murmur2 in Python is slow.
     """
     return _positive_hash(key) % partitions
 
 
 def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
-    """Return when a bootstrap server accepts a connection, with TLS if that is set.
+    """Check that one of Kafka's bootstrap servers accepts a connection, with TLS if the settings say so.
 
-    Raises BackboneUnreachable if none does. Call it before a client is created: a kafka-python client that
-    cannot bootstrap leaves its thread behind.
+    Call it before you create a kafka-python client: a client that cannot connect leaves its thread behind.
+    `timeout_s` is the timeout for each server, in seconds.
+
+    Raises:
+        BackboneUnreachable: no server accepts a connection.
     """
     last: OSError | None = None
     context = kafka_context(kafka)
@@ -104,15 +108,18 @@ def _client(kafka: KafkaSettings, client_class: Any, **options: Any) -> Iterator
 
 
 def admin_client(kafka: KafkaSettings) -> AbstractContextManager[Any]:
-    """Open a kafka-python admin client. Raises BackboneUnreachable, also for failures inside the block."""
+    """Return a context manager that opens a kafka-python admin client and closes it at the end of the block.
+
+    `BackboneUnreachable` is raised if Kafka does not answer, and for any Kafka error inside the block.
+    """
     timeout_ms = int(REACH_TIMEOUT_S * 1000)
     return _client(kafka, KafkaAdminClient, client_id="trunkline-topic", request_timeout_ms=timeout_ms)
 
 
 def topic_config(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the configuration of the topic.
+    """Return the configuration that the log's topic must have, as Kafka's option names with their values.
 
-    Kafka sets the timestamps, deletes nothing and limits the size of a record.
+    With it, Kafka sets each record's time at the append, never deletes records and limits their size.
     """
     return {
         "message.timestamp.type": "LogAppendTime",
@@ -125,7 +132,9 @@ def topic_config(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def check_topic(settings: Settings) -> None:
-    """Compare the topic with the settings. Every program calls this before it starts.
+    """Check that the log's topic in Kafka exists and agrees with the settings. Call it when a program starts.
+
+    It compares the partition count, the epoch, the timestamp type and the limit for a record's size.
 
     Raises:
         BackboneUnreachable: Kafka does not answer, reported within about 10 s.
@@ -166,9 +175,13 @@ def check_topic(settings: Settings) -> None:
 
 
 def check_log_is_not_lost(settings: Settings) -> None:
-    """Raise LogLostError when the ledger has records. Call it when the topic does not exist.
+    """Check that the ledger is empty before a missing topic is created.
 
-    In a new topic, new records would get the offsets of records that are in the ledger.
+    If the ledger has rows, Kafka's data was lost. In a new topic, new records would get offsets that other
+    records in the ledger already have.
+
+    Raises:
+        LogLostError: the ledger has rows. The message says how to rebuild the log.
     """
     from schemas.tables.delta_files import (
         has_rows,  # a late import: most programs that check the topic need no tables
@@ -209,9 +222,10 @@ def _check_topology(kafka: KafkaSettings) -> None:
 
 
 def partition_count(admin: Any, topic: str) -> int | None:
-    """Return the number of partitions of a topic, or None when it does not exist.
+    """Return the number of partitions of a Kafka topic, or None when the topic does not exist.
 
-    Raises BackboneUnreachable when Kafka cannot answer, such as while it starts.
+    `admin` is the client that `admin_client` opens. Raises BackboneUnreachable when Kafka cannot answer, such
+    as while it starts.
     """
     (described,) = admin.describe_topics([topic])
     error_code = described["error_code"]
@@ -224,9 +238,16 @@ def partition_count(admin: Any, topic: str) -> int | None:
 
 @contextmanager
 def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> Iterator[Any]:
-    """Open a kafka-python consumer at the beginning of `partitions` (None: all), without a group.
+    """Open a kafka-python consumer that reads the log's topic from its beginning. Use it in a `with` block.
 
-    Raises BackboneUnreachable.
+    The consumer has no group and commits no offsets. It is closed at the end of the block.
+
+    Args:
+        kafka: the settings of Kafka.
+        partitions: the partitions to read. None means all.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer, or a Kafka error was raised inside the block.
     """
     wanted = range(kafka.partitions) if partitions is None else partitions
     assigned = [TopicPartition(kafka.topic, number) for number in wanted]

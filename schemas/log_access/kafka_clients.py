@@ -1,4 +1,4 @@
-"""Options with which clients reach Kafka: TLS and login for both Python clients and for Spark.
+"""Connection options of Kafka clients: address, TLS and login for kafka-python, librdkafka and Spark.
 
 Spark's options contain no password. They contain the name of a variable, which Kafka's own client reads in the
 process that opens the connection.
@@ -44,9 +44,10 @@ _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismE
 
 
 def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
-    """Return the TLS context of connections to Kafka, or None for connections without TLS.
+    """Return the TLS context for connections to Kafka, or None if the settings say to connect without TLS.
 
-    Raises SettingsError for certificates that cannot be read, and for a key that others can read.
+    Raises:
+        SettingsError: a certificate or key cannot be read, or other users can read the key's file.
     """
     if not kafka.security_protocol.endswith("SSL"):
         return None
@@ -55,10 +56,13 @@ def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
 
 
 def kafka_password(kafka: KafkaSettings) -> str:
-    """Return the password of the login: `sasl_password`, else the content of `password_file`.
+    """Return the password with which clients log in at Kafka.
 
-    Raises SettingsError if there is neither, or if the file is missing, readable by others or has no valid
-    password.
+    It is the setting `sasl_password`, or else the content of `password_file`.
+
+    Raises:
+        SettingsError: there is neither, or the file is missing, readable by other users or has no valid
+            password.
     """
     if kafka.sasl_password is not None:
         return kafka.sasl_password.get_secret_value()
@@ -74,9 +78,10 @@ def kafka_password(kafka: KafkaSettings) -> str:
 
 
 def client_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the options of kafka-python's clients for address, TLS and login.
+    """Return keyword arguments for a kafka-python client: address, TLS and login, with the password.
 
-    Raises SettingsError as `kafka_context` and `kafka_password` do.
+    Raises:
+        SettingsError: a certificate, a key or the password is missing, invalid or readable by other users.
     """
     found: dict[str, Any] = {
         "bootstrap_servers": kafka.bootstrap_servers,
@@ -95,9 +100,12 @@ def client_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the options of librdkafka for address, TLS and login.
+    """Return the configuration of a confluent-kafka client (librdkafka): address, TLS and login.
 
-    Raises SettingsError as `client_options` does.
+    It contains the password. Options without a value are left out.
+
+    Raises:
+        SettingsError: a certificate, a key or the password is missing, invalid or readable by other users.
     """
     kafka_context(kafka)  # reports faults of the certificates, which librdkafka would not explain
     found: dict[str, object] = {
@@ -117,9 +125,13 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def spark_security(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the options of Spark's Kafka source for TLS and login, without the password.
+    """Return the options of Spark's Kafka source for TLS and login. Empty if Kafka has neither.
 
-    Raises SettingsError when the password is not in the environment, where Spark's JVM reads it.
+    They do not contain the password: Spark's JVM reads it from the environment variable
+    `TRUNKLINE__KAFKA__SASL_PASSWORD`.
+
+    Raises:
+        SettingsError: this variable does not have the password, or a certificate or key cannot be used.
     """
     if kafka.security_protocol == "PLAINTEXT":
         return {}
@@ -146,7 +158,10 @@ def spark_security(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
-    """Return the meaning of a failed handshake, and the setting to check."""
+    """Explain a failed TLS handshake with Kafka.
+
+    Returns a phrase for an error message, with the likely cause and the setting to check.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted ({error.verify_message}): kafka.ssl_ca_certs must be the "
@@ -158,7 +173,15 @@ def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
 
 
 def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> BackboneUnreachable:
-    """Return the error for a failed client of Kafka. It names the setting to check where that is known."""
+    """Return an exception to raise when a Kafka client failed, with a message that names the setting to check.
+
+    If the cause is unclear, this function may connect to Kafka (up to 2 s) to find out whether it speaks TLS.
+
+    Args:
+        kafka: the settings of Kafka.
+        error: the error that the client raised.
+        where: text after the address in the message, such as the client's action. Empty by default.
+    """
     said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
     # kafka-python does not report why it could not begin. A server did answer: `reach_kafka` ran before.
     is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
@@ -174,7 +197,11 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
 
 
 def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where: str) -> BackboneUnreachable:
-    """Return the error of `unreachable` for an error that librdkafka reported."""
+    """Return an exception to raise when librdkafka reported an error, as `unreachable` does for other clients.
+
+    `error` is None if librdkafka reported none and Kafka did not answer in time. `where` is text after the
+    address in the message.
+    """
     code, said = (None, "no answer") if error is None else (error.code(), error.str())
     if code == KafkaError._AUTHENTICATION:
         return unreachable(kafka, SaslAuthenticationFailedError(said), where)
@@ -184,7 +211,10 @@ def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where
 
 
 def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
-    """Return host and port of each bootstrap server."""
+    """Return the host and port of each server in the setting `kafka.bootstrap_servers`.
+
+    An IPv6 address is returned without brackets.
+    """
     parts = (server.strip().rpartition(":") for server in kafka.bootstrap_servers.split(","))
     return [(host.strip("[]"), int(port)) for host, _, port in parts]
 
