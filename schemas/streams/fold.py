@@ -45,14 +45,18 @@ _UNKNOWN_KIND: Final = StreamKind(
 
 
 def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
-    """Return the verdict on `record` and its effect on the views, and update the state of its stream.
+    """Decide the verdict on one record and update the state of its stream.
 
-    Never raises: an error in the fold's own code becomes a rejection with the reason `fold_failed`.
+    A runner calls it once for each record, in the order of offsets. Never raises: an error in the fold's own
+    code becomes a rejection with the reason `fold_failed`.
 
     Args:
         record: the record to settle.
-        entries: the state of the record's stream. Changes are kept if the record is accepted, else discarded.
+        entries: the state of the record's stream. It is changed only if the record is accepted.
         keyring: the master keys that open the sealed secrets of jobs and agents.
+
+    Returns:
+        The verdict, its reason, and the rows of views that the record changes.
     """
     try:
         settled = _settle(record, entries, keyring)

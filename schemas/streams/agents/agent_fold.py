@@ -29,7 +29,10 @@ _DEFINED_FIELDS: Final = ("image", "description", "capabilities", "hardened")
 
 
 class AgentEntry(msgspec.Struct, array_like=True, gc=False):
-    """The state of a definition: the fields of its row, and the requests that were settled."""
+    """The stream state of an agent definition: its content, and a memory of accepted requests.
+
+    Times are in microseconds since 1970 UTC. `removed_at` is `None` while the definition is valid.
+    """
 
     version: int
     image: str
@@ -42,7 +45,7 @@ class AgentEntry(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def status(self) -> str:
-        """The status in the agent's row."""
+        """The status of the definition: `defined`, or `removed` if it was removed."""
         return DEFINED if self.removed_at is None else REMOVED
 
 
@@ -51,7 +54,10 @@ _row: Final = row_maker(AgentRow, AgentEntry)
 
 
 def settle_agent(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of an agent's stream."""
+    """Return the outcome of one record of the stream `agent/<name>`, and update the stream's entries.
+
+    A record about a participant or about MQTT is passed to `settle_participant` or `settle_mqtt_agent`.
+    """
     if given.type in PARTICIPANT_MODELS:
         return settle_participant(given)
     if given.type in MQTT_AGENT_MODELS:

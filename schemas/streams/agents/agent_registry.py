@@ -1,4 +1,4 @@
-"""The records about agent definitions (HH-01): wire models, and functions that build the records."""
+"""The records that define and remove agents (HH-01): models of their bodies, and functions that build them."""
 
 from __future__ import annotations
 
@@ -47,19 +47,22 @@ class AgentRow(Row, frozen=True, gc=False):
 
 
 class AgentBody(WireBody):
-    """The fields of every record about an agent that a door makes."""
+    """The base class of the bodies of records about an agent: they all have its name."""
 
     agent_name: Name
 
 
 class AgentRequest(AgentBody):
-    """The fields of a record about an agent that a request caused."""
+    """The base class of the bodies of records about an agent that a request to a door caused.
+
+    `request_id` identifies the request; a repeated request has the same id.
+    """
 
     request_id: Name
 
 
 class AgentDefined(AgentBody):
-    """Body of `agent.defined`: the agent's new definition. The meaning of `image` depends on the launcher."""
+    """Body of `agent.defined`: the agent's new definition. The launcher decides how it runs `image`."""
 
     image: Image
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
@@ -75,13 +78,14 @@ AGENT_MODELS: Final[dict[str, type[AgentBody]]] = {AGENT_DEFINED: AgentDefined, 
 
 
 def change_cause(row: AgentRow | None) -> str:
-    """Return the `cause` of a record that changes the definition in `row`: the time of the last change.
+    """Return the argument `cause` for `definition_record` or `removal_record`.
 
-    The time distinguishes the second B in the sequence of definitions A, B, A, B from the first one. The
-    content of the definition before it would not.
+    It is the time of the definition's last change as text. The id of the new record is derived from it and from
+    the new definition. If a definition changes from A to B and later again from A to B, the two records have
+    different ids, while a record that is sent again has the same id.
 
     Args:
-        row: the agent's current row, or `None` if the agent was never defined.
+        row: the agent's current row, or `None` if the agent was never defined. The result is then empty.
     """
     if row is None:
         return ""
@@ -89,19 +93,23 @@ def change_cause(row: AgentRow | None) -> str:
 
 
 def definition_record(body: AgentDefined, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that defines an agent.
+    """Return the record `agent.defined`, ready to append, which defines an agent.
 
     Args:
         body: the definition.
-        cause: the result of `change_cause`. It gives a definition that returns after another one a new id,
-            while a definition that is sent again keeps its id.
-        origin: the door that appends the record, and the principal that defines the agent.
+        cause: the result of `change_cause`, from which the record's id is derived.
+        origin: `door`, which appends the record, and `principal`, which defines the agent.
     """
     return _record(AGENT_DEFINED, body, cause, origin)
 
 
 def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that removes an agent's definition.
+    """Return the record `agent.removed`, ready to append, which removes an agent's definition.
+
+    Args:
+        agent_name: the name of the agent.
+        cause: the result of `change_cause`, from which the record's id is derived.
+        origin: `door`, which appends the record, and `principal`, which removes the definition.
 
     Raises:
         pydantic.ValidationError: `agent_name` is not a valid name.

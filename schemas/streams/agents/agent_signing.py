@@ -1,4 +1,4 @@
-"""Signatures of agents' requests (AM-02): RSASSA-PKCS1-v1_5 with SHA-256 over timestamp and body (RFC 8017).
+"""Signatures of agents' requests: RSASSA-PKCS1-v1_5 with SHA-256 over timestamp and body (AM-02, RFC 8017).
 
 Test vectors are in docs/how-to/sign_agent_requests.md. Keys, signatures and timestamps come from clients, so
 `verify` returns `False` for invalid ones and never raises.
@@ -33,16 +33,20 @@ _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
 def new_key_pair() -> tuple[bytes, str]:
-    """Return a new 2048-bit key pair in PEM: the private (PKCS#8, unencrypted) and the public key (SPKI)."""
+    """Return a new RSA key pair of 2048 bits: the private key and the public key, both in PEM.
+
+    The private key (PKCS#8) is not encrypted.
+    """
     private_key = rsa.generate_private_key(public_exponent=_EXPONENTS[0], key_size=KEY_BITS[0])
     return private_key_pem(private_key).encode("ascii"), public_pem(private_key)
 
 
 def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
-    """Return the private key in a PEM.
+    """Parse an RSA private key in PEM, with which an agent signs its requests.
 
     Raises:
-        ValueError: the PEM has no unencrypted RSA key with allowed numbers. The message quotes none of it.
+        ValueError: `pem` is not an unencrypted RSA key of 2048 to 8192 bits with an odd exponent of at least
+            65537 and at most 64 bits. The message does not quote the key.
     """
     try:
         key = serialization.load_pem_private_key(pem, password=None)
@@ -55,12 +59,14 @@ def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
 
 
 def public_pem(private_key: rsa.RSAPrivateKey) -> str:
-    """Return the public half of a private key as PEM (SPKI), the form in which keys are registered."""
+    """Return the public key of `private_key` as PEM (SubjectPublicKeyInfo), the form that agents register."""
     return public_key_pem(private_key.public_key())
 
 
 def checked_public_key(pem: str) -> str:
-    """Return a public key as PEM (SPKI). Every notation of the same key gives the same text.
+    """Check an RSA public key and return it in a normal form: PEM as SubjectPublicKeyInfo.
+
+    Different texts for the same key give the same result.
 
     Raises:
         ValueError: `pem` is no RSA key of 2048 to 8192 bits with an odd exponent of at least 65537 and at most
@@ -70,19 +76,24 @@ def checked_public_key(pem: str) -> str:
 
 
 def key_id(public_key_pem: str) -> str:
-    """Return the id of a public key: the first 16 hex digits of the SHA-256 of its DER form (SPKI).
+    """Return the id of a public key in PEM: the first 16 hex digits of the SHA-256 of its DER form.
 
     Raises:
-        ValueError: as in `checked_public_key`.
+        ValueError: it is no RSA key of 2048 to 8192 bits with an allowed exponent.
     """
     return key_id_of(checked_public_key(public_key_pem))
 
 
 def sign(private_key: rsa.RSAPrivateKey, timestamp: str, body: bytes) -> str:
-    """Return the signature over timestamp and body in base64.
+    """Sign a request. Return the signature over timestamp and body in base64, for the header `X-Signature`.
+
+    Args:
+        private_key: the agent's key.
+        timestamp: the text of the header `X-Timestamp`: seconds since 1970 UTC in decimal.
+        body: the body of the request.
 
     Raises:
-        ValueError: `timestamp` is not a decimal number of seconds since 1970.
+        ValueError: `timestamp` has another form.
     """
     if timestamp_seconds(timestamp) is None:
         raise ValueError("a timestamp is seconds since 1970 in decimal")
@@ -91,9 +102,10 @@ def sign(private_key: rsa.RSAPrivateKey, timestamp: str, body: bytes) -> str:
 
 
 def verify(public_key_pem: str, timestamp: str, body: bytes, signature: str) -> bool:
-    """Return whether the signature over timestamp and body was made with that key. Never raises.
+    """Return whether `signature` over timestamp and body was made with the private key of `public_key_pem`.
 
-    The caller must also check that the time is within `WINDOW_S` and that the signature was not used before.
+    Never raises: an invalid key, timestamp or signature gives `False`. The caller must also check that the
+    timestamp is within 300 s of the present time and that the signature was not used before.
     """
     given = signature_bytes(signature)
     if given is None or timestamp_seconds(timestamp) is None or not isinstance(body, bytes):
@@ -107,9 +119,9 @@ def verify(public_key_pem: str, timestamp: str, body: bytes, signature: str) -> 
 
 
 def signature_bytes(signature: str) -> bytes | None:
-    """Return the bytes of a base64 signature, or `None` if the text or the length is invalid.
+    """Decode a signature in base64. Return `None` if it is invalid.
 
-    Only the canonical base64 form is valid.
+    A valid text is canonical base64, and its length is that of signatures by keys of 2048 to 8192 bits.
     """
     if not isinstance(signature, str) or len(signature) > _SIGNATURE_LIMIT:
         return None
@@ -119,7 +131,10 @@ def signature_bytes(signature: str) -> bytes | None:
 
 
 def timestamp_seconds(timestamp: str) -> float | None:
-    """Return the seconds since 1970 UTC in a timestamp, or `None` if it is invalid."""
+    """Parse the timestamp of a signed request: decimal seconds since 1970 UTC, with or without a fraction.
+
+    Returns `None` if the text has another form.
+    """
     if not isinstance(timestamp, str) or _TIMESTAMP.fullmatch(timestamp) is None:
         return None
     return float(timestamp)

@@ -1,4 +1,4 @@
-"""The fold of the MQTT records in the stream `agent/<name>` (JE-26).
+"""The fold of the records about agents that are connected over MQTT, in the stream `agent/<name>` (JE-26).
 
 The state is one entry, `mqtt`. It remains after the agent is removed. The agent may then be registered again,
 with a new secret, and its seqs start again at 1.
@@ -38,7 +38,11 @@ ENTRY_VERSION: Final = 1
 
 
 class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
-    """The state of an agent over MQTT: the fields of its row, its secret, and settled requests and seqs."""
+    """The stream state of an agent that is registered for MQTT.
+
+    It has the fields of the agent's row in `registry_mqtt_agents`, its sealed secret, the id of the request
+    that registered it, and memories of accepted requests and seqs. Times are in microseconds since 1970 UTC.
+    """
 
     version: int
     sealed_secret: str
@@ -53,7 +57,7 @@ class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def status(self) -> str:
-        """The status in the agent's row."""
+        """The status of the agent: `registered`, or `removed` if its registration for MQTT was removed."""
         return REGISTERED if self.removed_at is None else REMOVED
 
 
@@ -62,7 +66,11 @@ _row: Final = row_maker(MqttAgentRow, MqttAgentEntry)
 
 
 def settle_mqtt_agent(given: FoldInput) -> Outcome:
-    """Return the outcome of one record about an agent over MQTT."""
+    """Return the outcome of one record about an agent that is connected over MQTT, and update its entries.
+
+    The record registers the agent, removes it, or is a message that the agent published (`agent.said`). A
+    message is accepted only with a valid signature by the agent's secret.
+    """
     known = _ENTRY.read(given.entries)
     if given.type == AGENT_SAID:
         return _said(given, known)
@@ -124,7 +132,12 @@ def _keep(given: FoldInput, agent: MqttAgentEntry, *, late: bool) -> Outcome:
 
 
 def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:
-    """Return the secret of a registered agent from its stream's entries, or `None` if it is not registered.
+    """Return the secret of an agent that is registered for MQTT, or `None` if it is not registered.
+
+    Args:
+        name: the name of the agent.
+        entries: the entries of the stream `agent/<name>`.
+        keyring: the master keys that open the sealed secret.
 
     Raises:
         UnsealError: no master key of `keyring` opens the sealed secret.
@@ -136,12 +149,19 @@ def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | No
 
 
 def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
-    """Return the sealed secret of the agent's last registration, or `None` if another request made it."""
+    """Return the sealed secret of an agent if the request `request_id` was the last to register it for MQTT.
+
+    Returns `None` if another request did, or if the agent was never registered. `entries` are those of the
+    stream `agent/<name>`.
+    """
     agent = _ENTRY.read(entries)
     return agent.sealed_secret if agent is not None and agent.request_id == request_id else None
 
 
 def registered_by_request(entries: Entries) -> str | None:
-    """Return the id of the request that registered the agent, or `None` if it is not registered."""
+    """Return the id of the request that registered the agent for MQTT, or `None` if it is not registered now.
+
+    `entries` are those of the stream `agent/<name>`.
+    """
     agent = _ENTRY.read(entries)
     return agent.request_id if agent is not None and agent.status == REGISTERED else None

@@ -1,4 +1,4 @@
-"""The records about agents that take part over MQTT (JE-26): wire models, and functions that build the records.
+"""The records about agents that are connected over MQTT (JE-26): their bodies, and functions that build them.
 
 They share the stream `agent/<name>` with the agent's definition and its keys. The value of `agent.said` is the
 payload that the agent published on its outbox, byte for byte. The doors make the other records.
@@ -34,11 +34,7 @@ _USER: Final = "agent."
 
 
 class MqttAgentRow(Row, frozen=True, gc=False):
-    """A row of `registry_mqtt_agents` (JE-26): an agent that takes part over MQTT.
-
-    `messages` is the number of its messages that were accepted since `registered_at`. `last_seq` is the highest
-    seq among them.
-    """
+    """A row of `registry_mqtt_agents`: an agent that is registered for MQTT (JE-26)."""
 
     VIEW: ClassVar = REGISTRY_MQTT_AGENTS
     KEY: ClassVar = ("agent_name",)
@@ -52,19 +48,19 @@ class MqttAgentRow(Row, frozen=True, gc=False):
     registered_at: Moment
     """Time of the registration."""
     removed_at: Moment | None
-    """Time of the removal."""
+    """Time at which the registration was removed. Null: it is valid."""
     last_seq: int
-    """Highest seq among its accepted messages."""
+    """Highest seq among the agent's messages that were accepted since `registered_at`."""
     messages: int
-    """Number of its messages that were accepted since `registered_at`."""
+    """Number of the agent's messages that were accepted since `registered_at`."""
     last_said_at: Moment | None
-    """Time of its newest accepted message."""
+    """Time of the agent's newest accepted message. Null: none was accepted."""
 
 
 class AgentMqttRegistered(AgentRequest):
-    """Body of `agent.mqtt_registered`: the agent takes part over MQTT.
+    """Body of `agent.mqtt_registered`: the agent may log in at the MQTT broker and publish messages.
 
-    `sealed_secret` is sealed for the purpose `mqtt-agent-secret/<agent_name>`.
+    `sealed_secret` is the secret with which it signs them, sealed for `mqtt-agent-secret/<agent_name>`.
     """
 
     agent_name: FreeName
@@ -72,15 +68,15 @@ class AgentMqttRegistered(AgentRequest):
 
 
 class AgentMqttRemoved(AgentRequest):
-    """Body of `agent.mqtt_removed`: the agent's secret is no longer valid."""
+    """Body of `agent.mqtt_removed`: the registration for MQTT ends, and the secret is no longer valid."""
 
 
 class AgentSaid(BaseModel):
-    """Payload that an agent publishes on its outbox: a message to one recipient.
+    """Body of `agent.said`: the payload that an agent publishes on its MQTT outbox, a message to one recipient.
 
-    Unknown keys are kept and are part of the signed bytes. `schema_version` may be omitted; the fold checks it
-    before this model. `body` may be any JSON. This model does not require a signature; the fold rejects a
-    missing one as `bad_signature`.
+    `body` may be any JSON. Unknown keys are kept and are part of the signed bytes. `schema_version` may be
+    omitted; the fold checks it before this model. This model does not require the signature `hmac_sig`, because
+    the fold rejects a missing one as `bad_signature`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -104,12 +100,15 @@ MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
 
 
 def mqtt_user(agent_name: str) -> str:
-    """Return the MQTT user name of an agent. It differs from that of every job, which is 8 hex digits."""
+    """Return the user name with which an agent logs in at the MQTT broker: `agent.<name>`.
+
+    It differs from the user name of every job, which begins with 8 hex digits.
+    """
     return f"{_USER}{agent_name}"
 
 
 def agent_of_user(user: str) -> str | None:
-    """Return the name of the agent with this MQTT user name, or `None` if the user is no agent."""
+    """Return the agent's name in an MQTT user name `agent.<name>`, or `None` for any other user name."""
     name = user.removeprefix(_USER)
     return name if user.startswith(_USER) and is_name(name) else None
 
@@ -117,7 +116,14 @@ def agent_of_user(user: str) -> str | None:
 def registration_record(
     agent_name: str, secret: str, keyring: Keyring, *, request_id: str, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record that registers an agent for MQTT, with its secret sealed by `keyring`.
+    """Return the record `agent.mqtt_registered`, ready to append, which registers an agent for MQTT.
+
+    Args:
+        agent_name: the name of the agent.
+        secret: the secret with which the agent signs its messages. The record contains it sealed.
+        keyring: the master keys, of which the active one seals the secret.
+        request_id: the id of the request. A repeated request has the same id.
+        origin: `door`, which appends the record, and `principal`, which made the request.
 
     Raises:
         pydantic.ValidationError: a name is invalid, or `agent_name` is reserved.
@@ -131,7 +137,10 @@ def registration_record(
 
 
 def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that removes an agent from MQTT.
+    """Return the record `agent.mqtt_removed`, ready to append, which ends an agent's registration for MQTT.
+
+    `request_id` is the id of the request; a repeated request has the same id. `origin` is `door`, which appends
+    the record, and `principal`, which made the request.
 
     Raises:
         pydantic.ValidationError: a name is invalid.
@@ -141,19 +150,22 @@ def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]
 
 
 def said_bytes(said: dict[str, Any]) -> bytes:
-    """Return the signed bytes of a payload: its canonical JSON without `hmac_sig`."""
+    """Return the bytes of an `agent.said` payload that are signed: its canonical JSON without `hmac_sig`."""
     return canonical({key: value for key, value in said.items() if key != SIGNATURE_FIELD})
 
 
 def sign_said(said: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Return a copy of a payload with its signature in `hmac_sig`, which replaces an existing one."""
+    """Sign an `agent.said` payload with the agent's secret. Return a copy with the signature in `hmac_sig`.
+
+    An existing signature is replaced.
+    """
     return {**said, SIGNATURE_FIELD: Signer(secret).hexdigest(said_bytes(said))}
 
 
 def body_text(body: Any) -> tuple[str, str]:
-    """Return a body as the mailbox stores it, and its content type.
+    """Return the text and the content type with which the mailbox stores the `body` of an agent's message.
 
-    A string is stored unchanged as plain text, any other value as canonical JSON.
+    A string is stored unchanged as `text/plain`, any other JSON value as canonical JSON.
     """
     return (body, TEXT) if isinstance(body, str) else (canonical(body).decode("utf-8"), JSON_CONTENT)
 

@@ -1,4 +1,4 @@
-"""The fold of the participant records in the stream `agent/<name>` (AM-02 to AM-06).
+"""The fold of the records about participants, agents with their own keys, in `agent/<name>` (AM-02 to AM-06).
 
 The state is the entry `participant` and the entries `id/<two hex digits>`, which store the signatures of the
 calls of the last ten minutes. `participant` remains after the agent has stopped. The agent may then join again.
@@ -39,7 +39,11 @@ _SIGNATURE_BYTES: Final = 16
 
 
 class KeyEntry(msgspec.Struct, array_like=True, gc=False):
-    """A valid key. A newer key sets `valid_until` (microseconds since 1970 UTC); until then it is `None`."""
+    """A public key of a participant, as part of `ParticipantEntry`.
+
+    `valid_until` is `None` for the newest key. The registration of a newer key sets it. Times are in
+    microseconds since 1970 UTC.
+    """
 
     key_id: str
     public_key: str
@@ -48,7 +52,10 @@ class KeyEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class ParticipantEntry(msgspec.Struct, array_like=True, gc=False):
-    """The state of a participant: the fields of its row, its keys, and the requests that were settled."""
+    """The stream state of a participant: the fields of its row, its keys, and a memory of accepted requests.
+
+    Times are in microseconds since 1970 UTC.
+    """
 
     version: int
     status: str
@@ -75,7 +82,10 @@ _key_row: Final = row_maker(AgentKeyRow, KeyEntry)
 
 
 def settle_participant(given: FoldInput) -> Outcome:
-    """Return the outcome of one record about a participant."""
+    """Return the outcome of one record about a participant, and update the entries of its stream.
+
+    The record lets the agent join, updates or stops it, adds or removes a key, or notes a signed call.
+    """
     known, ce_id, body = _PARTICIPANT.read(given.entries), given.envelope.ce_id, given.body
     if given.type == AGENT_CALLED:
         return _called(given, known)

@@ -67,7 +67,7 @@ def _pem(text: str) -> str:
 
 
 def key_id_of(public_key: str) -> str:
-    """Return the id of a key: the first 16 hex digits of the SHA-256 of its DER form (SubjectPublicKeyInfo).
+    """Return the id of a public key in PEM: the first 16 hex digits of the SHA-256 of its DER form.
 
     Raises:
         ValueError: `public_key` is not a public key in PEM.
@@ -82,10 +82,7 @@ KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}\z")]
 
 
 class ParticipantRow(Row, frozen=True, gc=False):
-    """A row of `registry_participants` (AM-06): an agent with its own keys.
-
-    `task_id` is the hub's task for which the agent was started and with which it ends, or `None`.
-    """
+    """A row of `registry_participants`: an agent with its own keys and mailbox (AM-06)."""
 
     VIEW: ClassVar = REGISTRY_PARTICIPANTS
     KEY: ClassVar = ("agent_name",)
@@ -95,23 +92,23 @@ class ParticipantRow(Row, frozen=True, gc=False):
     status: str
     """State in its life cycle, such as `idle` or `stopped`."""
     task: str
-    """Description of its work."""
+    """Description of the agent's work."""
     capabilities: list[str]
     """Names of what the agent can do."""
     task_id: str | None
-    """Task of the hub for which the agent was started and with which it ends."""
+    """Task of the hub for which the agent was started and with which it ends. Null: none."""
     started_at: Moment
     """Time at which the agent joined."""
     updated_at: Moment
-    """Time of the newest change of its status or capabilities."""
+    """Time of the newest change of the agent's status or capabilities."""
     stopped_at: Moment | None
-    """Time at which the agent stopped."""
+    """Time at which the agent stopped. Null: it takes part."""
     stopped_why: str | None
-    """Reason for the stop."""
+    """Reason for the stop. Null: none was given, or the agent takes part."""
 
 
 class AgentKeyRow(Row, frozen=True, gc=False):
-    """A row of `registry_keys`: a participant's public key (PEM). A newer key sets `valid_until`."""
+    """A row of `registry_keys`: a public key of a participant, an agent with its own keys."""
 
     VIEW: ClassVar = REGISTRY_KEYS
     KEY: ClassVar = ("agent_name", "key_id")
@@ -119,7 +116,7 @@ class AgentKeyRow(Row, frozen=True, gc=False):
     agent_name: str
     """Name of the participant."""
     key_id: str
-    """Id of the key."""
+    """Id of the key: the first 16 hex digits of the SHA-256 of its DER form."""
     public_key: str
     """Public key as PEM."""
     status: str
@@ -127,9 +124,9 @@ class AgentKeyRow(Row, frozen=True, gc=False):
     registered_at: Moment
     """Time at which the key was registered."""
     valid_until: Moment | None
-    """End of the key's validity, set when a newer key is registered."""
+    """End of the key's validity, set when a newer key is registered. Null: no newer key."""
     removed_at: Moment | None
-    """Time at which the key was removed."""
+    """Time at which the key was removed. Null: it was not."""
 
 
 class AgentJoined(AgentRequest):
@@ -155,7 +152,7 @@ class AgentKeyRemoved(AgentRequest):
 
 
 class AgentUpdated(AgentRequest):
-    """Body of `agent.updated`: a new status or new capabilities. `None` leaves the field unchanged."""
+    """Body of `agent.updated`: a new status or new capabilities. `None` leaves that part unchanged."""
 
     status: Literal["idle", "working", "blocked"] | None = None
     capabilities: Capabilities | None = None
@@ -168,9 +165,10 @@ class AgentStopped(AgentRequest):
 
 
 class AgentCalled(AgentBody):
-    """Body of `agent.called`: the agent made a signed call of a mutating tool. A signature is valid once.
+    """Body of `agent.called`: the agent called an MCP tool that changes something, with a signed request.
 
-    `signature` is the SHA-256 of the signature's bytes in hex.
+    `signature` is the SHA-256 of the signature's bytes in hex. The record lets the fold recognise a signature
+    that is used a second time.
     """
 
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
@@ -191,15 +189,16 @@ _TYPES: Final = {model: name for name, model in PARTICIPANT_MODELS.items()}
 def participant_record(
     body: AgentBody, *, ce_id: str | None = None, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record of one of the bodies above.
+    """Return a record about a participant with the given body, ready to append.
 
-    The same request by the same principal has the same `ce_id`, even with other content, so that the fold
-    recognises the conflict.
+    Its `ce_id` is derived from the request. The same request by the same principal has the same `ce_id`, even
+    with other content, so that the fold recognises the conflict.
 
     Args:
-        body: a body of `PARTICIPANT_MODELS`.
-        ce_id: another CloudEvents id; the reactor chooses its own.
-        origin: the door that appends the record, and the principal that made the request.
+        body: an instance of a class in `PARTICIPANT_MODELS`, which decides the record type.
+        ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means the derived
+            one.
+        origin: `door`, which appends the record, and `principal`, which made the request.
     """
     asked = body.request_id if isinstance(body, AgentRequest) else getattr(body, "signature", "")
     stream = stream_key(AGENT, body.agent_name)

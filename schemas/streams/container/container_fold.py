@@ -1,4 +1,4 @@
-"""The fold of `container/<name>` (HH-05): a container of a task, from provisioning to recycled.
+"""The fold of the stream `container/<name>`: a process that a launcher runs for a task (HH-05).
 
 The state is one entry, `container`. It remains after the container is recycled, so its name is not used again.
 """
@@ -34,7 +34,10 @@ _OPTIONAL: Final = ("host", "handle", "port", "error")
 
 
 class ContainerEntry(msgspec.Struct, array_like=True, gc=False):
-    """The state of a container: the fields of its row, and the content digest of each state's record."""
+    """The stream state of a container: the fields of its row, and the launcher that provisioned it.
+
+    `digests` maps each state that the container entered to the digest of the record's content.
+    """
 
     version: int
     state: str
@@ -55,10 +58,10 @@ _row: Final = row_maker(ContainerRow, ContainerEntry)
 
 
 def settle_container(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a container's stream.
+    """Return the outcome of one record of the stream `container/<name>`, and update the stream's entries.
 
-    A container enters each state once, so a record with the same state and content is a repeat, even under
-    another id.
+    The record brings the container to a state. A container enters each state once, so a record with the same
+    state and content is a duplicate, even with another id.
     """
     body = given.body
     wanted, digest = body["state"], content_digest(body)

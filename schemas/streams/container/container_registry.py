@@ -1,4 +1,4 @@
-"""The record about a container of a task (HH-05): its wire model, and the function that builds it."""
+"""The record about a container, a process that a launcher runs for a task (HH-05), and how to build it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,7 @@ CONTAINER_STATES: Final = tuple(CONTAINER_TRANSITIONS)
 
 
 class ContainerRow(Row, frozen=True, gc=False):
-    """A row of `registry_containers`: a container that a launcher made for a task.
-
-    `handle` identifies the process on `host`, in the form of `SessionRow.handle`. `backend` is the kind of the
-    launcher.
-    """
+    """A row of `registry_containers`: a process that a launcher started for a task."""
 
     VIEW: ClassVar = REGISTRY_CONTAINERS
     KEY: ClassVar = ("container",)
@@ -51,27 +47,28 @@ class ContainerRow(Row, frozen=True, gc=False):
     task_id: str
     """Task for which the container was made."""
     agent_name: str
-    """Agent in the container."""
+    """Agent that runs in the container."""
     backend: str
     """Kind of the launcher."""
     host: str | None
-    """Host on which the container runs."""
+    """Host on which the container runs. Null: not yet known."""
     handle: str | None
-    """Process on that host, in the form of `registry_sessions.handle`."""
+    """Process on that host, in the form of `registry_sessions.handle`. Null: not yet known."""
     port: int | None
-    """TCP port of the container."""
+    """TCP port of the container. Null: none."""
     error: str | None
-    """Why the container failed."""
+    """Why the container failed. Null: it has not."""
     created_at: Moment
     """Time at which the container was made."""
     changed_at: Moment
-    """Time of the newest change of its state."""
+    """Time of the newest change of the container's state."""
 
 
 class ContainerChange(WireBody):
-    """Body of `container.changed`: `launcher` brought the container to `state`.
+    """Body of `container.changed`: the launcher `launcher` brought the container to the state `state`.
 
-    A field that is `None` leaves the known value unchanged. `host` and `handle` are those of `ContainerRow`.
+    `host`, `handle`, `port` and `error` leave the known value unchanged if they are `None`. `ContainerRow`
+    describes the fields.
     """
 
     container: Name
@@ -90,6 +87,9 @@ CONTAINER_MODELS: Final[dict[str, type[WireBody]]] = {CONTAINER_CHANGED: Contain
 
 
 def container_record(body: ContainerChange, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record of a change. The same change by the same principal has the same `ce_id`."""
+    """Return the record `container.changed`, ready to append. The same change has the same `ce_id`.
+
+    `origin` is `door`, which appends the record, and `principal`, the host on which the launcher runs.
+    """
     stream = stream_key(CONTAINER, body.container)
     return body.record(CONTAINER_CHANGED, stream, body.value().decode(), **origin)

@@ -1,4 +1,4 @@
-"""The fold of `control/<name>`: the log's topology, the fold version and the organism's listeners."""
+"""The fold of the streams `control/<name>`: the log's topology, the fold version and the pump's listeners."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _TOPOLOGY_FAULT: Final = "expected schema_version, partitions and epoch"
 
 
 class Topology(WireBody):
-    """Body of `control.topology`, the log's first record: its partition count and its epoch."""
+    """Body of `control.topology`, the log's first record: the log's partition count and epoch."""
 
     partitions: int
     epoch: int
 
 
 class FoldSwitched(WireBody):
-    """Body of `control.fold_switched`: a new version of the fold is in use.
+    """Body of `control.fold_switched`: the fold version `to_version` settles the rest of the log.
 
-    `offsets` has for each partition the first offset that the earlier version did not settle.
+    `offsets` has for each partition the first offset that the version `from_version` did not settle.
     """
 
     from_version: int
@@ -49,33 +49,37 @@ class FoldSwitched(WireBody):
 
 
 def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
-    """Return the first record of the log, which declares its partition count and its epoch.
+    """Return the record `control.topology`, which must be the first of a new log.
 
-    The partition count decides the partition of each stream. Every program therefore compares it with the
-    topic's before it starts.
+    It stores the partition count, which decides the partition of each stream, and the epoch. Every program
+    compares both with its settings before it starts.
     """
     body = Topology(partitions=partitions, epoch=epoch)
     return body.record(CONTROL_TOPOLOGY, TOPOLOGY_STREAM, door="stack", principal="operator")
 
 
 def switched_record(body: FoldSwitched) -> OutgoingRecord:
-    """Return the record of a switch to a fold version. The same switch has the same `ce_id`."""
+    """Return the record `control.fold_switched`, ready to append, which switches to another fold version.
+
+    The same switch has the same `ce_id`, so it is accepted once even if several programs append it.
+    """
     return body.record(CONTROL_FOLD_SWITCHED, FOLD_STREAM, door="stack", principal="operator")
 
 
 def records_left(
     reached: Mapping[str, Mapping[str, int]], ends: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Return how many records of the log the ledger and the views still lack, for each partition.
+    """Return how many records of the log are not yet in the ledger and not yet in the views.
 
     Both must contain the whole log before the fold version is switched.
 
     Args:
-        reached: for `ledger` and `views`, the first offset of each partition that is missing there.
+        reached: for `ledger` and for `views`, the first offset of each partition that is missing there.
         ends: the end offset of each partition of the log.
 
     Returns:
-        For `ledger` and `views`, the number of missing records of each partition that lacks any.
+        For `ledger` and for `views`, the number of missing records by partition. Complete partitions are
+        absent, so an empty mapping means that nothing is missing.
     """
     return {
         part: {p: end - reached[part].get(p, 0) for p, end in ends.items() if end > reached[part].get(p, 0)}
@@ -84,14 +88,18 @@ def records_left(
 
 
 def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
-    """Return whether `record` is the last switch in `entries`, the state of `FOLD_STREAM`."""
+    """Return whether the last accepted switch of the fold version is that of `record`.
+
+    If so, it need not be appended again. `entries` is the state of the stream `control/fold`.
+    """
     return entries.get(_SWITCHED) == record.value
 
 
 def settle_control(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a control stream.
+    """Return the outcome of one record of a stream `control/<name>`, and update the stream's entries.
 
-    The first topology counts, and a different one is a conflict. The fold version can only increase.
+    The name decides what the record is about: `topology`, `fold` or `organism`. The first topology is valid for
+    good; a different one is rejected as `seq_conflict`. The fold version can only increase.
     """
     settle = _SETTLE_BY_NAME.get(given.name)
     if settle is None or (given.name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):

@@ -54,10 +54,7 @@ RootTag = Annotated[str, AfterValidator(_root_tag), Field(json_schema_extra={"pa
 
 
 class ListenerRow(Row, frozen=True, gc=False):
-    """A row of `registry_listeners` (XP-01, XP-09): a handler for messages with one root tag.
-
-    The fields are those of `schemas.streams.control.organism.Listener`.
-    """
+    """A row of `registry_listeners`: a handler in the pump for messages with one root tag (XP-01, XP-09)."""
 
     VIEW: ClassVar = REGISTRY_LISTENERS
     KEY: ClassVar = ("listener",)
@@ -75,42 +72,33 @@ class ListenerRow(Row, frozen=True, gc=False):
     namespace: str
     """XML namespace of the root tag."""
     handler: str | None
-    """Function to call, as `module:attribute` in the pump."""
+    """Python function that the pump calls for a message, as `module:attribute`. Null: its type needs none."""
     xsd: str | None
-    """XML schema of the payload that the listener accepts."""
+    """XML schema of the payload that the listener accepts. Null: none."""
     example: str | None
-    """Example of such a payload."""
+    """Example of a payload that the listener accepts. Null: none."""
     visible_tools: list[str] | None
-    """Listeners that it can see and send to. Null: all."""
+    """Other listeners that the listener can see and send to. Null: all."""
     concurrency: int
-    """How many of its messages all pumps together handle at once."""
+    """How many messages to the listener all pumps together handle at once."""
     per_minute: int | None
-    """How many of its messages all pumps together handle in a minute. Null: no limit."""
+    """How many messages to the listener all pumps together handle in a minute. Null: no limit."""
     tokens_per_minute: int | None
-    """How many tokens of a language model it may use in a minute. Null: no limit."""
+    """How many tokens of a language model the listener may use in a minute. Null: no limit."""
     timeout_ms: int
-    """How long it may handle one message, in milliseconds."""
+    """How long the listener may handle one message, in milliseconds."""
     options: str | None
-    """Options of its type, as canonical JSON."""
+    """Options of the listener's type, as canonical JSON. Null: none."""
     added_at: Moment
     """Time at which the listener was added or last changed."""
     removed_at: Moment | None
-    """Time at which the listener was removed."""
+    """Time at which the listener was removed. Null: it is active."""
 
 
 class Listener(BaseModel):
-    """A listener of the organism, as a record declares it.
+    """The declaration of a listener, as a part of a record's body.
 
-    Attributes:
-        handler: the function to call, as `module:attribute` in the pump.
-        xsd: the XML schema of the payload that the listener accepts.
-        example: an example of that payload.
-        visible_tools: the listeners that it can see and send to. `None` means all.
-        concurrency: how many of its messages all pumps together handle at once.
-        per_minute: how many of its messages all pumps together handle in a minute. `None` means no limit.
-        tokens_per_minute: how many tokens of a language model it may use in a minute. `None` means no limit.
-        timeout_ms: how long it may handle one message, in milliseconds.
-        options: the options of its type as canonical JSON.
+    `ListenerRow` describes the fields. An absent field has its default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -138,20 +126,23 @@ class _OrganismBody(WireBody):
 
 
 class OrganismLoaded(_OrganismBody):
-    """Body of `organism.loaded`: the complete list of listeners, and the SHA-256 of its file in hex."""
+    """Body of `organism.loaded`: these listeners replace all listeners of the organism.
+
+    `digest` is the SHA-256 of the file `conf/organism.yaml`, in hex.
+    """
 
     digest: Annotated[str, Field(pattern=_DIGEST)]
     listeners: Annotated[list[Listener], Field(max_length=LISTENERS_MOST)]
 
 
 class ListenerAdded(_OrganismBody):
-    """Body of `listener.added`: a new listener."""
+    """Body of `listener.added`: the organism gets one more listener."""
 
     listener: Listener
 
 
 class ListenerRemoved(_OrganismBody):
-    """Body of `listener.removed`: the name of the listener to remove."""
+    """Body of `listener.removed`: the listener `name` no longer belongs to the organism."""
 
     name: Name
 
@@ -165,6 +156,12 @@ _TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
 
 
 def organism_record(body: _OrganismBody, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record of one of the bodies above. Its `ce_id` depends on `request_id` alone."""
+    """Return a record that changes the listeners of the organism, ready to append.
+
+    Args:
+        body: an instance of a class in `ORGANISM_MODELS`, which decides the record type. The record's `ce_id`
+            is derived from its `request_id` alone.
+        origin: `door`, which appends the record, and `principal`, which gave the command.
+    """
     ce_id = content_id(ORGANISM.encode(), body.request_id.encode())
     return body.record(_TYPES[type(body)], ORGANISM_STREAM, ce_id=ce_id, **origin)

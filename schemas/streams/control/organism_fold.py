@@ -1,4 +1,4 @@
-"""The fold of `control/organism` (XP-09, XP-11): the current listeners of the XML pump.
+"""The fold of the stream `control/organism`: the current listeners of the XML pump (XP-09, XP-11).
 
 Entries:
 `listener/<name>`: one listener.
@@ -55,7 +55,10 @@ _NONCES: Final = StructEntries("nonces", _Nonces)
 
 
 def settle_organism(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the organism. Its body must have passed its model."""
+    """Return the outcome of one record of the stream `control/organism`, and update the stream's entries.
+
+    The record adds or removes a listener, or replaces all. `settle_control` has checked its body.
+    """
     now, body, entries = given.now_us, given.body, given.entries
     digest = content_digest(body)
     nonces = _NONCES.read(entries) or _Nonces(ENTRY_VERSION, {})
@@ -87,13 +90,19 @@ def settle_organism(given: FoldInput) -> Outcome:
 
 
 def loaded_digest(entries: Entries) -> str | None:
-    """Return the digest of the file that was loaded last, or `None` if no file was loaded."""
+    """Return the SHA-256 in hex of the organism file that was loaded last, or `None` if none was loaded.
+
+    `entries` is the state of the stream `control/organism`.
+    """
     raw = entries.get(_LOADED)
     return None if raw is None else raw.decode("ascii")
 
 
 def organism_version(entries: Entries) -> int:
-    """Return the number of accepted commands, including those that changed no listener, such as a reload."""
+    """Return the version of the organism: the number of accepted commands that changed or reloaded it.
+
+    A reload of an unchanged file counts, too. `entries` is the state of the stream `control/organism`.
+    """
     raw = entries.get(_VERSION)
     return 0 if raw is None else int.from_bytes(raw, "big")
 

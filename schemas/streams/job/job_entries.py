@@ -1,4 +1,4 @@
-"""The state of a job's stream, and the check of an event's signature against the job's secrets."""
+"""The entries of the stream `job/<id>`, and the check of an event's signature against the job's secrets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ PROGRESS: Final = "progress"
 
 
 class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The registration of a job, and its secrets. All secrets are sealed for the same purpose.
+    """The entry `job` of a job's stream: its registration and its secrets.
+
+    All secrets are sealed for the purpose `job-secret/<job id>`. Times are in microseconds since 1970 UTC.
 
     Attributes:
-        digest: the digest of the registration's content, to recognise a repeat.
+        session: the only session that may pick the job. `None` means any.
+        broker: the settings of the per-job broker as JSON. `None` means the common broker.
+        digest: the digest of the registration's content, to recognise a repeated registration.
+        notify: the events of which the principal that registered the job is notified. `None` means its end.
         sealed_secret: the current secret.
-        old_secret: the secret before the last rotation, or `None` without one. It is valid in records that were
-            appended before `old_until`.
-        old_until: microseconds since 1970 UTC.
+        old_secret: the secret before the last rotation, or `None` before the first rotation. It is valid in
+            records that were appended before `old_until`.
         first_secret: the secret of the registration, or `None` before the first rotation. The digests of events
             are made with it (`event_digest`).
         rotations: how often the secret was rotated.
@@ -47,17 +51,18 @@ class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RotationsEntry(msgspec.Struct, array_like=True, gc=False):
-    """The settled requests that rotated the job's secret."""
+    """The entry `rotations` of a job's stream: a memory of the requests that rotated the job's secret."""
 
     version: int
     requests: RequestMemory
 
 
 class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
-    """The progress of a job.
+    """The entry `progress` of a job's stream: its status, accepted seqs, newest event and times.
 
-    `cancelled_by` is the CloudEvents id and the content digest of the record that cancelled the job. `ended_by`
-    is the CloudEvents id of the record that ended it.
+    `session` is the session that picked the job, or `None`. `cancelled_by` is the CloudEvents id and the
+    content digest of the record that cancelled the job. `ended_by` is the CloudEvents id of the record that
+    ended it. Times are in microseconds since 1970 UTC.
     """
 
     version: int
@@ -84,15 +89,20 @@ ROTATIONS: Final = StructEntries("rotations", RotationsEntry)
 def is_signed(
     content: bytes, signature: object, logged_at_us: int, job_id: str, job: JobEntry, keyring: Keyring
 ) -> bool:
-    """Return whether a signature is valid for the job's secret, or for its previous secret before `old_until`.
+    """Return whether a job event is signed with the job's secret.
+
+    After a rotation, the previous secret is valid, too, in records that were appended before `job.old_until`.
 
     Args:
-        content: the signed bytes of the event.
+        content: the bytes of the event that are signed (`signed_bytes`).
         signature: the value of `data.hmac_sig`, which may be anything.
         logged_at_us: the append time of the event's record in microseconds since 1970 UTC.
-        job_id: the id of the job, for which its secrets are sealed.
-        job: the registration of the job.
-        keyring: the master keys.
+        job_id: the id of the job.
+        job: the registration of the job, with its sealed secrets.
+        keyring: the master keys that open the secrets.
+
+    Raises:
+        UnsealError: no master key opens a secret.
     """
     if keyring.job_signer(job.sealed_secret, job_id).verifies(content, signature):
         return True
@@ -102,10 +112,17 @@ def is_signed(
 
 
 def event_digest(content: bytes, signature: str, job_id: str, job: JobEntry, keyring: Keyring) -> bytes:
-    """Return the 16-byte digest of an event's content, to recognise a repeated seq.
+    """Return a digest (16 bytes) of a job event's content, by which the fold recognises a repeated event.
 
-    The digest is the signature under the job's first secret. So an event that is signed again with a new secret
-    after a rotation has the same digest.
+    It is the start of the event's signature with the job's first secret. An event that is signed again with a
+    new secret after a rotation therefore has the same digest.
+
+    Args:
+        content: the bytes of the event that are signed (`signed_bytes`).
+        signature: the valid signature of the event, in hex.
+        job_id: the id of the job.
+        job: the registration of the job, with its sealed secrets.
+        keyring: the master keys that open the secrets.
     """
     if job.first_secret is not None:
         signature = keyring.job_signer(job.first_secret, job_id).hexdigest(content)

@@ -1,4 +1,4 @@
-"""The fold of `job/<id>`: registration, picks, events, cancellation and secret rotation.
+"""The fold of the stream `job/<id>`: registration, picks, events, cancellation and secret rotation.
 
 JE-06 to JE-08 and JE-11 have the rules.
 
@@ -61,7 +61,11 @@ from schemas.wire.verdicts import (
 
 
 def settle_job(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a job's stream."""
+    """Return the outcome of one record of the stream `job/<id>`, and update the stream's entries.
+
+    The record registers or cancels the job, lets a session pick it, reports an event, or rotates the secret. An
+    event is accepted only with a valid signature by the job's secret.
+    """
     record_type, entries = given.envelope.type, given.entries
     if record_type == JOB_REGISTERED:
         return _settle_registration(given)
@@ -260,7 +264,7 @@ JOB_KIND: Final = StreamKind(
 
 @dataclass(frozen=True)
 class JobGrant:
-    """The data and secrets that the session that picked a job needs to work on it (JE-11).
+    """The data and secrets that a session needs to work on a job that it picked (JE-11).
 
     Attributes:
         job_id: the id of the job.
@@ -286,7 +290,15 @@ class JobGrant:
 
 
 def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | None:
-    """Return the grant of a job from its stream's entries, or `None` for an unknown job.
+    """Return a job's description, broker and opened secrets, for the session that picked it.
+
+    Args:
+        job_id: the id of the job.
+        entries: the entries of the stream `job/<job_id>`.
+        keyring: the master keys that open the secrets.
+
+    Returns:
+        The grant, or `None` if the job was never registered.
 
     Raises:
         UnsealError: no master key of `keyring` opens a secret of the job.

@@ -42,14 +42,7 @@ Notice = Literal["permission", "end"]
 
 
 class JobRow(Row, frozen=True, gc=False):
-    """A row of `registry_jobs`: a job and its progress.
-
-    `session_wanted` is the only session that may pick the job; `None` means any. `session` is the session that
-    picked it. `ended_by` is the CloudEvents id of the record that ended the job. `notify` lists the events of
-    which the principal that registered the job is notified; `None` means its end. `secret_rotations` is how
-    often the secret was rotated; `None` means never. The previous secret is valid, too, until
-    `old_secret_ends_at`.
-    """
+    """A row of `registry_jobs`: a job and its progress."""
 
     VIEW: ClassVar = REGISTRY_JOBS
     KEY: ClassVar = ("job_id",)
@@ -63,7 +56,7 @@ class JobRow(Row, frozen=True, gc=False):
     session_wanted: str | None
     """Only session that may pick the job. Null: any session."""
     session: str | None
-    """Session that picked the job."""
+    """Session that picked the job. Null: none yet."""
     registered_by: str
     """Principal that registered the job."""
     registered_at: Moment
@@ -71,29 +64,32 @@ class JobRow(Row, frozen=True, gc=False):
     picked_at: Moment | None
     """Time at which the session picked the job."""
     started_at: Moment | None
-    """Time of the event `started`."""
+    """Time of the job's first accepted event. Null: none yet."""
     ended_at: Moment | None
-    """Time at which the job ended."""
+    """Time at which the job ended. Null: it has not."""
     ended_by: str | None
     """CloudEvents id of the record that ended the job."""
     last_seq: int
-    """Highest seq of an accepted event."""
+    """Highest seq of an accepted event. 0: none yet."""
     last_event: str | None
     """Kind of the event with the highest seq."""
     last_detail: str | None
-    """Its detail, masked if it was unsafe."""
+    """Field `detail` of the event with the highest seq, masked if it was unsafe."""
     events: int
     """Number of accepted events."""
     notify: list[str] | None = None
-    """Events of which the principal that registered the job is notified. Null: its end."""
+    """Events of which the principal that registered the job is notified. Null: the job's end."""
     secret_rotations: int | None = None
-    """How often the secret was rotated. Null: never."""
+    """How often the job's secret was rotated. Null: never."""
     old_secret_ends_at: Moment | None = None
-    """Time until which the previous secret is valid, too."""
+    """Time until which the secret before the last rotation is valid, too."""
 
 
 class BrokerOverlay(BaseModel):
-    """The settings of a per-job broker (JE-13). `None` means the value of the environment's settings."""
+    """The settings of a per-job MQTT broker (JE-13).
+
+    A field that is `None` has the value of the common broker, from the settings of the program that connects.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -110,8 +106,13 @@ class BrokerOverlay(BaseModel):
 class JobRegistration(WireBody):
     """Body of `job.registered`: a new job.
 
-    `sealed_secret` is sealed for the purpose `job-secret/<job_id>`. `request_id` is the id of the request that
-    registered the job; `job_id` may be derived from its first 32 bits. A `notify` of `None` means `["end"]`.
+    Attributes:
+        session: the only session that may pick the job. `None` means any.
+        broker: the settings of the per-job broker. `None` means the common broker.
+        request_id: the id of the request that registered the job. `job_id` may be derived from its first 32
+            bits.
+        sealed_secret: the secret with which the job's events are signed, sealed for `job-secret/<job_id>`.
+        notify: the events of which the principal that registered the job is notified. `None` means `["end"]`.
     """
 
     job_id: JobId
@@ -127,14 +128,17 @@ class JobRegistration(WireBody):
 
 
 class JobPick(WireBody):
-    """Body of `job.picked`: the session takes the job. A second pick by the same session is a duplicate."""
+    """Body of `job.picked`: a session takes the job.
+
+    A second pick by the same session is a duplicate, and a pick by another one is rejected.
+    """
 
     job_id: JobId
     session: Name
 
 
 class JobCancellation(WireBody):
-    """Body of `job.cancelled`. A repeated `request_id` is the same cancellation."""
+    """Body of `job.cancelled`: the job ends now. The same record with the same `request_id` is a duplicate."""
 
     job_id: JobId
     request_id: Name
@@ -142,10 +146,10 @@ class JobCancellation(WireBody):
 
 
 class JobSecretRotation(WireBody):
-    """Body of `job.secret_rotated`: a new secret, sealed in the same way as that of the registration.
+    """Body of `job.secret_rotated`: the job gets a new secret, sealed for the purpose `job-secret/<job_id>`.
 
-    The previous secret remains valid for `overlap_ms` after the record's append time. A repeated `request_id`
-    is the same rotation.
+    The previous secret remains valid for `overlap_ms` after the record's append time. The same record with the
+    same `request_id` is a duplicate.
     """
 
     job_id: JobId
@@ -176,17 +180,17 @@ def registration_record(
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
-    """Return the record that registers a job, with its secret sealed by `keyring`.
+    """Return the record `job.registered`, ready to append, which registers a job.
 
     Args:
         job_id: 8 lower-case hex digits.
-        secret: the secret with which the job's events are signed.
+        secret: the secret with which the job's events are signed. The record contains it sealed.
         description: the text of the job, at most `DESCRIPTION_LIMIT` characters.
-        keyring: the master keys.
+        keyring: the master keys, of which the active one seals the secret.
         session: the only session that may pick the job. `None` means any.
         broker: the settings of the per-job broker. `None` means the common broker.
-        request_id: the id of the request, if it has one.
-        notify: the events of which the principal is notified. `None` means the job's end.
+        request_id: the id of the request, or `None` if it has none.
+        notify: the events of which `principal` is notified. `None` means the job's end.
         door: the door that appends the record.
         principal: the principal that registers the job.
 
@@ -213,7 +217,14 @@ def cancellation_record(
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
-    """Return the record that cancels a job. A `request_id` of `None` means a random one.
+    """Return the record `job.cancelled`, ready to append, which cancels a job.
+
+    Args:
+        job_id: the id of the job.
+        reason: a short explanation, which may be empty.
+        request_id: the id of the request. A repeated request has the same id. `None` means a random id.
+        door: the door that appends the record.
+        principal: the principal that cancels the job.
 
     Raises:
         pydantic.ValidationError: the job id, the reason or the request id is invalid.
@@ -234,7 +245,16 @@ def rotation_record(
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
-    """Return the record that rotates a job's secret. The previous one remains valid for `overlap_ms`.
+    """Return the record `job.secret_rotated`, ready to append, which gives a job a new secret.
+
+    Args:
+        job_id: the id of the job.
+        secret: the new secret. The record contains it sealed.
+        overlap_ms: how long the previous secret remains valid after the record's append time, in milliseconds.
+        keyring: the master keys, of which the active one seals the secret.
+        request_id: the id of the request. A repeated request has the same id.
+        door: the door that appends the record.
+        principal: the principal that rotates the secret.
 
     Raises:
         pydantic.ValidationError: the job id, the request id or the overlap is invalid.
@@ -250,7 +270,7 @@ def rotation_record(
 
 
 def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
-    """Return the record by which a session picks a job.
+    """Return the record `job.picked`, ready to append, by which the session `session` takes a job.
 
     Raises:
         pydantic.ValidationError: the job id or the session's name is invalid.
@@ -260,5 +280,8 @@ def pick_record(job_id: str, session: str, *, door: str = "http", principal: str
 
 
 def pick_id(job_id: str, session: str) -> str:
-    """Return the CloudEvents id of the pick of a job by a session. It depends on these two alone."""
+    """Return the CloudEvents id of the record by which a session picks a job.
+
+    It is derived from the job's id and the session's name alone, so a repeated pick has the same id.
+    """
     return content_id(JOB_PICKED.encode(), job_id.encode("ascii"), session.encode("utf-8"))

@@ -1,4 +1,4 @@
-"""The state of the stream `mailbox/<realm>/<agent>`: pending messages, known message ids and settled requests.
+"""The entries of the stream `mailbox/<realm>/<agent>`: pending messages, message ids, leases and requests.
 
 Entries:
 `m/<priority>/<posted_at>/<message_id>`: one pending message without its body. The priority is a digit and the
@@ -54,10 +54,11 @@ _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
 
 
 class PendingMessage(msgspec.Struct, array_like=True, gc=False):
-    """A message that is unread or leased: the fields of its row that do not follow from the mailbox's name.
+    """A message of a mailbox that is unread or leased, with the fields of its row in the view `mailbox`.
 
-    An unread message with a `request_id` was reclaimed from that lease. The holder of the lease can still
-    acknowledge it.
+    `request_id` is the request of the newest lease. If the message is unread all the same, the lease expired;
+    its holder can still acknowledge the message. Times are in microseconds since 1970 UTC, except for `sent_at`
+    and `expires_at`, which are texts as the sender wrote them.
     """
 
     version: int
@@ -84,17 +85,24 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     on_behalf_of: str | None = None
 
     def standing(self, now_us: int) -> str:
-        """Return the status at `now_us`. A message whose lease has expired is unread."""
+        """Return the message's status at the time `now_us` (microseconds): `leased` or `unread`.
+
+        A message whose lease has expired is `unread`, although `status` may still be `leased`.
+        """
         is_held = self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
         return LEASED if is_held else UNREAD
 
     def is_over(self, now_us: int) -> bool:
-        """Return whether the message has expired at `now_us`."""
+        """Return whether the message has expired: `expires_at` is at or before `now_us` (microseconds)."""
         return self.expires_at is not None and has_come(self.expires_at, now_us)
 
 
 class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A known message id: the digest of its content, the time of its posting, and its priority as a digit."""
+    """The data that the mailbox remembers of a message id, to recognise a message that is posted again.
+
+    `digest` is the digest of the message's content, `posted_at` the time of its posting in microseconds, and
+    `priority` a digit, 0 for the highest.
+    """
 
     digest: bytes
     posted_at: int
@@ -102,19 +110,23 @@ class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Leases(msgspec.Struct, array_like=True, gc=False):
-    """The current leases: the number of messages for each end. One door at a time has all leases."""
+    """The current leases of a mailbox: how many leased messages there are for each end of a lease.
+
+    `ends` maps the end (microseconds since 1970 UTC) to the number of messages. At one time, all leases of a
+    mailbox belong to one door, `door`.
+    """
 
     version: int = ENTRY_VERSION
     door: str = ""
     ends: dict[int, int] = {}
 
     def begin(self, door: str, until_us: int) -> None:
-        """Count a lease by `door` that ends at `until_us`, in microseconds since 1970 UTC."""
+        """Add the lease of one message by `door`, which ends at `until_us` (microseconds since 1970 UTC)."""
         self.door = door
         self.ends[until_us] = self.ends.get(until_us, 0) + 1
 
     def end(self, message: PendingMessage) -> None:
-        """Remove the lease of a message, if it has one."""
+        """Remove the lease of `message` from the count, if it has one. Does not change `message`."""
         until_us = message.lease_until
         if until_us is None:
             return
@@ -126,7 +138,7 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def held(self) -> int:
-        """The number of leased messages."""
+        """The number of messages that are leased."""
         return sum(self.ends.values())
 
 
@@ -154,7 +166,15 @@ _decode_requests: Final = msgspec.msgpack.Decoder(_Requests).decode
 
 
 class MailboxEntries:
-    """Typed access to the entries of a mailbox, at the time `now_us` of the record that is being settled."""
+    """Typed access to the entries of a mailbox, while the fold settles one of its records.
+
+    All writes are pending in `entries` until the record is accepted.
+
+    Args:
+        mailbox: the name of the stream, `<realm>/<agent>`.
+        entries: the entries of the stream.
+        now_us: the append time of the record, in microseconds since 1970 UTC.
+    """
 
     def __init__(self, mailbox: str, entries: Entries, now_us: int) -> None:
         self.realm, _, self.recipient = mailbox.partition("/")
@@ -162,10 +182,10 @@ class MailboxEntries:
         self._entries = entries
 
     def next_moment(self) -> int:
-        """Return the posting time of a new message, and remember it as the newest one.
+        """Choose the posting time of a new message, remember it as the newest, and return it (microseconds).
 
-        It is the record's time, or one microsecond after the newest message if that is later. Kafka gives all
-        records of a batch one time, but messages must be handed out in the order of their posting.
+        It is the record's append time, or one microsecond after the newest message if that is later. Kafka
+        gives all records of a batch the same time, but messages must be handed out in the order of posting.
         """
         raw = self._entries.get(LAST)
         moment = self.now_us if raw is None else max(self.now_us, int.from_bytes(raw, "big") + 1)
@@ -173,32 +193,41 @@ class MailboxEntries:
         return moment
 
     def known(self, message_id: str) -> KnownId | None:
-        """Return a message id that is pending or was posted in the last week, else `None`."""
+        """Return the data about a message id, or `None` if it is unknown.
+
+        An id is known while its message is pending, and for a week after its posting.
+        """
         found = self._shard(message_id).ids.get(message_id)
         return found if found is not None and self._is_kept(message_id, found) else None
 
     def pending(self, message_id: str) -> PendingMessage | None:
-        """Return a pending message, or `None` if no message with this id is pending."""
+        """Return the message with this id if it is pending (unread or leased), else `None`."""
         known = self._shard(message_id).ids.get(message_id)
         raw = None if known is None else self._entries.get(_message_key(message_id, known))
         return None if raw is None else _decode_message(raw)
 
     def in_order(self) -> Iterator[PendingMessage]:
-        """Iterate over the pending messages in the order in which they are handed out."""
+        """Iterate over the pending messages in the order in which they are handed out.
+
+        That is by priority, then by posting time. Messages may be changed or removed during the iteration.
+        """
         for key in self._entries.with_prefix(_PENDING):
             raw = self._entries.get(key)
             if raw is not None:
                 yield _decode_message(raw)
 
     def of_these(self, message_ids: Sequence[str]) -> list[PendingMessage]:
-        """Return the pending ones of these messages, in the order in which they are handed out."""
+        """Return those of the messages `message_ids` that are pending, in the order for handing them out."""
         found = [
             message for message_id in set(message_ids) if (message := self.pending(message_id)) is not None
         ]
         return sorted(found, key=_key_of)
 
     def add(self, message: PendingMessage, digest: bytes) -> None:
-        """Add a new message and its id. Remove the ids of the same entry that are no longer needed."""
+        """Add a new message and remember its id with `digest`, the digest of its content.
+
+        Ids stored in the same entry are forgotten if they are older than a week and not pending.
+        """
         shard, message_id = self._shard(message.message_id), message.message_id
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
         self.put(message)
@@ -206,22 +235,22 @@ class MailboxEntries:
         self._entries.put(_shard_key(message_id), _encode(shard))
 
     def put(self, message: PendingMessage) -> None:
-        """Write a pending message."""
+        """Write a pending message whose fields were changed."""
         self._entries.put(_key_of(message), _encode(message))
 
     def remove(self, message: PendingMessage) -> None:
-        """Remove a message that has reached a final status."""
+        """Remove a message from the pending ones, because it has reached a final status. Its id stays known."""
         self._entries.delete(_key_of(message))
 
     def leases(self) -> Leases:
-        """Return the leases that have not expired."""
+        """Return a copy of the leases that have not expired. Write changes back with `put_leases`."""
         raw = self._entries.get(_LEASES)
         leases = Leases() if raw is None else _decode_leases(raw)
         leases.ends = {until: count for until, count in leases.ends.items() if until > self.now_us}
         return leases
 
     def put_leases(self, leases: Leases) -> None:
-        """Write the leases if they have changed. Without a lease the entry is deleted."""
+        """Write the leases of the mailbox if they have changed. Delete the entry if there is no lease."""
         before, after = self._entries.get(_LEASES), _encode(leases) if leases.ends else None
         if after is not None and after != before:
             self._entries.put(_LEASES, after)
@@ -234,33 +263,42 @@ class MailboxEntries:
         return is_closed_mailbox(self._entries)
 
     def put_closed(self, *, is_closed: bool) -> None:
-        """Close the mailbox, or open it again."""
+        """Close the mailbox for postings and leases, or open it again."""
         if is_closed:
             self._entries.put(_CLOSED, bytes([ENTRY_VERSION]))
         elif self.is_closed:
             self._entries.delete(_CLOSED)
 
     def handed_lately(self) -> list[int]:
-        """Return the times at which leases with a rate handed out messages in the last minute."""
+        """Return the times in the last minute at which leases with a rate limit handed out messages.
+
+        Each message has one element, in microseconds since 1970 UTC.
+        """
         raw = self._entries.get(_HANDED)
         moments = [] if raw is None else _decode_handed(raw).moments
         return [moment for moment in moments if moment > self.now_us - _MINUTE_US]
 
     def put_handed(self, moments: list[int]) -> None:
-        """Write the times of `handed_lately`."""
+        """Write the times that the next call of `handed_lately` returns, one for each message."""
         self._entries.put(_HANDED, _encode(_Handed(ENTRY_VERSION, moments)))
 
     def requests(self, of: str) -> RequestMemory:
-        """Return the memory of settled requests, `OF_MAILBOX` or `OF_MESSAGE`."""
+        """Return one of the two memories of accepted requests.
+
+        `of` is `OF_MAILBOX` for requests about the whole mailbox, or `OF_MESSAGE` for those about one message.
+        """
         raw = self._entries.get(of)
         return RequestMemory() if raw is None else _decode_requests(raw).memory
 
     def put_requests(self, of: str, memory: RequestMemory) -> None:
-        """Write the memory of settled requests."""
+        """Write the memory of accepted requests that `requests` returned for the same `of`."""
         self._entries.put(of, _encode(_Requests(ENTRY_VERSION, memory)))
 
     def change(self, message: PendingMessage, status: str | None = None) -> Change:
-        """Return the change of the message's row. `status` is its final status, or `None` if it is pending."""
+        """Return the change that writes the message's row to the view `mailbox`.
+
+        `status` is the final status that the message has reached, or `None` if it is still pending.
+        """
         row = MessageRow(
             realm=self.realm,
             recipient=self.recipient,
@@ -300,14 +338,15 @@ class MailboxEntries:
 
 
 def is_closed_mailbox(entries: Entries) -> bool:
-    """Return whether the mailbox with these entries is closed."""
+    """Return whether the mailbox with these entries is closed, so that no message may be posted or leased."""
     return entries.get(_CLOSED) is not None
 
 
 def expected_apart(record: Record) -> tuple[str, ...]:
-    """Return the keys with the prefix `APART` that the fold will probably read to settle `record`.
+    """Return the keys of entries, stored apart (`id/…`), that the fold will probably read to settle `record`.
 
     A runner may fetch these entries in advance. The result is a guess from the headers and affects only speed.
+    It is empty for records that post no message.
     """
     if record.key is None or not record.key.startswith(_MAILBOXES) or record.header_names != STANDARD_HEADERS:
         return ()

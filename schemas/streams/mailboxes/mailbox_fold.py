@@ -1,4 +1,4 @@
-"""The fold of `mailbox/<realm>/<agent>` (HH-06): posting, delivery, ack, nack, reading, expiry and clearing.
+"""The fold of the stream `mailbox/<realm>/<agent>`: posting, leases, ack, nack, reading and expiry (HH-06).
 
 The module `message` declares the life cycle of a message, `mailbox_entries` the state of the stream.
 
@@ -68,7 +68,10 @@ _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXP
 
 
 def settle_mailbox(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a mailbox's stream."""
+    """Return the outcome of one record of the stream `mailbox/<realm>/<agent>`, and update its entries.
+
+    The record posts a message, hands messages out, ends a lease or a message, or concerns the whole mailbox.
+    """
     mailbox = MailboxEntries(given.name, given.entries, given.now_us)
     if given.type == MESSAGE_POSTED:
         return _settle_posting(given.body, mailbox)

@@ -1,7 +1,7 @@
-"""The records about claims, leases, acks and the other steps of a message.
+"""The records about claims, leases, acks and other steps of a message: bodies, and functions to build them.
 
-This module has their wire models and the functions that build them. The functions raise
-pydantic.ValidationError for an invalid argument.
+The functions return records that are ready to append. They raise pydantic.ValidationError for an invalid
+argument. `origin` is `door`, which appends the record, and `principal`, which made the request.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class _LeaseEnd(_MessageBody):
 
 
 class MailboxClaim(_MailboxRequest):
-    """Body of `message.claimed`: hand out up to `limit` messages and acknowledge them at once.
+    """Body of `message.claimed`: hand out up to `limit` messages for good. They need no ack.
 
-    With `message_ids`, only the pending ones of these are claimed. A door that has already handed them out
-    records them in this way.
+    With `message_ids`, only these messages are claimed, if they are pending. A door that has already handed out
+    messages records the fact in this way.
     """
 
     limit: _Limit = CLAIM_LIMIT
@@ -71,14 +71,14 @@ class MailboxClaim(_MailboxRequest):
 class MailboxLease(_MailboxRequest):
     """Body of `message.leased`: hand out up to `limit` messages, which must be acknowledged within `lease_ms`.
 
-    The limits apply to all readers of the mailbox together, because the fold counts in the log.
+    `held_most` and `per_minute` count the messages of all readers of the mailbox together.
 
     Attributes:
         message_ids: the only messages that may be handed out. `None` means all.
         held_most: the largest number of messages that may be leased at once. `None` means no limit.
         per_minute: the largest number of messages that leases with this field may hand out in 60 s of the log's
             time. `None` means no limit.
-        from_closed: whether to lease from a closed mailbox, to return its messages to their senders.
+        from_closed: whether to lease even if the mailbox is closed, to return its messages to their senders.
     """
 
     limit: _Limit = LEASE_LIMIT
@@ -90,31 +90,32 @@ class MailboxLease(_MailboxRequest):
 
 
 class MailboxClearing(_MailboxRequest):
-    """Body of `mailbox.cleared`: drop all pending messages."""
+    """Body of `mailbox.cleared`: all pending messages of the mailbox end with the status `cleared`."""
 
 
 class MailboxClosing(_MailboxRequest):
-    """Body of `mailbox.closed`: reject postings and leases until the mailbox is opened again."""
+    """Body of `mailbox.closed`: the fold rejects postings and leases until the mailbox is opened again."""
 
 
 class MailboxOpening(_MailboxRequest):
-    """Body of `mailbox.opened`: the mailbox is open again."""
+    """Body of `mailbox.opened`: a closed mailbox accepts postings and leases again."""
 
 
 class MessageAck(_LeaseEnd):
-    """Body of `message.acked`: the holder of the lease has finished the message.
+    """Body of `message.acked`: the reader that leased the message has finished with it.
 
-    `request_id` is that of the lease. `answers` are the messages that result from it. They are in the same
-    record so that they are sent if and only if the ack is accepted.
+    `request_id` is that of the lease. `answers` are messages that the reader sends as a result. They are in the
+    same record so that they are sent if and only if the ack is accepted.
     """
 
     answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
 
 
 class MessageNack(_LeaseEnd):
-    """Body of `message.nacked`: the holder of the lease returns the message.
+    """Body of `message.nacked`: the reader that leased the message gives it back, to be handed out again.
 
-    `request_id` is that of the lease. With `is_no_attempt`, the lease does not count as an attempt.
+    `request_id` is that of the lease. A message is dead after three attempts. With `is_no_attempt`, this lease
+    does not count as one.
     """
 
     reason: Note = ""
@@ -122,11 +123,11 @@ class MessageNack(_LeaseEnd):
 
 
 class MessageReclaim(_LeaseEnd):
-    """Body of `message.reclaimed`: the lease by the request `request_id` has expired."""
+    """Body of `message.reclaimed`: the lease by the request `request_id` expired, and the message is unread."""
 
 
 class MessageReading(_MessageBody):
-    """Body of `message.read`: a client that only looked at the message marks it as read."""
+    """Body of `message.read`: a client that looked at the message without a lease marks it as read."""
 
 
 class MessageExpiry(_MessageBody):
@@ -151,7 +152,11 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
 def claim_record(
     realm: str, recipient: str, request_id: str, limit: int = CLAIM_LIMIT, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record that claims up to `limit` messages of a mailbox."""
+    """Return the record `message.claimed`, which hands out up to `limit` messages of a mailbox for good.
+
+    `recipient` is the mailbox's agent in `realm`. `request_id` identifies the request; a repeated request has
+    the same id.
+    """
     said = {"request_id": request_id, "limit": limit}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
 
@@ -159,7 +164,11 @@ def claim_record(
 def claim_of_record(
     realm: str, recipient: str, request_id: str, message_ids: Sequence[str], **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record that claims these messages, at most 1,000, which the door has already handed out."""
+    """Return the record `message.claimed` for given messages, at most 1,000 of one mailbox.
+
+    A door uses it to record messages that it has already handed out. `request_id` identifies the request; a
+    repeated request has the same id.
+    """
     said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
 
@@ -177,7 +186,20 @@ def lease_record(
     from_closed: bool | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record that leases messages of a mailbox. `MailboxLease` describes the conditions."""
+    """Return the record `message.leased`, which hands out messages of a mailbox until they are acknowledged.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        request_id: the id of the request. A repeated request has the same id, and acks need it.
+        limit: the largest number of messages to hand out.
+        lease_ms: the duration of the lease in milliseconds. Later, the messages may be handed out again.
+        message_ids: the only messages that may be handed out. `None` means all.
+        held_most: the largest number of messages that may be leased at once. `None` means no limit.
+        per_minute: the largest number of messages that such leases hand out in 60 s. `None` means no limit.
+        from_closed: whether to lease even if the mailbox is closed. `None` means no.
+        origin: `door`, which appends the record, and `principal`, which leases the messages.
+    """
     said = {
         "request_id": request_id,
         "limit": limit,
@@ -191,14 +213,17 @@ def lease_record(
 
 
 def clearing_record(realm: str, recipient: str, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that drops all pending messages of a mailbox."""
+    """Return the record `mailbox.cleared`, which ends all pending messages of a mailbox as `cleared`."""
     return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, origin)
 
 
 def gate_record(
     realm: str, recipient: str, request_id: str, *, is_open: bool, ce_id: str, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record that closes a mailbox, or opens it again. The reactor chooses `ce_id`."""
+    """Return the record that closes a mailbox for postings and leases, or opens it again.
+
+    `ce_id` is the CloudEvents id, which the reactor derives from the record that it reacts to.
+    """
     kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
     return _record(kind, realm, recipient, {"request_id": request_id}, origin, ce_id)
 
@@ -211,7 +236,11 @@ def ack_record(
     answers: Sequence[Message] | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record that acknowledges a leased message. Door and principal must be those of the lease."""
+    """Return the record `message.acked`, by which a reader acknowledges a message that it leased.
+
+    Door and principal must be those of the lease, otherwise the fold rejects the record. `request_id` is the id
+    of the lease's request. `answers` are messages to send if the ack is accepted.
+    """
     said = {"message_id": message_id, "request_id": request_id, "answers": answers or None}
     return _record(MESSAGE_ACKED, realm, recipient, said, origin)
 
@@ -226,7 +255,12 @@ def nack_record(
     is_no_attempt: bool | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record that returns a leased message. Door and principal must be those of the lease."""
+    """Return the record `message.nacked`, by which a reader gives back a message that it leased.
+
+    Door and principal must be those of the lease, otherwise the fold rejects the record. `request_id` is the id
+    of the lease's request. A message is dead after three attempts; with `is_no_attempt`, this lease does not
+    count as one.
+    """
     said = {
         "message_id": message_id,
         "request_id": request_id,
@@ -245,20 +279,28 @@ def reclaim_record(
     ce_id: str | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record that makes a message with an expired lease unread. The reactor chooses `ce_id`."""
+    """Return the record `message.reclaimed`, which makes a message with an expired lease unread again.
+
+    `request_id` is the id of the lease's request. `ce_id` is the CloudEvents id that the reactor chooses.
+    `None` means an id derived from the mailbox, the message and the request.
+    """
     said = {"message_id": message_id, "request_id": request_id}
     return _record(MESSAGE_RECLAIMED, realm, recipient, said, origin, ce_id)
 
 
 def read_record(realm: str, recipient: str, message_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that marks a message as read."""
+    """Return the record `message.read`, which ends a message that is not leased with the status `read`."""
     return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, origin)
 
 
 def expiry_record(
     realm: str, recipient: str, message_id: str, *, ce_id: str | None = None, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record that ends an expired message. The reactor chooses `ce_id`."""
+    """Return the record `message.expired`, which ends a message whose `expires_at` has passed.
+
+    `ce_id` is the CloudEvents id that the reactor chooses. `None` means an id derived from the mailbox and the
+    message.
+    """
     return _record(MESSAGE_EXPIRED, realm, recipient, {"message_id": message_id}, origin, ce_id)
 
 

@@ -1,4 +1,4 @@
-"""The message, with one model for every door: its wire model, its life cycle, and the record that posts it.
+"""The message, the same for every door: its body in the log, its life cycle, and the record that posts it.
 
 unread <--> leased --> claimed | expired | cleared | dead
    `-----------------> claimed | read | expired | cleared
@@ -59,11 +59,8 @@ _Moment = Annotated[str, Field(max_length=40)]
 class MessageRow(Row, frozen=True, gc=False):
     """A row of `mailbox`: the status of one message for one recipient. Its body is in `message_bodies`.
 
-    `sent_at` and `expires_at` are times as the sender wrote them. `from_task` is the task whose token the
-    sender used. `handed_to` is the last reader, as `<door>/<principal>`. It got the message at `handed_at` by
-    the request `request_id`, as the attempt number `attempts`. `lease_until` is set while the message is
-    leased, and `ended_at` once it has reached a final status. `thread` is the recipient's id of the
-    conversation. `parent_thread`, `root_thread` and `on_behalf_of` are its place in the tree (XP-07).
+    Conversations between listeners form a tree (XP-07): a listener that asks another begins a conversation
+    below its own.
     """
 
     VIEW: ClassVar = MAILBOX_VIEW
@@ -82,47 +79,47 @@ class MessageRow(Row, frozen=True, gc=False):
     from_verified: bool
     """Whether the door authenticated the sender."""
     from_task: str | None
-    """Task whose token the sender used."""
+    """Task whose token the sender used. Null: none."""
     kind: str
-    """Kind of the message."""
+    """Kind of the message, a word that the sender chooses."""
     priority: str
     """`low`, `normal` or `high`."""
     in_reply_to: str | None
-    """Id of the message that this one answers."""
+    """Id of the message that this one answers. Null: none."""
     thread: str | None
-    """The recipient's id of the conversation."""
+    """Recipient's id of the conversation that the message belongs to. Null: none."""
     broadcast_id: str | None
-    """Id that all copies of a broadcast share."""
+    """Id that all copies of a broadcast share. Null: no broadcast."""
     sent_at: str | None
-    """The sender's time, as the sender wrote it."""
+    """Time of sending by the sender's clock, as the sender wrote it."""
     expires_at: str | None
-    """Time at which the message expires, as the sender wrote it."""
+    """Time at which the message expires, as the sender wrote it. Null: never."""
     posted_at: Moment
     """Time at which Kafka appended the message."""
     attempts: int = 0
     """How often the message was handed out."""
     handed_to: str | None = None
-    """Last reader, as `<door>/<principal>`."""
+    """Last reader, as `<door>/<principal>`. Null: the message was not handed out."""
     handed_at: Moment | None = None
     """Time at which the last reader got the message."""
     request_id: str | None = None
-    """Request by which the last reader got the message."""
+    """Id of the request by which the last reader got the message."""
     lease_until: Moment | None = None
     """End of the lease. Null if the message is not leased."""
     ended_at: Moment | None = None
-    """Time at which the message reached its final status."""
+    """Time at which the message reached its final status. Null: it is pending."""
     parent_thread: str | None = None
-    """The caller's id of the conversation (XP-07)."""
+    """Id of the conversation above this one in the tree: the one in which the caller asked."""
     root_thread: str | None = None
-    """Root of the tree of conversations."""
+    """Id of the conversation at the root of the tree."""
     on_behalf_of: str | None = None
-    """Principal on whose behalf the conversation began."""
+    """Principal on whose behalf the conversation at the root began."""
 
 
 class MessageBodyRow(Row, frozen=True, gc=False):
     """A row of `message_bodies`: the body of a message.
 
-    It is written once. Later records about the message change only its small row in `mailbox`.
+    The row is written once. Later records about the message change only its row in `mailbox`.
     """
 
     VIEW: ClassVar = MESSAGE_BODIES
@@ -176,18 +173,26 @@ class Message(WireBody):
     original: str | None = None
 
     def value(self) -> bytes:
-        """Return the message as canonical JSON without null fields, faster than by the base class."""
+        """Return the message as canonical JSON without null fields, which becomes the value of the record."""
         return canonical_plain(self.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def posting_record(message: Message, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that posts a message to its recipient's mailbox."""
+    """Return the record `message.posted`, ready to append, which posts a message to its recipient's mailbox.
+
+    The id of the record is the message's id. `origin` is `door`, which appends the record, and `principal`.
+    """
     stream = stream_key(MAILBOX, f"{message.realm}/{message.recipient}")
     return message.record(MESSAGE_POSTED, stream, ce_id=message.message_id, **origin)
 
 
 def has_come(time: str, now_us: int) -> bool:
-    """Return whether `time`, in the form of `expires_at`, is at or before `now_us` (since 1970 UTC)."""
+    """Return whether a point in time has passed.
+
+    Args:
+        time: ISO 8601 in UTC with seconds and `Z`, such as `2026-11-21T10:00:00Z`.
+        now_us: the present time in microseconds since 1970 UTC. The result is true if both are equal.
+    """
     whole = datetime.fromisoformat(time[:19]) - _EPOCH
     # A time has up to nine fractional digits, so the comparison is in nanoseconds.
     fraction_ns = int(time[20:-1].ljust(9, "0"))
@@ -197,6 +202,10 @@ def has_come(time: str, now_us: int) -> bool:
 def verified_message(
     message_id: str, sender: str, recipient: str, kind: str, body: str, content_type: str, **fields: Any
 ) -> Message:
-    """Return a message whose sender is authenticated. `fields`: further fields of `Message`, by their names."""
+    """Return a message, ready for `posting_record`, whose sender the door has authenticated.
+
+    `fields` are further fields of `Message` by their names, such as `priority`. Raises
+    pydantic.ValidationError.
+    """
     named = {"message_id": message_id, "from": sender, "from_verified": True, "to": recipient}
     return Message.model_validate({**named, "kind": kind, "body": body, "content_type": content_type, **fields})

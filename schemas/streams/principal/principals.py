@@ -58,7 +58,7 @@ FreeName = Annotated[Name, AfterValidator(_free)]
 
 
 class PrincipalRow(Row, frozen=True, gc=False):
-    """A row of `registry_principals`. The token is known only by its SHA-256 in hex."""
+    """A row of `registry_principals`: a user of the hub with a role and a token."""
 
     VIEW: ClassVar = REGISTRY_PRINCIPALS
     KEY: ClassVar = ("principal",)
@@ -76,11 +76,14 @@ class PrincipalRow(Row, frozen=True, gc=False):
     added_at: Moment
     """Time at which the principal was added."""
     revoked_at: Moment | None
-    """Time at which the principal was revoked."""
+    """Time at which the principal was revoked. Null: it is active."""
 
 
 class PrincipalAddition(WireBody):
-    """Body of `principal.added`. The name must not be one of `RESERVED_PRINCIPALS`."""
+    """Body of `principal.added`: a new user of the hub, with a role and the hash of its token.
+
+    The name must not be one of `RESERVED_PRINCIPALS`, which the programs use themselves.
+    """
 
     principal: FreeName
     role: Literal["operator", "delegator", "worker", "viewer"]
@@ -88,7 +91,10 @@ class PrincipalAddition(WireBody):
 
 
 class PrincipalRevocation(WireBody):
-    """Body of `principal.revoked`. The revocation is final, and the name is not used again."""
+    """Body of `principal.revoked`: the principal's token is no longer valid.
+
+    The revocation is final, and the name cannot be used again.
+    """
 
     principal: Name
 
@@ -103,19 +109,26 @@ _PRINCIPAL: Final = StructEntries("principal", PrincipalRow)
 
 
 def new_token() -> str:
-    """Return a new bearer token of 256 random bits."""
+    """Return a new bearer token for a principal or a task's agent: 256 random bits as URL-safe base64."""
     return secrets.token_urlsafe(32)
 
 
 def token_hash(token: str) -> str:
-    """Return the SHA-256 of a token in hex, the only form in which a token is stored."""
+    """Return the SHA-256 of a bearer token in hex, the only form in which the log and the tables have it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def addition_record(
     name: str, role: str, token: str, *, door: str = "http", principal: str = OPERATOR
 ) -> OutgoingRecord:
-    """Return the record that adds the principal `name`, with the hash of its token.
+    """Return the record `principal.added`, ready to append, which adds a user of the hub.
+
+    Args:
+        name: the name of the new principal.
+        role: `operator`, `delegator`, `worker` or `viewer`.
+        token: the token of the new principal. The record contains only its hash.
+        door: the door that appends the record.
+        principal: the principal that adds the new one.
 
     Raises:
         pydantic.ValidationError: the name is invalid or reserved, or there is no such role.
@@ -127,7 +140,9 @@ def addition_record(
 
 
 def revocation_record(name: str, *, door: str = "http", principal: str = OPERATOR) -> OutgoingRecord:
-    """Return the record that revokes the token of the principal `name`.
+    """Return the record `principal.revoked`, ready to append, which revokes the token of the principal `name`.
+
+    `door` appends the record, and `principal` is the one that revokes the token.
 
     Raises:
         pydantic.ValidationError: the name is invalid.
@@ -137,7 +152,7 @@ def revocation_record(name: str, *, door: str = "http", principal: str = OPERATO
 
 
 def settle_principal(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a principal's stream.
+    """Return the outcome of one record of the stream `principal/<name>`, and update the stream's entries.
 
     A principal is added once, and its revocation is final.
     """

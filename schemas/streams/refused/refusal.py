@@ -23,8 +23,14 @@ RefusalReason = Literal["unauthorized", "policy", "unknown_recipient", "malforme
 class Refusal(WireBody):
     """Body of `request.refused`: a door refused a request.
 
-    `route` is the route's template, never the path that the client sent. `suppressed` is the number of similar
-    refusals since the last record that were not recorded.
+    Attributes:
+        reason: the reason, a word of `schemas.wire.verdicts`.
+        why: an explanation in a few words.
+        principal: the principal that made the request, or `anonymous`.
+        route: the template of the HTTP route, such as `/api/jobs/{job_id}`, never the path that was sent.
+        policy_version: the version of the hub's policy rules that were applied.
+        suppressed: the number of similar refusals since the last such record. They were not recorded, so that a
+            client cannot fill the log.
     """
 
     request_id: Name
@@ -37,7 +43,10 @@ class Refusal(WireBody):
 
 
 def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
-    """Return the record of a refusal by `door`."""
+    """Return the record of a refusal, ready to append to the stream `refused/<door>`.
+
+    `door` is the name of the door that refused the request.
+    """
     return refusal.record(REQUEST_REFUSED, refused_stream(door), door=door, principal=refusal.principal)
 
 

@@ -1,4 +1,4 @@
-"""The fold of `session/<name>` (JE-14): the processes in which agents work, and the jobs that they host.
+"""The fold of the stream `session/<name>`: a process in which an agent works on jobs (JE-14).
 
 The state is one entry, `session`. It remains after the session is terminated, so its name is not used again.
 """
@@ -38,7 +38,10 @@ _STATE_BY_MODE: Final = {STOP: STOPPED, HARD: TERMINATED, SOFT: ARCHIVED}
 
 
 class SessionEntry(msgspec.Struct, array_like=True, gc=False):
-    """The state of a session: the fields of its row, and the requests that were settled."""
+    """The stream state of a session: the fields of its row, and a memory of accepted requests.
+
+    Times are in microseconds since 1970 UTC.
+    """
 
     version: int
     status: str
@@ -61,7 +64,10 @@ _row: Final = row_maker(SessionRow, SessionEntry)
 
 
 def settle_session(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a session's stream."""
+    """Return the outcome of one record of the stream `session/<name>`, and update the stream's entries.
+
+    The record creates, stops or resumes the session, assigns a job to it, or reports that a job of it ended.
+    """
     session = _SESSION.read(given.entries)
     if session is None:
         # A session that no record created may pick a job. Its first pick creates it.

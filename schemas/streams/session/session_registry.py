@@ -1,4 +1,4 @@
-"""The records about agent sessions (JE-14): wire models, and the function that builds the records."""
+"""The records about sessions, processes in which agents work on jobs (JE-14): bodies, and how to build them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,7 @@ Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0
 
 
 class SessionRow(Row, frozen=True, gc=False):
-    """A row of `registry_sessions`: a process in which an agent works on jobs.
-
-    `handle` identifies the process on `host`: `tmux/<socket>/<name>` or `process/<pid>/<start time>`. Both are
-    `None` if only the name of the session is known. `for_job` is the job for which the session was created and
-    with which it ends. `job_id` is the job that it works on now. `capture_id` identifies the stored screen
-    content.
-    """
+    """A row of `registry_sessions`: a process in which an agent works on jobs, one after the other."""
 
     VIEW: ClassVar = REGISTRY_SESSIONS
     KEY: ClassVar = ("session",)
@@ -61,9 +55,9 @@ class SessionRow(Row, frozen=True, gc=False):
     handle: str | None
     """Process on that host: `tmux/<socket>/<name>` or `process/<pid>/<start time>`. Null if it is unknown."""
     for_job: str | None
-    """Job for which the session was created and with which it ends."""
+    """Job for which the session was created and with which it ends. Null: none."""
     job_id: str | None
-    """Job that the session works on now."""
+    """Job that the session works on now. Null: none."""
     jobs_ended: int
     """Number of jobs that ended in this session."""
     created_by: str
@@ -71,11 +65,11 @@ class SessionRow(Row, frozen=True, gc=False):
     created_at: Moment
     """Time of the creation."""
     stopped_at: Moment | None
-    """Time at which the session was stopped, archived or terminated."""
+    """Time at which the session was stopped, archived or terminated. Null: it is running."""
     reason: str | None
-    """Reason for the stop."""
+    """Reason for the stop. Null: none was given."""
     capture_id: str | None
-    """Id of the stored screen content."""
+    """Id of the terminal's content that was stored at the stop. Null: none was stored."""
 
 
 class _SessionBody(WireBody):
@@ -83,7 +77,7 @@ class _SessionBody(WireBody):
 
 
 class SessionCreation(_SessionBody):
-    """Body of `session.created`. `host`, `handle` and `for_job` are those of `SessionRow`."""
+    """Body of `session.created`: a new session runs. `SessionRow` describes `host`, `handle` and `for_job`."""
 
     request_id: Name
     description: Note = ""
@@ -93,7 +87,14 @@ class SessionCreation(_SessionBody):
 
 
 class SessionStop(_SessionBody):
-    """Body of `session.stopped`. `capture_id` is the id of the stored screen content."""
+    """Body of `session.stopped`: the session takes no more jobs.
+
+    Attributes:
+        mode: `stop` leads to the status `stopped`, `hard` to `terminated`, `soft` to `archived`. Only `soft`
+            leaves the session's process running.
+        capture_id: the id of the terminal's content that was stored before, or `None`.
+        graceful: whether the process has some seconds to end by itself.
+    """
 
     request_id: Name
     mode: Literal["stop", "hard", "soft"] = STOP
@@ -103,7 +104,10 @@ class SessionStop(_SessionBody):
 
 
 class SessionResumption(_SessionBody):
-    """Body of `session.resumed`: the session runs again, perhaps with another handle."""
+    """Body of `session.resumed`: a stopped or archived session runs again, perhaps in another process.
+
+    `host` and `handle` identify the process. `None` leaves the known value unchanged.
+    """
 
     request_id: Name
     host: Name | None = None
@@ -111,13 +115,13 @@ class SessionResumption(_SessionBody):
 
 
 class SessionJobAssigned(_SessionBody):
-    """Body of `session.job_assigned`: the session has picked the job."""
+    """Body of `session.job_assigned`: the session has picked the job and works on it now."""
 
     job_id: JobId
 
 
 class SessionJobEnded(_SessionBody):
-    """Body of `session.job_ended`: the session's job is in the terminal state `outcome`."""
+    """Body of `session.job_ended`: a job that the session worked on ended, with the final status `outcome`."""
 
     job_id: JobId
     outcome: Literal["completed", "error", "cancelled"]
@@ -134,15 +138,17 @@ _TYPES: Final = {model: name for name, model in SESSION_MODELS.items()}
 
 
 def session_record(body: _SessionBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record of one of the bodies above.
+    """Return a record about a session with the given body, ready to append.
 
-    The same request by the same principal has the same `ce_id`, even with other content, so that the fold
-    recognises the conflict. A body without a `request_id` is identified by its content.
+    Its `ce_id` is derived from the request. The same request by the same principal has the same `ce_id`, even
+    with other content, so that the fold recognises the conflict. For a body without a `request_id`, the `ce_id`
+    is derived from the content.
 
     Args:
-        body: a body of `SESSION_MODELS`.
-        ce_id: another CloudEvents id; the reactor chooses its own.
-        origin: the door that appends the record, and the principal that made the request.
+        body: an instance of a class in `SESSION_MODELS`, which decides the record type.
+        ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means the derived
+            one.
+        origin: `door`, which appends the record, and `principal`, which made the request.
     """
     request_id = getattr(body, "request_id", None)
     request = (body.value().decode(),) if request_id is None else (body.session, request_id)

@@ -1,4 +1,4 @@
-"""The fold of `task/<id>` (HH-02 to HH-04): a task, and the token of its agent while it runs.
+"""The fold of the stream `task/<id>`: a task of the hub, and the token of its agent (HH-02 to HH-04).
 
 The state is one entry, `task`. It remains after the task has ended, without the description and the token's
 capabilities, which no later row needs. The token is known only by its hash.
@@ -44,7 +44,10 @@ _END_BY_TYPE: Final = {
 
 
 class TokenEntry(msgspec.Struct, array_like=True, gc=False):
-    """The token of a task. `issued` and `expiry` are milliseconds since 1970 UTC."""
+    """The token of a task's agent, as part of `TaskEntry`. Only its hash is known.
+
+    `issued` and `expiry` are milliseconds since 1970 UTC, `revoked_at` is microseconds, or `None`.
+    """
 
     sha256: str
     capabilities: list[str]
@@ -55,7 +58,10 @@ class TokenEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class TaskEntry(msgspec.Struct, array_like=True, gc=False):
-    """The state of a task: the fields of its row, its token, and the requests that were settled."""
+    """The stream state of a task: the fields of its row, its token, and a memory of accepted requests.
+
+    `token` is `None` until the task starts. Times are in microseconds since 1970 UTC.
+    """
 
     version: int
     status: str
@@ -76,7 +82,10 @@ _token_row: Final = row_maker(TokenRow, TokenEntry)
 
 
 def settle_task(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a task's stream."""
+    """Return the outcome of one record of the stream `task/<id>`, and update the stream's entries.
+
+    The record creates, starts or ends the task, or revokes its token.
+    """
     task = _TASK.read(given.entries)
     if task is None:
         if given.type not in (TASK_CREATED, TASK_STARTED):

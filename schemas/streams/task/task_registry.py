@@ -1,4 +1,4 @@
-"""The records about tasks and their tokens (HH-02 to HH-04): wire models, and functions that build them."""
+"""The records about tasks of the hub and their tokens (HH-02 to HH-04): their bodies, and how to build them."""
 
 from __future__ import annotations
 
@@ -58,11 +58,7 @@ TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}\z")]
 
 
 class TaskRow(Row, frozen=True, gc=False):
-    """A row of `registry_tasks`: a task that the hub gives to an agent.
-
-    `ended_by` is the CloudEvents id of the record that ended the task. `image` is the image of the agent if it
-    was started for this task and has no definition.
-    """
+    """A row of `registry_tasks`: a task that the hub gives to an agent."""
 
     VIEW: ClassVar = REGISTRY_TASKS
     KEY: ClassVar = ("task_id",)
@@ -76,13 +72,13 @@ class TaskRow(Row, frozen=True, gc=False):
     agent_name: str
     """Agent that works on the task."""
     token_id: str | None
-    """Id of the token of the task's agent."""
+    """Id of the token of the task's agent. Null: the task has not started."""
     session_name: str | None
-    """Session in which the agent runs."""
+    """Session in which the agent runs. Null: none."""
     result: str | None
-    """Result that the agent reported."""
+    """Result that the agent reported. Null: the task is not completed."""
     error: str | None
-    """Why the task failed."""
+    """Why the task failed or was cancelled. Null: no reason."""
     submitted_by: str
     """Principal that submitted the task."""
     submitted_at: Moment
@@ -94,15 +90,11 @@ class TaskRow(Row, frozen=True, gc=False):
     ended_by: str | None
     """CloudEvents id of the record that ended the task."""
     image: str | None = None
-    """Image of an agent that was started for this task and has no definition."""
+    """Image of an agent that was started for this task alone and has no definition. Null: no such agent."""
 
 
 class TokenRow(Row, frozen=True, gc=False):
-    """A row of `registry_tokens`: the token of a task's agent.
-
-    `token_id` is the first 12 digits of `token_sha256`, which is in hex. `issued` and `expiry` are milliseconds
-    since 1970 UTC.
-    """
+    """A row of `registry_tokens`: the token with which a task's agent authenticates itself."""
 
     VIEW: ClassVar = REGISTRY_TOKENS
     KEY: ClassVar = ("token_id",)
@@ -114,7 +106,7 @@ class TokenRow(Row, frozen=True, gc=False):
     agent_name: str
     """Agent that has the token."""
     task_id: str
-    """Task of the token."""
+    """Task for which the token was issued."""
     capabilities: list[str]
     """Names of what the agent can do."""
     status: str
@@ -124,9 +116,9 @@ class TokenRow(Row, frozen=True, gc=False):
     expiry: int
     """Time of expiry in milliseconds since 1970 UTC."""
     revoked_at: Moment | None
-    """Time at which the token was revoked."""
+    """Time at which the token was revoked. Null: it was not."""
     revoked_why: str | None
-    """Why the token was revoked."""
+    """Why the token was revoked. Null: no reason."""
 
 
 class _TaskBody(WireBody):
@@ -135,7 +127,7 @@ class _TaskBody(WireBody):
 
 
 class TaskCreation(_TaskBody):
-    """Body of `task.created`: the task is pending and has no token."""
+    """Body of `task.created`: the task exists, is pending, and its agent has no token yet."""
 
     description: Description
     agent_name: Name
@@ -144,8 +136,9 @@ class TaskCreation(_TaskBody):
 class TaskStart(_TaskBody):
     """Body of `task.started`: the task runs, with a token that expires `expiry_ms` after the record's time.
 
-    A door derives the same token for the same request, so a repeated request has the same body. An `image` is
-    set if the agent is started for this task alone and needs no definition.
+    Without an earlier `task.created`, the record also creates the task. A door derives the same token for the
+    same request, so a repeated request has the same body. `image` is set if the agent is started for this task
+    alone and has no definition.
     """
 
     description: Description
@@ -158,7 +151,10 @@ class TaskStart(_TaskBody):
 
 
 class TaskCompletion(_TaskBody):
-    """Body of `task.completed`. `result` is any JSON in the form of `result_text`."""
+    """Body of `task.completed`: the agent finished the task.
+
+    `result` is its result, any JSON value, as the text that `result_text` makes of it.
+    """
 
     result: Annotated[str, AfterValidator(_text_within_limit)]
 
@@ -194,10 +190,10 @@ _TYPES: Final = {model: name for name, model in TASK_MODELS.items()}
 
 
 def result_text(value: Any) -> str:
-    """Return the text form of a result, which is any JSON value.
+    """Return the text in which a task's result, any JSON value, is stored.
 
-    A string is unchanged; any other value becomes canonical JSON. A string that is itself JSON is quoted, so
-    that `result_value` returns it as a string.
+    A string is stored unchanged, any other value as canonical JSON. A string that is itself valid JSON is
+    stored as a JSON string with quotes, so that `result_value` returns it as a string.
     """
     if isinstance(value, str) and not _is_json(value):
         return value
@@ -205,7 +201,7 @@ def result_text(value: Any) -> str:
 
 
 def result_value(text: str) -> Any:
-    """Return the JSON value of a result's text. It is the inverse of `result_text`."""
+    """Return the JSON value of a task's stored result. It is the inverse of `result_text`."""
     return decode(text.encode("utf-8"))[0] if _is_json(text) else text
 
 
@@ -218,20 +214,21 @@ def _is_json(text: str) -> bool:
 
 
 def token_id_of(token_sha256: str) -> str:
-    """Return the id of the token with this hash."""
+    """Return the id of a token: the first 12 hex digits of its SHA-256 hash `token_sha256`."""
     return token_sha256[:TOKEN_ID_DIGITS]
 
 
 def task_record(body: _TaskBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record of one of the bodies above.
+    """Return a record about a task with the given body, ready to append.
 
-    The same request by the same principal has the same `ce_id`, even with other content, so that the fold
-    recognises the conflict.
+    Its `ce_id` is derived from the request. The same request by the same principal has the same `ce_id`, even
+    with other content, so that the fold recognises the conflict.
 
     Args:
-        body: a body of `TASK_MODELS`.
-        ce_id: another CloudEvents id; the reactor chooses its own.
-        origin: the door that appends the record, and the principal that made the request.
+        body: an instance of a class in `TASK_MODELS`, which decides the record type.
+        ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means the derived
+            one.
+        origin: `door`, which appends the record, and `principal`, which made the request.
     """
     stream = stream_key(TASK, body.task_id)
     return body.record(_TYPES[type(body)], stream, body.task_id, body.request_id, ce_id=ce_id, **origin)

@@ -1,4 +1,4 @@
-"""Threads, the conversations between listeners (XP-07): the record that opens a thread, and its fold.
+"""Threads, the conversations between two listeners (XP-07): the record that opens a thread, and its fold.
 
 Each side of a conversation knows it by its own opaque UUID. The row of a thread records which listener called
 which, and on whose behalf. The state is one entry, `thread`: the digest of the thread's place in the tree. A
@@ -27,37 +27,37 @@ _THREAD: Final = "thread"
 
 
 class ThreadRow(Row, frozen=True, gc=False):
-    """A row of `registry_threads` (XP-07): one call of a listener by another. A root thread has no row.
+    """A row of `registry_threads`: a conversation that one listener began by calling another (XP-07).
 
-    `seen_by` is the called listener, which knows the conversation as `thread`. `opened_by` is the caller, which
-    knows it as `parent_thread`. `message_id` is the message that opened the thread.
+    Threads form a tree: a call opens a thread below that of the caller. The thread at the root, which a client
+    began, has no row.
     """
 
     VIEW: ClassVar = REGISTRY_THREADS
     KEY: ClassVar = ("thread",)
 
     thread: str
-    """The called listener's id of the conversation."""
+    """Id by which the called listener knows the conversation."""
     parent_thread: str
-    """The caller's id of the conversation."""
+    """Id of the thread above, in which the caller made the call."""
     root_thread: str
-    """Root of the tree of conversations."""
+    """Id of the thread at the root of the tree."""
     opened_by: str
-    """Listener that called."""
+    """Listener that made the call."""
     seen_by: str
     """Listener that was called."""
     on_behalf_of: str
-    """Principal on whose behalf the conversation began."""
+    """Principal on whose behalf the thread at the root began."""
     kind: str
     """Kind of the message that opened the thread."""
     message_id: str
-    """Message that opened the thread."""
+    """Id of the message that opened the thread."""
     opened_at: Moment
     """Time at which the thread was opened."""
 
 
 class ThreadOpened(WireBody):
-    """Body of `thread.opened`. The fields are those of `ThreadRow`."""
+    """Body of `thread.opened`: a listener called another one. `ThreadRow` describes the fields."""
 
     OMITS_NULLS: ClassVar = True
 
@@ -72,12 +72,18 @@ class ThreadOpened(WireBody):
 
 
 def thread_record(body: ThreadOpened, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record that opens a thread."""
+    """Return the record `thread.opened`, ready to append, which opens a thread.
+
+    `ce_id` is the CloudEvents id. `origin` is `door`, which appends the record, and `principal`.
+    """
     return body.record(THREAD_OPENED, stream_key(THREAD, body.thread), ce_id=ce_id, **origin)
 
 
 def settle_thread(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a thread's stream."""
+    """Return the outcome of one record of the stream `thread/<id>`, and update the stream's entries.
+
+    The first record opens the thread. A later one with another place in the tree is rejected as `seq_conflict`.
+    """
     body = given.body
     # Two gateways may record different first messages of a thread, but never different places in the tree.
     place = {name: body[name] for name in ("parent_thread", "root_thread", "opened_by", "seen_by")}
