@@ -1,8 +1,11 @@
-"""The errors that end a command, each with its exit code. Their messages say what to do next."""
+"""The errors that end a command of `./trunkline`, each with its exit code. Messages say what to do next."""
 
 
 class TrunklineError(Exception):
-    """Something outside the program failed, and retrying did not help."""
+    """The base class of errors that end a command.
+
+    Raised itself, it means that something outside the program failed and retrying did not help.
+    """
 
     exit_code = 1
 

@@ -26,7 +26,7 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
     digests: dict[bytes, bytes] = {}
 
     def seen(self, ce_id: str, body: dict[str, Any]) -> Literal["new", "same", "other"]:
-        """Return whether a request is known.
+        """Return whether a request is new, was remembered before, or conflicts with one that was remembered.
 
         Args:
             ce_id: the CloudEvents id of the request's record.
@@ -90,11 +90,11 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
     digests: dict[int, bytes] = {}
 
     def seen(self, seq: int, digest: bytes) -> Literal["new", "same", "other", "too_old"]:
-        """Return whether a seq is known.
+        """Return whether a seq is new, was accepted before, conflicts with an accepted one, or is too old.
 
         Args:
             seq: the number that the sender gave the event.
-            digest: the `content_digest` of the event.
+            digest: a 16-byte digest of the event's content.
 
         Returns:
             `new` for a seq to settle now, `same` if it was accepted with this content, `other` if it was
@@ -114,7 +114,7 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
 
         Args:
             seq: the number that the sender gave the event.
-            digest: the `content_digest` of the event.
+            digest: a 16-byte digest of the event's content.
             status: the status of the stream, which the outcome reports.
 
         Returns:

@@ -74,7 +74,10 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """The decision on one record by the fold of its stream's kind. `settle` turns it into a `Settled`."""
+    """The decision on one record by the fold of its stream's kind: verdict, reason and changed rows.
+
+    `settle` turns it into a `Settled`, whose attributes of the same names it has.
+    """
 
     verdict: Verdict
     reason: str | None = None

@@ -63,7 +63,10 @@ class Keyring:
         return tuple(self._ciphers)
 
     def under(self, key_id: str) -> Keyring:
-        """Return a copy of this keyring in which the key `key_id` is active. Raises UnsealError if unknown."""
+        """Return a copy of this keyring in which the key `key_id` is the active one.
+
+        Raises UnsealError if there is no key with this id.
+        """
         if key_id not in self._ciphers:
             raise UnsealError(f"no master key with the id {key_id[:32]!r}")
         found = copy.copy(self)
@@ -106,7 +109,9 @@ class Keyring:
         return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
 
     def open(self, sealed: str, purpose: str) -> bytes:
-        """Decrypt a text that `seal` made for the same purpose, under any of the master keys.
+        """Decrypt a text that `seal` made for the same purpose, and return the plaintext.
+
+        The text may be sealed under any of the master keys; it names the key.
 
         Raises:
             UnsealError: the keyring lacks its key, the purpose is another, or the text was changed.

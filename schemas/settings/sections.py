@@ -86,7 +86,7 @@ class MqttSettings(Section):
 
 
 class LimitSettings(Section):
-    """Limits of every door (CM-02)."""
+    """Limits for the length of a record's body and of a task's text, the same at every door (CM-02)."""
 
     payload_bytes: int = Field(default=1024 * 1024, ge=1024)
     """Largest body. A larger one is rejected as `too_large`."""

@@ -65,7 +65,7 @@ SECRET_VARIABLES = frozenset(
 
 
 class SettingsError(Exception):
-    """A setting is wrong or unknown. The message names the setting. `load_settings` raises it at the start."""
+    """A setting is wrong or unknown, or a file of a key or password cannot be used. The message names it."""
 
 
 class Settings(Section):
@@ -161,12 +161,12 @@ class Settings(Section):
 
     @property
     def command_socket(self) -> Path:
-        """The path of the Unix socket at which the XML pump takes signed commands."""
+        """The path of the Unix socket at which the gateway takes signed commands about the pump's listeners."""
         return self.xml_pump.command_socket or self.data_path / "run" / "commands.sock"
 
     @property
     def command_keys_path(self) -> Path:
-        """The folder of the public keys whose commands the XML pump accepts.
+        """The folder of the public keys whose signed commands the gateway accepts.
 
         The operator's private key is stored there, too.
         """

@@ -18,7 +18,10 @@ _MAY_HIDE: Final = re.compile(rb"auth_token|\\|\0", re.IGNORECASE)
 
 
 def carries_token(document: dict[str, Any]) -> bool:
-    """Return whether the decoded body of an event has the field `data.auth_token`, with a value of any type."""
+    """Return whether the decoded body of an event has the field `data.auth_token`, with a value of any type.
+
+    This field is the sender's own secret. The fold rejects such an event as `secret_in_event`.
+    """
     data = document.get("data")
     return type(data) is dict and "auth_token" in data
 

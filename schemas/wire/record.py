@@ -73,11 +73,14 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class BadEnvelopeError(ValueError):
-    """The headers are not those of a record of Trunkline. The message gives the reason."""
+    """The headers of a Kafka record do not have the required form. The message gives the reason."""
 
 
 class Origin(TypedDict):
-    """The door that appends a record, and the principal that caused the record."""
+    """The keyword arguments `origin` of many functions: the door that appends a record, and its principal.
+
+    The principal is the user, agent or program that caused the record.
+    """
 
     door: str
     principal: str

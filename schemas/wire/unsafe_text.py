@@ -112,7 +112,10 @@ _ANY_NEEDED: Final = ("/", "=", ":", "\\", "~", "-", "gh", "xox", "AKIA", "AIza"
 
 
 def unsafe_pattern(text: str) -> str | None:
-    """Return the name of the first pattern in `PATTERNS` that occurs in `text`, or None if the text is safe."""
+    """Search `text` for paths, passwords, tokens and other text that an event's `detail` must not contain.
+
+    Returns the name of the first pattern in `PATTERNS` that occurs in it, or None if the text is safe.
+    """
     for literal in _ANY_NEEDED:
         if literal in text:
             break

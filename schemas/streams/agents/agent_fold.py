@@ -54,7 +54,7 @@ _row: Final = row_maker(AgentRow, AgentEntry)
 
 
 def settle_agent(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `agent/<name>`, and update the stream's entries.
+    """Settle a record of `agent/<name>`: update the stream state, return verdict and changed rows.
 
     A record about a participant or about MQTT is passed to `settle_participant` or `settle_mqtt_agent`.
     """

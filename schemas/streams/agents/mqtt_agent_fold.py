@@ -66,7 +66,7 @@ _row: Final = row_maker(MqttAgentRow, MqttAgentEntry)
 
 
 def settle_mqtt_agent(given: FoldInput) -> Outcome:
-    """Return the outcome of one record about an agent that is connected over MQTT, and update its entries.
+    """Settle a record about an agent on MQTT: update the stream state, return verdict and changed rows.
 
     The record registers the agent, removes it, or is a message that the agent published (`agent.said`). A
     message is accepted only with a valid signature by the agent's secret.

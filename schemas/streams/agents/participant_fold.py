@@ -82,7 +82,7 @@ _key_row: Final = row_maker(AgentKeyRow, KeyEntry)
 
 
 def settle_participant(given: FoldInput) -> Outcome:
-    """Return the outcome of one record about a participant, and update the entries of its stream.
+    """Settle a record about a participant: update the stream state, return verdict and changed rows.
 
     The record lets the agent join, updates or stops it, adds or removes a key, or notes a signed call.
     """

@@ -130,7 +130,7 @@ class AgentKeyRow(Row, frozen=True, gc=False):
 
 
 class AgentJoined(AgentRequest):
-    """Body of `agent.joined`: the agent takes part, with its first key and a mailbox."""
+    """Body of `agent.joined`: the agent becomes a participant, with its first public key and a mailbox."""
 
     task: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
     capabilities: Capabilities
@@ -139,27 +139,30 @@ class AgentJoined(AgentRequest):
 
 
 class AgentKeyRegistered(AgentRequest):
-    """Body of `agent.key_registered`: a new key. Earlier keys remain valid for at most `overlap_ms`."""
+    """Body of `agent.key_registered`: the participant gets a new public key.
+
+    Its earlier keys remain valid for at most `overlap_ms` milliseconds.
+    """
 
     public_key: PublicKey
     overlap_ms: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_MS)]
 
 
 class AgentKeyRemoved(AgentRequest):
-    """Body of `agent.key_removed`: a key is no longer valid."""
+    """Body of `agent.key_removed`: the participant's key with the id `key_id` is no longer valid."""
 
     key_id: KeyId
 
 
 class AgentUpdated(AgentRequest):
-    """Body of `agent.updated`: a new status or new capabilities. `None` leaves that part unchanged."""
+    """Body of `agent.updated`: the participant has a new status or new capabilities. `None` means unchanged."""
 
     status: Literal["idle", "working", "blocked"] | None = None
     capabilities: Capabilities | None = None
 
 
 class AgentStopped(AgentRequest):
-    """Body of `agent.stopped`: the agent no longer takes part, and its keys are no longer valid."""
+    """Body of `agent.stopped`: the agent is no longer a participant, and its keys are no longer valid."""
 
     reason: Note = ""
 

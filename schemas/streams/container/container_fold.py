@@ -58,7 +58,7 @@ _row: Final = row_maker(ContainerRow, ContainerEntry)
 
 
 def settle_container(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `container/<name>`, and update the stream's entries.
+    """Settle a record of `container/<name>`: update the stream state, return verdict and changed rows.
 
     The record brings the container to a state. A container enters each state once, so a record with the same
     state and content is a duplicate, even with another id.

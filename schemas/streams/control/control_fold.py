@@ -79,7 +79,7 @@ def records_left(
 
     Returns:
         For `ledger` and for `views`, the number of missing records by partition. Complete partitions are
-        absent, so an empty mapping means that nothing is missing.
+        absent, so two empty mappings mean that nothing is missing.
     """
     return {
         part: {p: end - reached[part].get(p, 0) for p, end in ends.items() if end > reached[part].get(p, 0)}
@@ -96,7 +96,7 @@ def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
 
 
 def settle_control(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of a stream `control/<name>`, and update the stream's entries.
+    """Settle a record of `control/<name>`: update the stream state, return verdict and changed rows.
 
     The name decides what the record is about: `topology`, `fold` or `organism`. The first topology is valid for
     good; a different one is rejected as `seq_conflict`. The fold version can only increase.

@@ -55,7 +55,7 @@ _NONCES: Final = StructEntries("nonces", _Nonces)
 
 
 def settle_organism(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `control/organism`, and update the stream's entries.
+    """Settle a record of `control/organism`: update the stream state, return verdict and changed rows.
 
     The record adds or removes a listener, or replaces all. `settle_control` has checked its body.
     """

@@ -61,7 +61,7 @@ from schemas.wire.verdicts import (
 
 
 def settle_job(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `job/<id>`, and update the stream's entries.
+    """Settle a record of `job/<id>`: update the stream state, return verdict and changed rows.
 
     The record registers or cancels the job, lets a session pick it, reports an event, or rotates the secret. An
     event is accepted only with a valid signature by the job's secret.

@@ -68,7 +68,7 @@ _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXP
 
 
 def settle_mailbox(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `mailbox/<realm>/<agent>`, and update its entries.
+    """Settle a record of a mailbox: update the stream state, return verdict and changed rows.
 
     The record posts a message, hands messages out, ends a lease or a message, or concerns the whole mailbox.
     """

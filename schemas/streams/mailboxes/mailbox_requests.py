@@ -213,7 +213,10 @@ def lease_record(
 
 
 def clearing_record(realm: str, recipient: str, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `mailbox.cleared`, which ends all pending messages of a mailbox as `cleared`."""
+    """Return the record `mailbox.cleared`, which ends all pending messages of a mailbox as `cleared`.
+
+    `request_id` identifies the request; a repeated request has the same id.
+    """
     return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, origin)
 
 
@@ -222,7 +225,8 @@ def gate_record(
 ) -> OutgoingRecord:
     """Return the record that closes a mailbox for postings and leases, or opens it again.
 
-    `ce_id` is the CloudEvents id, which the reactor derives from the record that it reacts to.
+    `request_id` identifies the request; a repeated request has the same id. `ce_id` is the CloudEvents id,
+    which the reactor derives from the record that it reacts to.
     """
     kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
     return _record(kind, realm, recipient, {"request_id": request_id}, origin, ce_id)

@@ -152,7 +152,7 @@ def revocation_record(name: str, *, door: str = "http", principal: str = OPERATO
 
 
 def settle_principal(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `principal/<name>`, and update the stream's entries.
+    """Settle a record of `principal/<name>`: update the stream state, return verdict and changed rows.
 
     A principal is added once, and its revocation is final.
     """

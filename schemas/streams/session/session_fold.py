@@ -64,7 +64,7 @@ _row: Final = row_maker(SessionRow, SessionEntry)
 
 
 def settle_session(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `session/<name>`, and update the stream's entries.
+    """Settle a record of `session/<name>`: update the stream state, return verdict and changed rows.
 
     The record creates, stops or resumes the session, assigns a job to it, or reports that a job of it ended.
     """

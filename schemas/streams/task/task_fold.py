@@ -82,7 +82,7 @@ _token_row: Final = row_maker(TokenRow, TokenEntry)
 
 
 def settle_task(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `task/<id>`, and update the stream's entries.
+    """Settle a record of `task/<id>`: update the stream state, return verdict and changed rows.
 
     The record creates, starts or ends the task, or revokes its token.
     """

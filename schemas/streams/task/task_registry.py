@@ -160,13 +160,13 @@ class TaskCompletion(_TaskBody):
 
 
 class TaskFailure(_TaskBody):
-    """Body of `task.failed`: the task ended with an error."""
+    """Body of `task.failed`: the task ended without a result. `error` says why."""
 
     error: Annotated[Printable, Field(max_length=ERROR_LIMIT)]
 
 
 class TaskCancellation(_TaskBody):
-    """Body of `task.cancelled`: the task was cancelled."""
+    """Body of `task.cancelled`: a principal ended the task, perhaps before it started."""
 
     reason: Note = ""
 

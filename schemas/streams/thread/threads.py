@@ -80,7 +80,7 @@ def thread_record(body: ThreadOpened, ce_id: str, **origin: Unpack[Origin]) -> O
 
 
 def settle_thread(given: FoldInput) -> Outcome:
-    """Return the outcome of one record of the stream `thread/<id>`, and update the stream's entries.
+    """Settle a record of `thread/<id>`: update the stream state, return verdict and changed rows.
 
     The first record opens the thread. A later one with another place in the tree is rejected as `seq_conflict`.
     """
