@@ -1,4 +1,4 @@
-"""Memories, with a fixed capacity, of the requests and seqs that a stream has accepted, to detect repeats."""
+"""Memories of the newest requests and seqs that a stream has accepted, by which the fold detects repeats."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
             why: the explanation of the rejection if the body differs.
 
         Returns:
-            `duplicate` if the id is known with an equal body, a rejection as `seq_conflict` if it is known
-            with another body, and `None` if the id is unknown.
+            A duplicate if the id is known with an equal body. A rejection as `seq_conflict` if it is known with
+            another body. `None` if the id is unknown.
         """
         seen = self.seen(ce_id, body)
         if seen == "new":
@@ -97,8 +97,8 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
             digest: a 16-byte digest of the event's content.
 
         Returns:
-            `new` for a seq to settle now, `same` if it was accepted with this content, `other` if it was
-            accepted with other content, and `too_old` if the memory can no longer tell.
+            `new` for a seq to settle now. `same` if it was accepted with this content, `other` if with other
+            content. `too_old` if the memory can no longer tell.
         """
         if seq > self.last:
             return "new"
@@ -118,8 +118,8 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
             status: the status of the stream, which the outcome reports.
 
         Returns:
-            `duplicate` if the content is the same, a rejection as `seq_conflict` if it differs, and a rejection
-            as `too_late` if the memory can no longer tell.
+            A duplicate if the seq was accepted with the same content. A rejection as `seq_conflict` if the
+            content differs, and as `too_late` if the memory can no longer tell. `None` if the seq is new.
         """
         seen = self.seen(seq, digest)
         if seen == "new":

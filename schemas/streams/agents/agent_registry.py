@@ -82,7 +82,7 @@ def change_cause(row: AgentRow | None) -> str:
 
     It is the time of the definition's last change as text. The id of the new record is derived from it and from
     the new definition. If a definition changes from A to B and later again from A to B, the two records have
-    different ids, while a record that is sent again has the same id.
+    different ids. A record that is sent again has the same id.
 
     Args:
         row: the agent's current row, or `None` if the agent was never defined. The result is then empty.

@@ -40,8 +40,9 @@ ENTRY_VERSION: Final = 1
 class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
     """The stream state of an agent that is registered for MQTT.
 
-    It has the fields of the agent's row in `registry_mqtt_agents`, its sealed secret, the id of the request
-    that registered it, and memories of accepted requests and seqs. Times are in microseconds since 1970 UTC.
+    It has the fields of the agent's row in `registry_mqtt_agents`, the sealed secret, and memories of accepted
+    requests and seqs. `request_id` is the request that registered the agent. Times are in microseconds since
+    1970 UTC.
     """
 
     version: int

@@ -2,7 +2,7 @@
 
 Entries:
 `m/<priority>/<posted_at>/<message_id>`: one pending message without its body. The priority is a digit and the
-time 16 hex digits, so the order of the keys is the order in which messages are handed out.
+time 16 hex digits. The order of the keys is therefore the order in which messages are handed out.
 `id/<3 hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the last week.
 `last`: the time at which the newest message was posted, 8 bytes.
 `leases`: the ends of the leases of the consuming door.
