@@ -1,7 +1,7 @@
-"""Records that follow from a settled record in another stream, derived from the record and the rows alone.
+"""Functions that compute derived records: the records that the reactor appends because of a settled record.
 
-A derived record is always the same record with the same id, whenever and wherever it is derived. So the fold
-counts it once.
+They use only the settled record and the rows of the live view. So the derived record and its id are the same at
+every gateway and after every restart, and the fold accepts it only once. Nothing here appends a record.
 """
 
 from __future__ import annotations
@@ -62,9 +62,15 @@ MadeFor = Callable[[str], Iterable[str]]
 
 
 def derived_records(record: Record, get: GetRow, made_for: MadeFor) -> list[OutgoingRecord]:
-    """Return the records that follow from the settled `record`; usually none.
+    """Return the records that the reactor has to append because `record` was settled.
 
-    The rows that `get` returns are those at `record`, or at any later time.
+    Usually the list is empty. Examples: after a job's end, a message to its delegator and the end of its
+    sessions; after a task's end, the stop of the participant that was started for it.
+
+    Args:
+        record: A settled record of any type.
+        get: The look-up of rows. Its rows must include the effect of `record`, and may include later ones.
+        made_for: Returns the names of the sessions that were made for a job.
     """
     stream = parse_stream_key(record.key)
     if stream is None or stream[0] not in (JOB, MAILBOX, SESSION, TASK):
@@ -111,7 +117,16 @@ def _job_records(
 
 
 def notifications(job: JobRow, kind: str, body: dict[str, Any], message_id: str) -> list[OutgoingRecord]:
-    """Return the message to the principal that registered `job`; none if its name cannot be a mailbox."""
+    """Return the record of a message about `job` to the principal that registered it, in a list.
+
+    The list is empty if the principal's name is no valid name of a mailbox.
+
+    Args:
+        job: The job's row, which names the principal.
+        kind: The type of the message, such as `job.completed`.
+        body: The payload of the message, which becomes JSON.
+        message_id: The id of the message. The same id for the same cause makes a repeated message a duplicate.
+    """
     recipient = job.registered_by.partition("/")[2]
     return [message_from_hub(recipient, kind, body, message_id)] if is_name(recipient) else []
 
@@ -119,7 +134,15 @@ def notifications(job: JobRow, kind: str, body: dict[str, Any], message_id: str)
 def message_from_hub(
     recipient: str, kind: str, body: dict[str, Any], message_id: str, in_reply_to: str | None = None
 ) -> OutgoingRecord:
-    """Return a message to `recipient` in the name of this system, with `body` as JSON."""
+    """Return the record that posts a message from the sender `trunkline` to the mailbox `recipient`.
+
+    Args:
+        recipient: The name of the recipient, without a realm.
+        kind: The type of the message.
+        body: The payload of the message, which becomes JSON.
+        message_id: The id of the message.
+        in_reply_to: The id of the message that this one answers; None if it answers none.
+    """
     text = canonical(body).decode("utf-8")
     message = verified_message(message_id, SENDER, recipient, kind, text, JSON_CONTENT, in_reply_to=in_reply_to)
     return posting_record(message, **BY_REACTOR)
@@ -141,7 +164,15 @@ def _is_alive(session: SessionRow | None) -> bool:
 
 
 def stopped_with_task(task: TaskRow, participant: ParticipantRow | None) -> OutgoingRecord | None:
-    """Return the end of the participant that was spawned for an ended task, or None if there is none."""
+    """Return the record that marks the participant of an ended task as stopped.
+
+    None means that no such record is needed: the task has not ended, or `participant` is None, belongs to
+    another task or is already stopped.
+
+    Args:
+        task: The row of the task.
+        participant: The row of the participant with the name of the task's agent; None if there is no row.
+    """
     if task.ended_by is None or participant is None:
         return None
     if participant.task_id != task.task_id or participant.status == STOPPED:
@@ -153,9 +184,16 @@ def stopped_with_task(task: TaskRow, participant: ParticipantRow | None) -> Outg
 
 
 def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> list[OutgoingRecord]:
-    """Mark a new message in the mailbox of the system principal `reader` as read.
+    """Return the record that marks a new message to one of Trunkline's own principals as read, in a list.
 
-    No client ever drains the mailbox of such a principal.
+    No client ever drains the mailbox of such a principal. The list is empty if the message is in another
+    mailbox, was not accepted, or already has a final status.
+
+    Args:
+        reader: The principal: `hub` or `system`.
+        message_id: The id of the new message.
+        mailbox: The mailbox that the message was posted to, as `<realm>/<recipient>`.
+        get: The look-up of rows.
     """
     posted = get(MessageRow, f"{mailbox}/{message_id}") if mailbox == f"{DEFAULT_REALM}/{reader}" else None
     if posted is None or posted.status not in MESSAGE_PENDING:
@@ -189,9 +227,11 @@ def _completion(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecor
 
 
 def completes_a_task(body: str) -> str | None:
-    """Return the result of the sender's task that `body` reports, as text (see `result_text`).
+    """Return the result of a task if `body`, a message's payload, reports that the sender's task is completed.
 
-    None means that the body does not say that the task is done.
+    Such a payload is a JSON object with `"event": "task.completed"`. Its field `result` is returned as text: a
+    string unchanged, another value as JSON, and an empty string if the field is missing. None means that the
+    payload reports no completed task.
     """
     try:
         payload = decode(body.encode("utf-8"))[0]
@@ -210,7 +250,12 @@ def _shortened(text: str) -> str:
 
 
 def derived_id(cause: str, effect: str) -> str:
-    """Return the id of one record that follows from the record with the CloudEvents id `cause`."""
+    """Return the id of a derived record: a UUID that depends on the two arguments alone.
+
+    Args:
+        cause: The id of the record that it follows from.
+        effect: The type of the derived record, or another text that differs for each record from one cause.
+    """
     return str(uuid.uuid5(_NAMESPACE, f"{cause}/{effect}"))
 
 

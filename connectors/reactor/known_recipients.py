@@ -1,4 +1,4 @@
-"""The check whether a recipient has a mailbox, by the rows of the live view alone."""
+"""The check whether a name is the name of a mailbox, made with the rows of the live view."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _STATUSES: Final[dict[type[Any], str]] = {
 
 
 class GetRow(Protocol):
-    """A look-up of one row by its type and key, as `LiveView.get`; None where there is no such row."""
+    """The type of functions that look up one row of the views, such as `LiveView.get`."""
 
     def __call__(self, row_type: type[R], key: str, /) -> R | None:
-        """Return the row of type `row_type` under `key`."""
+        """Return the row of type `row_type` with the key `key`, or None if there is no such row."""
 
 
 def has_mailbox(get: GetRow, name: str) -> bool:
-    """Return whether there is a mailbox of this name.
+    """Return whether messages can be sent to `name`, because it is the name of a mailbox.
 
-    The hub, the operator, agents (defined, participating, or registered for MQTT), active listeners and active
-    principals have one.
+    The hub, the operator, active principals and active listeners of the XML pump have a mailbox. So do agents
+    with a definition, participants that are not stopped, and agents that are registered for MQTT.
     """
     participant = get(ParticipantRow, name)
     if name in (HUB, OPERATOR) or (participant is not None and participant.status != STOPPED):

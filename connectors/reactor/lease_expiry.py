@@ -1,4 +1,4 @@
-"""The lease expiry monitor: takes back messages whose lease has expired.
+"""The lease expiry monitor: makes messages whose lease has expired available to readers again.
 
 **Reads** the rows of the view `mailbox`. **Owns** no lasting state.
 **Guarantees** that a message which was not acknowledged in time becomes unread again about a second later, or
@@ -34,11 +34,14 @@ _STOP_S: Final = 5.0
 
 
 class LeaseExpiryMonitor(ThreadedService):
-    """A background thread of the gateway that appends a record for each expired lease.
+    """A background thread of the gateway that appends a record for each message whose lease has expired.
+
+    The record makes the message unread again, or dead after its last attempt. `close` stops the thread.
 
     Args:
-        live_view: The rows of the mailboxes.
-        append: Takes a record and may drop it; the monitor tries again after five seconds.
+        live_view: The live view, whose rows say which messages are leased and until when.
+        append: Appends a record to the log, without a report of success. While the message stays leased, the
+            monitor calls it again every five seconds.
     """
 
     def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None]) -> None:
@@ -50,13 +53,16 @@ class LeaseExpiryMonitor(ThreadedService):
         self._due: list[tuple[int, str]] = []
 
     def open(self) -> None:
-        """Note all current leases and start the thread."""
+        """Read all current leases from the live view and start the thread."""
         for row in self._live_view.all(MessageRow):
             self._note(row)
         super().open()
 
     def on_change(self, change: AppliedChange) -> None:
-        """Note the lease of a changed row; called on the live view's thread."""
+        """Remember when the lease expires, if the changed row is a leased message.
+
+        The live view calls this on its own thread for each change of a row.
+        """
         self._note(change.row)
 
     def _take_back(self) -> None:

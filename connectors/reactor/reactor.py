@@ -60,9 +60,16 @@ def _no_step(name: str) -> None:
 
 
 class Reactor:
-    """A thread that follows the topic in the consumer group `settings.gateway.reactor_group`.
+    """A thread that reads the log and appends the records derived from it.
 
-    Call `start` once and `stop` once. `step` is called on the thread at each step, for tests.
+    The reactors of several gateways share the partitions in one consumer group,
+    `settings.gateway.reactor_group`. Create the reactor before the live view is opened. Call `start` once and
+    `stop` once.
+
+    Args:
+        settings: The settings of Kafka and of the group.
+        live_view: The live view, which must be open when `start` is called.
+        step: Called on the thread with the name of each step, so that a test can interrupt the reactor there.
     """
 
     def __init__(self, settings: Settings, live_view: LiveView, step: Callable[[str], None] = _no_step) -> None:
@@ -79,13 +86,17 @@ class Reactor:
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and return at once; the thread connects to Kafka, for as long as it takes."""
+        """Start the thread and return at once. The thread retries without end while Kafka is unreachable."""
         for row in self._live_view.all(SessionRow):
             self._sessions.add(row)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and leave the group. The next reactor repeats the work that is not committed."""
+        """Stop the thread, which leaves the consumer group, and wait at most ten seconds for its end.
+
+        Another or a later reactor repeats the work whose offsets are not committed. The fold counts repeated
+        records as duplicates.
+        """
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
@@ -212,12 +223,12 @@ class _SessionsByJob:
         self._names: dict[str, set[str]] = {}
 
     def made_for(self, job_id: str) -> list[str]:
-        """Return the names of the sessions that were made for a job, in no particular order."""
+        """Return the names of all sessions that were made for a job, including ended ones, in no order."""
         with self._lock:
             return list(self._names.get(job_id, ()))
 
     def add(self, row: Row | None) -> None:
-        """Add a session, if `row` is the row of one that was made for a job."""
+        """Remember the session of `row`, if it was made for a job. Ignore any other row and None."""
         if isinstance(row, SessionRow) and row.for_job is not None:
             with self._lock:
                 self._names.setdefault(row.for_job, set()).add(row.session)

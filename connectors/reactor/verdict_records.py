@@ -1,8 +1,8 @@
-"""Records that follow from a record and its verdict: deliveries of MQTT messages (JE-26), and notifications.
+"""Derived records that depend on the verdict: deliveries of MQTT messages (JE-26), and notifications.
 
 A message that an agent sent over MQTT is posted to its recipient, or the agent is notified of the reason. The
-principal that registered a job is notified when the job needs permission. As in `derived_records`, the record,
-its verdict and the rows alone decide, so the result is always the same.
+principal that registered a job is notified when the job needs permission. The functions use only the settled
+record, its verdict and the rows of the live view, so the result is the same at every gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ _PERMISSION: Final = PERMISSION_REQUIRED.encode()
 
 
 def depends_on_verdict(record: Record, get: GetRow) -> bool:
-    """Return whether records may follow from `record`, depending on its verdict. Usually none do."""
+    """Return whether `records_by_verdict` may return a record for `record`, so that its verdict is needed.
+
+    This spares the reactor the look-up of most verdicts. True for three types of record:
+
+    - an agent's outbox message over MQTT, which may have to be delivered
+    - a message posted over MQTT, whose rejection its sender must learn
+    - an event that may ask for permission, if the job's registration asks for a message about that
+    """
     stream, envelope = _read(record)
     if stream is None or envelope is None:
         return False
@@ -48,7 +55,17 @@ def depends_on_verdict(record: Record, get: GetRow) -> bool:
 
 
 def records_by_verdict(record: Record, verdict: str, reason: str | None, get: GetRow) -> list[OutgoingRecord]:
-    """Return the records that follow from `record`, which was settled with this verdict and reason."""
+    """Return the records that the reactor has to append because `record` was settled with `verdict`.
+
+    They are messages: an agent's MQTT message to its recipient, a notice to the agent that it could not be
+    delivered, or a notice to a job's delegator that the job needs permission. Usually the list is empty.
+
+    Args:
+        record: The settled record.
+        verdict: Its verdict: accepted, duplicate or rejected.
+        reason: The reason of a rejection; None for another verdict.
+        get: The look-up of rows. Its rows must include the effect of `record`.
+    """
     stream, envelope = _read(record)
     if stream is None or envelope is None or not depends_on_verdict(record, get):
         return []

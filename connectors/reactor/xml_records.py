@@ -1,8 +1,8 @@
-"""Records that follow from a settled record of the XML pump: answers, threads, and mailboxes to open or close.
+"""Derived records of the XML pump: answers of handlers, threads, and mailboxes to open or close.
 
-As in `derived_records`, the record, its verdict and the rows alone decide. The gateway that has settled an
-acknowledgement posts its answers itself, at once. The reactor posts the answers of a gateway that was killed
-before that, under the same ids.
+The functions use only the settled record, its verdict and the rows of the live view, so the result is the same
+at every gateway. The gateway that has settled a handler's acknowledgement posts its answers itself, at once.
+The reactor posts the answers of a gateway that was killed before that, under the same ids.
 """
 
 from __future__ import annotations
@@ -47,13 +47,24 @@ _NAMESPACE: Final = uuid.UUID("0d4b6c52-5d3e-5b1e-8f36-1f5a9e2c7a40")
 _ENDED: Final = frozenset({MESSAGE_RECLAIMED, MESSAGE_NACKED})
 
 AllListeners = Callable[[type[ListenerRow]], list[ListenerRow]]
-"""`LiveView.all`."""
+"""A function that returns all listeners' rows, also of removed listeners, such as `LiveView.all`."""
 
 
 def xml_records(
     record: Record, verdict: str, why: str | None, get: GetRow, all_rows: AllListeners
 ) -> list[OutgoingRecord]:
-    """Return the records that follow from `record`, which was settled with this verdict; usually none."""
+    """Return the records that the reactor has to append for the XML pump because `record` was settled.
+
+    Usually the list is empty. The records post a handler's answers, open a thread, open or close the mailboxes
+    of added or removed listeners, or notify the sender of a message that will not be handled.
+
+    Args:
+        record: The settled record.
+        verdict: Its verdict: accepted, duplicate or rejected.
+        why: The explanation of a rejection in a few words; None for another verdict.
+        get: The look-up of rows. Its rows must include the effect of `record`.
+        all_rows: Returns the rows of all listeners.
+    """
     is_closed = verdict == REJECTED and why == CLOSED
     stream = parse_stream_key(record.key)
     if stream is None or not (verdict == ACCEPTED or is_closed) or not may_have_effects(record):
@@ -77,7 +88,10 @@ def xml_records(
 
 
 def may_have_effects(record: Record) -> bool:
-    """Return whether records may follow from `record`, so that its verdict has to be known."""
+    """Return whether `xml_records` may return a record for `record`, so that its verdict is needed.
+
+    The check looks at the type and the raw bytes alone. It spares the reactor the look-up of most verdicts.
+    """
     if record.value is None or len(record.header_values) < 4 or record.key is None:
         return False
     kind = (record.header_values[3] or b"").decode("ascii", "replace")
@@ -89,7 +103,10 @@ def may_have_effects(record: Record) -> bool:
 
 
 def answers_of(body: dict[str, Any]) -> list[Message]:
-    """Return the answers in the body of an acknowledgement."""
+    """Return the messages with which a handler answered, from the body of its acknowledgement.
+
+    The list is empty if there are no answers or the body is invalid.
+    """
     try:
         return list(MessageAck.model_validate(body).answers or ())
     except ValidationError:
@@ -127,7 +144,12 @@ def _gates(record: Record, cause: str, all_rows: AllListeners) -> list[OutgoingR
 
 
 def gate_of(listener: ListenerRow, cause: str) -> OutgoingRecord:
-    """Return the record that opens or closes a listener's mailbox after the change `cause`, by its row."""
+    """Return the record that opens the mailbox of an active listener, or closes that of a removed one.
+
+    Args:
+        listener: The row of the listener after the change.
+        cause: The id of the record that added or removed the listener. It determines the id of the new record.
+    """
     is_open = listener.status == ACTIVE
     ce_id = _xml_id(cause, f"{'open' if is_open else 'close'}/{listener.listener}")
     return gate_record(DEFAULT_REALM, listener.listener, ce_id, is_open=is_open, ce_id=ce_id, **BY_REACTOR)
