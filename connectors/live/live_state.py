@@ -1,6 +1,7 @@
-"""The state of the live view: the entries of all streams, the rows of all views, and the fold over them.
+"""The state of the live view in memory: the state of all streams, the rows of all views, and the fold.
 
-This module has no threads and no Kafka. The caller applies records one by one, in the order of each partition.
+This module starts no thread and does not use Kafka. The caller applies records one by one, in the order of each
+partition.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ FINAL_BODIES_CHARACTERS: Final = 64 * 1024 * 1024
 
 
 class LiveState:
-    """Entries by stream and rows by view and key, made by the same fold as Spark's.
+    """The result of the fold so far: each stream's state (its entries), and the rows of all views.
 
-    One thread calls `apply`; any thread reads.
+    One thread calls `apply`. Any thread may read.
 
     Attributes:
-        applied_beyond: The last offset that the loaded entries of a stream include, by stream, where they are
-            ahead of the offset from which the log is read.
+        entries_by_stream: The state of each stream, by stream such as `job/0a1b2c3d`.
+        applied_beyond: By stream, the offset of the last record that the entries loaded from the tables
+            include. It has only streams that are ahead of the offset from which the log is read. `apply` skips
+            their records up to this offset.
+        rows_by_view: The current rows, by the name of the view and the row's key.
+        offsets_by_view: The offset of the record that last changed a row, by the name of the view and the key.
     """
 
     def __init__(self, keyring: Keyring) -> None:
@@ -51,7 +56,7 @@ class LiveState:
         self._final_characters = 0
 
     def clear(self) -> None:
-        """Forget everything, to load the tables again."""
+        """Remove all entries and rows, before the tables are loaded or loaded again."""
         self._final_characters = 0
         for known in (self.entries_by_stream, self.applied_beyond, self._final):
             known.clear()
@@ -60,7 +65,11 @@ class LiveState:
             self.offsets_by_view[name].clear()
 
     def note_final(self) -> None:
-        """Note the loaded messages in a final status; only the newest of them are kept in memory."""
+        """Register the messages with a final status (such as read or expired) that were loaded from the tables.
+
+        Call this once after loading. Later, `apply` removes the oldest of these messages from memory when there
+        are too many.
+        """
         rows = self.rows_by_view[MAILBOX_VIEW].values()
         final = [
             (row.ended_at, row.key) for row in rows if isinstance(row, MessageRow) and row.ended_at is not None
@@ -69,7 +78,15 @@ class LiveState:
             self._add_final(key)
 
     def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
-        """Settle `record`. Return None, and do nothing, if the loaded state of its stream includes it."""
+        """Settle `record`: run the fold, update entries and rows, and return the record with its verdict.
+
+        Args:
+            record: The next record of its partition.
+            on_change: Called for each row that the record adds, changes or removes.
+
+        Returns:
+            The settled record. None if the loaded state of its stream includes it, so that nothing changes.
+        """
         stream = None
         if record.key is not None and parse_stream_key(record.key) is not None:
             stream = record.key.decode("ascii")
@@ -123,7 +140,7 @@ class LiveState:
         self._final_characters += length
 
     def entries(self, stream: str) -> Entries:
-        """Return a copy of a stream's entries; an unknown stream has none."""
+        """Return a copy of the state of `stream`; it is empty for an unknown stream."""
         with self._lock:
             known = self.entries_by_stream.get(stream)
             return Entries() if known is None else known.copy()

@@ -54,12 +54,13 @@ _CLOSE_S: Final = 10.0
 
 
 class LiveView:
-    """Rows, entries and verdicts of the settled log. Thread-safe; `open` it first, `close` it at the end.
+    """The fold over the log in memory: a thread that settles new records, and methods to read the result.
+
+    Thread-safe. Call `open` first, which starts the thread, and `close` at the end.
 
     Attributes:
-        feed: The newest settled records.
-        failure: The reason why the view stopped following the log, or None. When it is set, every wait raises
-            BackboneUnreachable.
+        feed: The newest settled records with their verdicts.
+        failure: The error that ended the view's thread, or None. Then every wait raises BackboneUnreachable.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring) -> None:
@@ -79,12 +80,13 @@ class LiveView:
         self.failure: Exception | None = None
 
     def open(self) -> None:
-        """Load the tables, follow the log, and return when all its current records are settled.
+        """Load the view tables, start the thread that follows the log, and wait until the log is settled.
+
+        The wait ends when all records are settled that were in the log at the time of the call.
 
         Raises:
-            BackboneUnreachable: No record was settled for a minute.
-            TrunklineError: The tables belong to another log; or as `check_topic`, `check_fold_version` and
-                `load_views`.
+            BackboneUnreachable: Kafka does not answer, or no record was settled for a minute.
+            TrunklineError: The tables are unreadable, or of another log or fold version, or the topic is wrong.
         """
         check_topic(self._settings)
         check_fold_version(self._settings)
@@ -107,7 +109,7 @@ class LiveView:
             self._wait_progress(deadline, f"the log up to {ends}")
 
     def load(self) -> None:
-        """Load the tables; `open` calls this. Raises as `load_views`."""
+        """Load the view tables into memory; `open` calls this. Raises TrunklineError if they are unusable."""
         # No loaded object is garbage, and all of them stay. So the collector need not look at them, now or
         # later.
         gc.disable()
@@ -118,7 +120,7 @@ class LiveView:
         gc.freeze()
 
     def close(self) -> None:
-        """Stop following the log. Current waits end with BackboneUnreachable."""
+        """Stop the thread. Waits in progress and later ones raise BackboneUnreachable."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
@@ -128,19 +130,19 @@ class LiveView:
         gc.unfreeze()
 
     def get(self, row_type: type[R], key: str) -> R | None:
-        """Return the row of type `row_type` under `key`, or None where there is none."""
+        """Return the row of type `row_type` with the key `key`, or None if there is no such row."""
         return cast("R | None", self._state.rows_by_view[row_type.VIEW].get(key))
 
     def all(self, row_type: type[R]) -> list[R]:
-        """Return all rows of type `row_type`, in no order."""
+        """Return all rows of type `row_type`, in no particular order."""
         return cast("list[R]", list(self._state.rows_by_view[row_type.VIEW].values()))
 
     def row(self, view: str, key: str) -> Row | None:
-        """Return the row of `view` under `key`, or None. Raises KeyError for an unknown view."""
+        """Return the row with this key in the view named `view`, or None. Raises KeyError without that view."""
         return self._state.rows_by_view[view].get(key)
 
     def rows(self, view: str) -> list[Row]:
-        """Return all rows of `view`, in no particular order."""
+        """Return all rows of the view named `view`, in no order. Raises KeyError for an unknown view."""
         return list(self._state.rows_by_view[view].values())
 
     def row_offset(self, view: str, key: str) -> int | None:
@@ -148,36 +150,39 @@ class LiveView:
         return self._state.offsets_by_view[view].get(key)
 
     def entries(self, stream: str) -> Entries:
-        """Return a copy of the entries of a stream such as `job/0a1b2c3d`."""
+        """Return a copy of the state (the entries) of a stream such as `job/0a1b2c3d`."""
         return self._state.entries(stream)
 
     def next_offsets(self) -> dict[int, int]:
-        """Return the first offset that is not settled here, by partition."""
+        """Return for each partition the offset of the first record that this view has not settled."""
         return dict(self._next)
 
     def lag(self) -> dict[int, int]:
-        """Return how many records of the log are not settled here, by partition, as of Kafka's last answer."""
+        """Return for each partition how many records this view has not settled, by the last known log end."""
         return {number: max(0, self._seen_ends.get(number, 0) - done) for number, done in self._next.items()}
 
     def on_change(self, callback: Callable[[AppliedChange], None]) -> None:
-        """Call `callback` on the view's thread for each change of a row, also for the replay at the start.
+        """Register a function that the view's thread calls for each row that a record adds, changes or removes.
 
-        Register it before `open`. It must be quick; its exceptions are logged.
+        Register it before `open`, which also calls it for the records that it settles. Rows loaded from tables
+        are not reported. The function must return quickly. Its exceptions are logged and ignored.
         """
         self._callbacks.append(callback)
 
     def on_settled(self, callback: Callable[[Sequence[SettledRecord]], None]) -> None:
-        """Call `callback` on the view's thread with settled records, some at a time, in order.
+        """Register a function that the view's thread calls with each batch of newly settled records, in order.
 
-        The rules of `on_change` apply.
+        Register it before `open`. It must return quickly. Its exceptions are logged and ignored.
         """
         self._watchers.append(callback)
 
     def wait_settled(self, position: Position, timeout_s: float) -> SettledRecord:
-        """Return the settled record at `position`, from the ledger if it is not in memory.
+        """Wait until the record at `position` is settled, and return it with its verdict.
+
+        A record that is no longer in memory is read from the ledger.
 
         Raises:
-            BackboneUnreachable: The record was not settled within `timeout_s`.
+            BackboneUnreachable: The record was not settled within `timeout_s` seconds.
             TrunklineError: The ledger cannot be read.
         """
         deadline = time.monotonic() + timeout_s
@@ -194,9 +199,10 @@ class LiveView:
         return found if found is not None else self._look_up(position, deadline)
 
     async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
-        """Wait as `wait_settled`, in an asyncio task, for a record that is being appended.
+        """Wait until a record that is being appended is settled, and return it; for use in an event loop.
 
-        Kafka's acknowledgement does not wake the event loop. Raises also what the append raises.
+        Raises as `wait_settled`, and the error of `append` if Kafka did not store the record. Kafka's
+        acknowledgement alone does not wake the event loop, which saves time under load.
         """
         deadline = time.monotonic() + timeout_s
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
@@ -235,13 +241,19 @@ class LiveView:
                 self._waits.resolve([(promise, found)])
 
     def wait_offset(self, position: Position, timeout_s: float) -> None:
-        """Wait until every record up to and including `position` is settled. Raises BackboneUnreachable."""
+        """Block until the partition is settled up to and including `position`.
+
+        Raises BackboneUnreachable after `timeout_s` seconds, or when the view is closed or has failed.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._is_settled(position):
             self._wait_progress(deadline, f"offset {position.offset} of partition {position.partition}")
 
     def catch_up(self, timeout_s: float) -> None:
-        """Ask Kafka for the end of the log and wait until it is settled. Raises BackboneUnreachable."""
+        """Ask Kafka for the current end of the log and block until all records before it are settled.
+
+        Raises BackboneUnreachable if that takes longer than `timeout_s` seconds, or Kafka does not answer.
+        """
         deadline = time.monotonic() + timeout_s
         ends = self._end.offsets(timeout_s)
         while not self._are_settled(ends):
@@ -374,7 +386,7 @@ class _Pace:
         self._began, self._counted = 0.0, 0
 
     def count(self, records: int, now: float) -> None:
-        """Note that `records` have come at the moment `now`, in seconds of any clock."""
+        """Count records that have come by the moment `now` (seconds of one clock), and update `is_fast`."""
         self._counted += records
         if now - self._began >= _LATELY_S:
             self.is_fast = self._counted > _TOGETHER_PER_S * (now - self._began)

@@ -25,10 +25,19 @@ _RECORD_OVERHEAD_BYTES: Final = 700
 
 
 class SettledRecord(msgspec.Struct, frozen=True, gc=False):
-    """One record and its verdict by the fold.
+    """One record of the log and its verdict by the fold.
 
     Attributes:
-        principal: `<door>/<principal>`.
+        stream: The record's stream, such as `job/0a1b2c3d`.
+        type: The record's type; None, like `ce_id` and `principal`, if the headers are invalid.
+        ce_id: The record's CloudEvents id.
+        principal: The door and the principal that the record came from, as `<door>/<principal>`.
+        verdict: accepted, duplicate or rejected.
+        reason: The reason of a rejection, such as `bad_signature`.
+        why: An explanation of the rejection in a few words.
+        late: Whether an event was accepted although a higher seq was settled before it.
+        status_after: The status of the stream after the record, such as `running`; None if it has none.
+        seq: The number of an event within its job; None for other records.
         value: The body as it may be shown, with secrets masked.
         logged_at_us: Kafka's append time in microseconds since 1970 UTC.
     """
@@ -54,7 +63,7 @@ _AsyncPromise = asyncio.Future[SettledRecord | None]
 
 
 class FellBehind(Exception):
-    """The records after a cursor are no longer in memory. `oldest`: the smallest cursor that still works."""
+    """The records after a cursor are no longer all in memory. `oldest` is the smallest cursor that works."""
 
     def __init__(self, cursor: int, oldest: int) -> None:
         super().__init__(f"cursor {cursor} is gone, the oldest is {oldest}")
@@ -62,9 +71,14 @@ class FellBehind(Exception):
 
 
 class SettledFeed:
-    """A ring of settled records, bounded by number and bytes. Cursors count from 1 in this process.
+    """A ring buffer of the newest settled records. Thread-safe.
 
-    `newest` is the cursor of the newest record, 0 while there is none. Thread-safe.
+    The records of this process are numbered from 1. A reader's cursor is the number of the last record that it
+    has read, 0 at the start. `newest` is the number of the newest record, 0 while there is none.
+
+    Args:
+        limit_records: The largest number of records to keep. The oldest are removed.
+        limit_bytes: The largest memory for them in bytes, by estimate. The newest record is always kept.
     """
 
     def __init__(self, limit_records: int = FEED_RECORDS, limit_bytes: int = FEED_BYTES) -> None:
@@ -78,7 +92,10 @@ class SettledFeed:
         self.newest = 0
 
     def extend(self, records: Sequence[SettledRecord]) -> None:
-        """Add records and wake the waiting tasks, each event loop once. For the live view's thread alone."""
+        """Add records, remove the oldest if there are too many, and wake the callers of `wait_beyond`.
+
+        Only the live view's thread calls this.
+        """
         if not records:
             return
         with self._lock:
@@ -100,9 +117,10 @@ class SettledFeed:
                 loop.call_soon_threadsafe(_wake, futures)
 
     def since(self, cursor: int, limit: int) -> tuple[list[SettledRecord], int]:
-        """Return at most `limit` records after `cursor`, and the cursor for the next call.
+        """Return at most `limit` records after `cursor`, oldest first, and the cursor for the next call.
 
-        Raises FellBehind if some of the records after `cursor` are no longer in memory.
+        Without new records, it returns an empty list and the same cursor at once. Raises FellBehind if some of
+        the records after `cursor` are no longer in memory.
         """
         with self._lock:
             if cursor < self._oldest():
@@ -117,7 +135,7 @@ class SettledFeed:
             return None if cursor is None else self._ring[cursor]
 
     async def wait_beyond(self, cursor: int) -> None:
-        """Wait until there is a record after `cursor`. Callers that send pings wrap it in a time-out."""
+        """Wait, without a time limit, until there is a record after `cursor`, which `since` then returns."""
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
@@ -158,10 +176,11 @@ def _wake(futures: list[asyncio.Future[None]]) -> None:
 
 
 class SettledWaits:
-    """Promises (futures) by position. Thread-safe.
+    """The futures of callers that wait until the record at a position of the log is settled. Thread-safe.
 
-    A promise yields None if its record was skipped instead of settled. A caller first adds its promise and then
-    checks whether the record is already settled, so that it misses none.
+    The result of a future is the settled record. It is None if the record was skipped because the state loaded
+    from the tables includes it. A caller first adds its future and then checks whether the record is already
+    settled, so that it misses no record.
     """
 
     def __init__(self) -> None:
@@ -169,12 +188,12 @@ class SettledWaits:
         self._promises: dict[Position, list[_Promise | _AsyncPromise]] = {}
 
     def add(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
-        """Remember `promise` (of the running event loop, if it is asyncio's) until `position` is settled."""
+        """Register the future `promise`, which `keep` resolves when the record at `position` is settled."""
         with self._lock:
             self._promises.setdefault(position, []).append(promise)
 
     def remove(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
-        """Forget a promise, whether or not it is resolved."""
+        """Unregister a future, whether or not it is resolved. An unknown one is ignored."""
         with self._lock:
             waiting = self._promises.get(position, [])
             if promise in waiting:
@@ -183,7 +202,12 @@ class SettledWaits:
                 self._promises.pop(position, None)
 
     def keep(self, records: Sequence[SettledRecord], passed_over: Sequence[Position] = ()) -> None:
-        """Resolve the promises for settled and skipped records; each event loop is woken once."""
+        """Resolve and unregister the futures of the callers that wait for these records.
+
+        Args:
+            records: Newly settled records. Each is the result of its futures.
+            passed_over: The positions of records that were skipped. The result of their futures is None.
+        """
         if not self._promises:
             return
         found: list[tuple[Position, SettledRecord | None]] = [(record.position, record) for record in records]
@@ -193,7 +217,7 @@ class SettledWaits:
         self.resolve(kept)
 
     def fail(self, error: Exception) -> None:
-        """Fail every promise with `error`."""
+        """Unregister every future and let it raise `error`, because the live view stops."""
         with self._lock:
             broken = [promise for promises in self._promises.values() for promise in promises]
             self._promises.clear()
@@ -201,7 +225,10 @@ class SettledWaits:
 
     @staticmethod
     def resolve(answers: Sequence[tuple[_Promise | _AsyncPromise, _Answer]]) -> None:
-        """Resolve promises, from any thread; each event loop is woken once."""
+        """Set the result of each future, or its exception if the answer is one; from any thread.
+
+        Each event loop is woken once. Futures that are already done are left as they are.
+        """
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_AsyncPromise, _Answer]]] = {}
         for promise, answer in answers:
             if isinstance(promise, Future):

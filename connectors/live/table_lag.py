@@ -1,4 +1,4 @@
-"""The lag of the tables behind the log: how many records they lack, and the age of the oldest of these."""
+"""The lag of a table behind the log: how many records it lacks, and the age of the oldest of these."""
 
 from __future__ import annotations
 
@@ -15,25 +15,38 @@ _LOOKS: Final = 600
 
 
 class Lag(NamedTuple):
-    """A table's lag: `records` by partition, and the `seconds` since the oldest of them was logged."""
+    """The number of `records` that a table lacks, by partition, and the age in `seconds` of the oldest."""
 
     records: dict[int, int]
     seconds: float
 
 
 class TableLag:
-    """A comparison of a table's progress with the log as one gateway knows it. For one thread at a time."""
+    """A comparison of a table's progress with the end of the log. Not thread-safe.
+
+    Call `look` regularly with the log's end. `behind` compares a table with the end given last, and needs the
+    earlier ones to find out how old the missing records are.
+    """
 
     def __init__(self, live_view: LiveView) -> None:
         self._live_view = live_view
         self._looks: deque[tuple[float, dict[int, int]]] = deque(maxlen=_LOOKS)
 
     def look(self, ends: Mapping[int, int]) -> None:
-        """Remember the current end of the log, or of the part to compare: the next offset by partition."""
+        """Remember the current end of the log with the time of this call.
+
+        Args:
+            ends: The offset after the last record to compare with, by partition: that of the log's last record,
+                or of the last one that the gateway has settled.
+        """
         self._looks.append((time.time(), dict(ends)))
 
     def behind(self, offsets: Mapping[int, int]) -> Lag:
-        """Return the lag between `offsets`, the first ones that a table lacks, and the newest look."""
+        """Return the lag of a table behind the end given to the last call of `look`; no lag before the first.
+
+        Args:
+            offsets: The first offset that the table lacks, by partition. A missing partition counts as 0.
+        """
         now, ends = self._looks[-1] if self._looks else (time.time(), {})
         missing = {partition: max(0, end - offsets.get(partition, 0)) for partition, end in ends.items()}
         since = [self._missing_since(p, offsets.get(p, 0), now) for p, count in missing.items() if count]

@@ -1,4 +1,4 @@
-"""The progress of the ledger and of the view tables, read from the newest commits of their Delta logs.
+"""Readers of the progress of ledger and views: the offset up to which the tables have the log's records.
 
 The ledger's commits carry an entry of the audit chain, which names the next offset of each partition (decision
 0020), and the duration of the micro-batch. Commits of `stream_entries` carry the views' progress. Both readers
@@ -34,7 +34,7 @@ class LedgerProgress(msgspec.Struct, frozen=True):
     """The progress of the ledger.
 
     Attributes:
-        ends: The first offset that is not in the ledger, by partition; empty for an empty ledger.
+        ends: The offset of the first record that is not in the ledger, by partition; empty for an empty ledger.
         rows: The number of rows that the audit chain covers.
         committed_at_s: Commit time of the newest micro-batch, in seconds since 1970 UTC; None if unknown.
         batch_s: Duration of the newest micro-batch in seconds; None if unknown.
@@ -81,7 +81,7 @@ class _Followed:
 
 
 class LedgerProgressReader:
-    """A reader of the ledger's progress. For one thread at a time."""
+    """A reader of the ledger's progress, which keeps the table open between calls. Not thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -90,7 +90,10 @@ class LedgerProgressReader:
         self._known: tuple[int, LedgerProgress] | None = None
 
     def read(self) -> LedgerProgress | None:
-        """Return the progress, None while there is no ledger. Raises TrunklineError when it cannot be read."""
+        """Return the ledger's current progress, or None while there is no ledger.
+
+        Raises TrunklineError if the ledger's Delta log cannot be read. The next call may succeed.
+        """
         table = self._followed.newest()
         if table is None:
             self._known = None
@@ -128,13 +131,16 @@ class LedgerProgressReader:
 
 
 class ViewProgressReader:
-    """A reader of the progress of the view tables. For one thread at a time."""
+    """A reader of the view tables' progress, which keeps a table open between calls. Not thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._followed = _Followed(settings.table_path(STREAM_ENTRIES))
 
     def read(self) -> ViewProgress | None:
-        """Return the progress, None while there are no views. Raises TrunklineError when it cannot be read."""
+        """Return the current progress of the view tables, or None while there are no view tables.
+
+        Raises TrunklineError if the table `stream_entries` cannot be read. The next call may succeed.
+        """
         table = self._followed.newest()
         return None if table is None else read_progress(table)
 

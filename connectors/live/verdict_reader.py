@@ -1,4 +1,4 @@
-"""Reading of settled records from the ledger that the live view does not have in memory."""
+"""Functions that read settled records from the ledger, for records that the live view has not in memory."""
 
 from __future__ import annotations
 
@@ -25,23 +25,35 @@ _COLUMNS: Final = [*_SAME, "partition", "offset", "stream_kind", "stream_id", "d
 
 
 def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord | None:
-    """Return the settled record at `position`, or None if the ledger lacks it. Raises TrunklineError."""
+    """Return the record at `position` with its verdict, or None if the ledger does not have it yet.
+
+    Raises TrunklineError if the ledger cannot be read.
+    """
     where = (pc.field("partition") == position.partition) & (pc.field("offset") == position.offset)
     return next(iter(settled_where(settings, where)), None)
 
 
 def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecord]:
-    """Return the settled records that match `where`, unordered. Raises TrunklineError."""
+    """Return the ledger's records that match `where`, an expression over its columns, in no order.
+
+    The list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    """
     return _settled(_rows(settings, where, _COLUMNS))
 
 
 def newest_settled(settings: Settings, record_type: str, count: int) -> list[SettledRecord]:
-    """Return the newest `count` records of a type, oldest first. Raises TrunklineError."""
+    """Return the newest `count` records of the type `record_type` from the ledger, oldest first.
+
+    The list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    """
     return newest_where(settings, LedgerFilter(type=record_type), count)
 
 
 def newest_where(settings: Settings, where: LedgerFilter, count: int) -> list[SettledRecord]:
-    """Return the newest `count` records that match `where`, as `newest_settled`."""
+    """Return the newest `count` records that match `where` from the ledger, oldest first.
+
+    The list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    """
     reader = LedgerReader(settings)
     if not reader.exists():
         return []
@@ -65,16 +77,21 @@ def _record_of(row: dict[str, Any], logged_at_us: int) -> SettledRecord:
 
 
 def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
-    """Return the CloudEvents ids of the records from `door` since a moment, in seconds since 1970 UTC.
+    """Return the CloudEvents ids of the ledger's records that `door` appended at `since_s` or later.
 
-    The moment is of Kafka's clock. Raises TrunklineError.
+    `since_s` is in seconds since 1970 UTC and is compared with Kafka's append time. The set is empty while
+    there is no ledger. Raises TrunklineError if the ledger cannot be read.
     """
     found = _rows(settings, _by_door(door, since_s), ["ce_id"])
     return {ce_id for ce_id in found.column("ce_id").to_pylist() if ce_id is not None}
 
 
 def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple[str, str]]:
-    """Return stream and id of each message from `door` since a moment, as `ids_by_door`."""
+    """Return stream and CloudEvents id of each message that `door` posted at `since_s` or later.
+
+    `since_s` is in seconds since 1970 UTC and is compared with Kafka's append time. The set is empty while
+    there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    """
     where = _by_door(door, since_s) & (pc.field("type") == MESSAGE_POSTED)
     found = _rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()
     return {(f"{row['stream_kind']}/{row['stream_id']}", row["ce_id"]) for row in found}

@@ -1,6 +1,6 @@
 """Loading of the view tables into the live view's memory, without Spark: entries first, then the rows.
 
-The version of `stream_entries` is pinned, and its commit names the offsets up to which it has the log. The
+One version of `stream_entries` is read, and its commit names the offsets up to which it has the log. The
 tables of rows are opened after it and written before it, so they are at those offsets or beyond.
 """
 
@@ -36,13 +36,14 @@ _UNREADABLE: Final = (DeltaError, OSError, pa.ArrowException, KeyError)
 
 
 def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
-    """Fill `state` from the tables, and return the offsets from which to read the log.
+    """Load the view tables into `state`, and return the offsets from which to read the log after that.
 
     Returns:
-        The offsets by partition; empty if there are no tables.
+        The first offset to read, by partition; empty if there are no view tables, so that `state` is unchanged.
 
     Raises:
-        TrunklineError: There are tables, but they cannot be read, are incomplete, or are of a newer fold.
+        TrunklineError: There are tables, but they cannot be read, are incomplete, or were written by a newer
+            version of the fold.
     """
     if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
         return {}
@@ -177,7 +178,7 @@ class _Shared:
         self._known: dict[Any, Any] = {}
 
     def of(self, column: pa.Array) -> list[Any]:
-        """Return the values of `column`."""
+        """Return the values of `column` as a list of Python objects. Empty cells become None."""
         values: list[Any] = column.to_pylist()
         if pc.count_distinct(column).as_py() * 8 > len(values):
             return values
