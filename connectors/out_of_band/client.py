@@ -45,12 +45,14 @@ _ERRORS: Final = {
 
 
 def give_command(settings: Settings, action: Action, key_file: Path | None = None) -> dict[str, Any]:
-    """Sign a command, send it to the gateway, and return the gateway's answer.
+    """Sign a command, send it to the gateway on this machine, and return the gateway's JSON answer.
+
+    It blocks until the command has taken effect, which for a removal includes running handlers.
 
     Args:
-        settings: The settings, which name the socket.
-        action: The command.
-        key_file: The private key to sign with; None for the operator's.
+        settings: The settings, which name the gateway's Unix socket and the folder of keys.
+        action: The command to carry out.
+        key_file: The file of the private key to sign with; None for the operator's key.
 
     Raises:
         UsageError: The command was malformed or too large (400, 413), or there is no usable key.
@@ -75,13 +77,18 @@ def give_command(settings: Settings, action: Action, key_file: Path | None = Non
 def post_command(
     path: Path, body: bytes, signature: str | None, timeout_s: float = ANSWER_S
 ) -> tuple[int, dict[str, Any]]:
-    """Send the bytes of a command and return the status and the decoded answer. Raises BackboneUnreachable.
+    """Send a signed document to the gateway's Unix socket, and return the HTTP status and the decoded answer.
+
+    An answer that is no JSON object is returned as an empty dict.
 
     Args:
         path: The gateway's Unix socket.
-        body: The command's document.
-        signature: The value of the signature header; None sends no such header.
-        timeout_s: The longest time to wait for the answer.
+        body: The command's XML document.
+        signature: The value of the header `X-Signature`; None sends no such header.
+        timeout_s: The longest time in seconds to wait for the answer.
+
+    Raises:
+        BackboneUnreachable: No gateway listens on the socket, or it did not answer in time.
     """
     # Not httpx2, which leaves its socket open when it cannot connect to a Unix socket.
     connection = _UnixConnection(path, timeout_s)
@@ -114,7 +121,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path, self._wait_s = path, timeout_s
 
     def connect(self) -> None:
-        """Connect to the socket."""
+        """Connect to the Unix socket. `http.client` calls this. Raises OSError."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self._wait_s)
         with address_of(self._path) as address:

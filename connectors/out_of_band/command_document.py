@@ -3,7 +3,8 @@
     command_bytes(RemoveListener("search"), nonce="7c1f…", issued=now, key_id="0f3a…")
     read_command(body).action
 
-The signature covers the document's bytes. So a command is never repaired, and nothing may surround it.
+The signature covers the document's bytes. So malformed XML is rejected instead of being repaired, and no text
+may surround the document.
 """
 
 from __future__ import annotations
@@ -35,31 +36,35 @@ _TOOLS, _PROMPT = "tools", "system_prompt"
 
 @dataclass(frozen=True)
 class AddListener:
-    """Add a listener. `fields` are the fields of an entry of conf/organism.yaml that are given."""
+    """The command to add a listener.
+
+    `fields` are the fields of the listener as in an entry of conf/organism.yaml. Fields with a default may be
+    left out.
+    """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RemoveListener:
-    """Remove the listener of this name."""
+    """The command to remove the listener with the name `name`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class HotReload:
-    """Read conf/organism.yaml again."""
+    """The command to read conf/organism.yaml again and to replace all listeners by those of the file."""
 
 
 @dataclass(frozen=True)
 class ListListeners:
-    """List the listeners. Changes nothing."""
+    """The query for all active listeners. It changes nothing."""
 
 
 @dataclass(frozen=True)
 class GetStatus:
-    """Show the organism's version and the number of messages that wait and are leased. Changes nothing."""
+    """The query for the organism's version and its numbers of waiting and leased messages. Changes nothing."""
 
 
 Action = AddListener | RemoveListener | HotReload | ListListeners | GetStatus
@@ -73,7 +78,14 @@ _TAGS: Final = {kind: tag for tag, kind in _EMPTY.items()}
 
 @dataclass(frozen=True)
 class Command:
-    """The content of a document, not to be trusted before the signature is checked."""
+    """The content of a command's document. Do not trust it before the signature is checked.
+
+    Attributes:
+        nonce: A random text that is used once, so that a copied command cannot be carried out again.
+        issued: The time of signing, with a time zone. Old commands are refused.
+        key_id: The id of the key that, by the document, has signed it.
+        action: The command itself.
+    """
 
     nonce: str
     issued: datetime
@@ -82,7 +94,7 @@ class Command:
 
 
 class CommandRefused(ValueError):
-    """The document is no command. `reason` is `malformed` or `too_large`; the text says why."""
+    """The document is no valid command. `reason` is `malformed` or `too_large`, and the message explains it."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -90,7 +102,11 @@ class CommandRefused(ValueError):
 
 
 def read_command(body: bytes) -> Command:
-    """Return the command in a document. Raises CommandRefused."""
+    """Parse a command's document and return its content. The signature is not checked here.
+
+    Raises CommandRefused for a document that is too large, is not well-formed, has unsafe XML such as a DTD, or
+    does not match `commands.xsd`.
+    """
     try:
         repaired = repair(body, _LIMITS, root_tag="command")
     except XmlRefused as error:
@@ -111,7 +127,17 @@ def read_command(body: bytes) -> Command:
 
 
 def command_bytes(action: Action, *, nonce: str, issued: datetime, key_id: str) -> bytes:
-    """Return the document to sign and send. Raises ValueError for a text that XML cannot hold."""
+    """Return a command as an XML document in UTF-8, to sign and send.
+
+    Args:
+        action: The command.
+        nonce: A random text that no other command has.
+        issued: The current time, with a time zone.
+        key_id: The id of the key that will sign the document.
+
+    Raises:
+        ValueError: A text has a character that XML does not allow, such as a control character.
+    """
     root = etree.Element(f"{{{NAMESPACE}}}command", nsmap={None: NAMESPACE})
     root.set("nonce", nonce)
     root.set("issued", issued.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z")

@@ -1,4 +1,4 @@
-"""The keys of out-of-band commands (XP-11): Ed25519, one public key per file `*.pub` in a folder of their own.
+"""The Ed25519 keys that sign out-of-band commands (XP-11): one public key per file `*.pub` in one folder.
 
 The owner of a private key may change the listeners. The gateway makes the operator's pair of keys at its first
 start. A public key is valid as soon as it is put into the folder, and invalid as soon as it is removed.
@@ -39,14 +39,25 @@ _OF_OTHERS_TO_WRITE: Final = 0o022
 
 @dataclass(frozen=True)
 class CommandKey:
-    """A public key whose commands are accepted. `name` is the name of its file, which the ledger records."""
+    """A public key whose commands the gateway accepts.
+
+    Attributes:
+        name: The name of its file without `.pub`. The ledger records it as the principal of a command.
+        key_id: The id of the key, as `key_id` returns it.
+        public: The key itself.
+    """
 
     name: str
     key_id: str
     public: Ed25519PublicKey
 
     def has_signed(self, body: bytes, signature: str) -> bool:
-        """Return whether `signature`, in base64, is this key's over exactly these bytes. Never raises."""
+        """Return whether `signature` is a valid signature of this key over the bytes `body`.
+
+        Args:
+            body: The signed bytes, exactly as they were received.
+            signature: The signature in base64. Text that is no base64 gives False and raises nothing.
+        """
         given = base64_bytes(signature)
         if given is None or len(given) != _SIGNATURE_BYTES:
             return False
@@ -59,16 +70,17 @@ class CommandKey:
 
 @dataclass(frozen=True)
 class KeyFolder:
-    """The keys of a folder by key id, and the faults of its other files by file name."""
+    """The public keys in a folder by key id, and by file name why each other `*.pub` file is not accepted."""
 
     keys: dict[str, CommandKey]
     faults: dict[str, str]
 
 
 def ensure_operator_key(settings: Settings) -> None:
-    """Make the operator's pair of keys if the folder has no key at all.
+    """Create the operator's private and public key files if the folder has no public key at all.
 
-    When several gateways start at once, one makes it. Raises SettingsError when it cannot be made.
+    Otherwise nothing changes. Several gateways may call this at once: all of them end up with the same pair.
+    Raises SettingsError if the files cannot be written or the operator's private key is unusable.
     """
     folder = settings.command_keys_path
     try:
@@ -85,12 +97,16 @@ def ensure_operator_key(settings: Settings) -> None:
 
 
 def private_key_file(settings: Settings) -> Path:
-    """Return the path of the operator's own private key."""
+    """Return the path of the operator's private key, whether or not the file exists."""
     return settings.command_keys_path / f"{OPERATOR}{PRIVATE}"
 
 
 def read_keys(folder: Path) -> KeyFolder:
-    """Return all public keys of a folder. Never raises: an unusable file is reported as a fault."""
+    """Read all public keys (`*.pub`) of a folder, and return them with the faults of unusable files.
+
+    It never raises. A folder that cannot be read, or that others may write to, gives no keys and one fault. A
+    file that others may write to is not accepted either.
+    """
     keys: dict[str, CommandKey] = {}
     faults: dict[str, str] = {}
     try:
@@ -110,9 +126,10 @@ def read_keys(folder: Path) -> KeyFolder:
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """Return a private key from a file that only its owner can read.
+    """Read a private key from a PEM file that only its owner can read.
 
-    Raises UsageError, which shows none of the file's content.
+    Raises UsageError if the file is readable by others, cannot be read, or has no Ed25519 key without a
+    password. The error shows none of the file's content.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -133,7 +150,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def sign(key: Ed25519PrivateKey, body: bytes) -> str:
-    """Return the signature over a command's bytes in base64, as the header holds it."""
+    """Return the signature of `key` over `body` in base64, the value of the header `X-Signature`."""
     return base64.b64encode(key.sign(body)).decode("ascii")
 
 

@@ -1,13 +1,13 @@
-"""The out-of-band door (XP-11): `POST /commands` over a Unix socket, signed commands that change the listeners.
+"""The server of out-of-band commands (XP-11): `POST /commands` over a Unix socket, with signed documents.
 
 **Delivers** each command as one record of `control/organism`. The record is the change, so every change is in
 the ledger. **Acknowledges when** the log has settled the record and the listeners' mailboxes are opened or
 closed. **Loses when** never silently: a command without an answer may or may not have been carried out. If it
 was, it is refused as replayed when it is sent again.
 
-**Refused**, in this order, and recorded under `refused/commands`: a command that is too large, that XP-03
-refuses or that `commands.xsd` does not know; an unknown key; a wrong signature; a time too far from ours; a
-used nonce.
+**Refused**, in this order, and recorded in the stream `refused/commands`: a document that is too large, is not
+well-formed, has unsafe XML such as a DTD (XP-03), or does not match `commands.xsd`; an unknown key; a wrong
+signature; a time of signing too far from the present; a used nonce.
 """
 
 from __future__ import annotations
@@ -95,7 +95,13 @@ class _Refused(ApiError):
 
 
 class OutOfBandDoor:
-    """The door over a hub that is not open yet. It has no route in common with the doors on ports."""
+    """The ASGI application (`app`) that serves out-of-band commands with the services of one gateway.
+
+    Its only route is `POST /commands`. The gateway's program serves `app` on the Unix socket, never on a port.
+
+    Args:
+        hub: The gateway's services. They may be opened after this, but before `app` serves requests.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
