@@ -1,4 +1,4 @@
-"""Agent definitions (HH-01): the known agents, one JSON file each in `conf/agents/`.
+"""Agent definitions (HH-01): reading of the JSON files in `conf/agents/`, each of which declares one agent.
 
     watch = DefinitionWatch(PROJECT_ROOT / "conf" / "agents")
     while (found := watch.changed()) is None: ...
@@ -41,7 +41,15 @@ FreeName = Annotated[Name, AfterValidator(_free)]
 
 
 class AgentDefinition(BaseModel):
-    """An agent that tasks can be assigned to. `image` selects its command in `conf/launchers.yaml`."""
+    """The definition of an agent that can be started for tasks: the content of one file.
+
+    Attributes:
+        name: The agent's name.
+        image: The name of the command to start, as `conf/launchers.yaml` defines it.
+        description: A text about its purpose, for people and for other agents.
+        capabilities: The abilities that others can search for.
+        hardened: Whether its processes run with restricted rights and resource limits.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -54,7 +62,7 @@ class AgentDefinition(BaseModel):
 
 @dataclass(frozen=True)
 class Definitions:
-    """The content of a folder: the agents by name, and the faults of the other files by file name."""
+    """The agent definitions in a folder: the valid ones by agent name, and by file name the others' faults."""
 
     agents: dict[str, AgentDefinition] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
@@ -65,9 +73,10 @@ class _Unreadable(Exception):
 
 
 def read_definitions(folder: Path) -> Definitions:
-    """Return all definitions of a folder. Never raises for its content.
+    """Read and validate all agent definitions (`*.json`) in a folder.
 
-    If the folder cannot be read, there are no agents and one fault, under the folder's name.
+    An invalid file raises nothing: it is reported in `faults`. Two files with the same agent name are both
+    invalid. If the folder cannot be read, there are no agents and one fault, under the folder's name.
     """
     try:
         names = _file_names(folder)
@@ -94,7 +103,7 @@ def read_definitions(folder: Path) -> Definitions:
 
 
 class DefinitionWatch:
-    """Detects changes of the definitions in a folder. It has no thread: the caller asks."""
+    """A detector of changes in a folder of agent definitions. It has no thread: the caller polls `changed`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,10 +111,10 @@ class DefinitionWatch:
         self._returned: Definitions | None = None
 
     def changed(self) -> Definitions | None:
-        """Return the definitions if they differ from those returned last, else None.
+        """Return all definitions if they differ from those returned last, or None if nothing changed.
 
-        The first call returns all definitions. Files are read only if one has changed, or has changed so
-        recently that its times prove nothing.
+        The first call always returns the definitions. The files are read only if a file's time or size has
+        changed, or if a file was written within the last second.
         """
         now_ns = time.time_ns()
         # Before the files are read, so that the next call sees a change in between.

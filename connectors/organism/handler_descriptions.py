@@ -1,8 +1,9 @@
-"""Describe handlers in a child process: users' code is imported there, never in the gateway (XP-01, XP-09).
+"""Find out which XML each handler accepts, in a child process that imports users' code (XP-01, XP-09).
 
     describe_handlers(["shop.pricing:price"])["shop.pricing:price"].root_tag
 
-The child is `python -m connectors.xml_pump.describe`. Its time is limited, and it gets none of our secrets.
+A gateway never imports users' code itself. The child is `python -m connectors.xml_pump.describe`. Its time is
+limited, and its environment has none of Trunkline's secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ _NOT_FOR_USERS: Final = (ENV_PREFIX, "TRUNKLINE_TOKEN", "TRUNKLINE_AGENT_TOKEN",
 
 @dataclass(frozen=True)
 class Described:
-    """The payload of a handler. `fault` says why there is no description, and what to do."""
+    """The description of the XML payload that a handler accepts.
+
+    Attributes:
+        root_tag: The name of the payload's root element.
+        namespace: The XML namespace of the root element.
+        xsd: The XML schema of the payload.
+        example: An example of the payload.
+        fault: Why there is no description, and what to do about it; None if there is one. With a fault, the
+            other fields are empty.
+    """
 
     root_tag: str = ""
     namespace: str = ""
@@ -40,7 +50,15 @@ class Described:
 
 
 def describe_handlers(names: Sequence[str], timeout_s: float = DESCRIBE_S) -> dict[str, Described]:
-    """Return a description of each handler by its name, `module:attribute`. Never raises for users' code."""
+    """Import handlers in a child process, and return the description of each by its name.
+
+    Errors in users' code raise nothing: the description of the handler has a `fault` instead. The call blocks
+    until the child ends, and then kills the processes that the import started.
+
+    Args:
+        names: The handlers, each as `module:attribute`.
+        timeout_s: The longest time in seconds for all imports. After it, every handler gets a fault.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_FOR_USERS)}
     child = subprocess.Popen(  # noqa: S603  our own program
         [sys.executable, "-m", _MODULE, *names],

@@ -1,4 +1,4 @@
-"""Read `conf/organism.yaml` (XP-09): the listeners, checked and described before they are written to the log.
+"""Read `conf/organism.yaml` (XP-09), the file that declares the listeners of the XML pump, and validate it.
 
     organism = load_organism(path)      # .listeners, .digest
 
@@ -46,7 +46,7 @@ Describe = Callable[[Sequence[str]], Mapping[str, Described]]
 
 
 class OrganismError(TrunklineError):
-    """The file or a listener in it is invalid. The message says where, and what to do."""
+    """The organism file, or a listener in it, is invalid. The message says where, and what to do."""
 
 
 _Namespace = Annotated[str, Field(max_length=200, pattern=r"^[!-~]*\z")]
@@ -70,12 +70,15 @@ class _Entry(_Section):
 
 
 class ListenerEntry(_Entry):
-    """One of `listeners`.
+    """One entry of `listeners` in the file: a listener with a handler, or a person.
 
     Attributes:
-        description: its text as a tool of language models. By default the docstring of the handler's class.
-        root_tag: by default that of the handler's class; for a human, the listener's name.
-        namespace: by default that of the handler's class.
+        type: `handler` for a listener whose messages go to a function; `human` for a person.
+        handler: the function that handles its messages, as `module:attribute`. A person has none.
+        description: its text as a tool of language models. By default the docstring of the handler's payload.
+        root_tag: the root element of its messages. By default that of the handler's payload class; for a human,
+            the listener's name.
+        namespace: the XML namespace of its messages. By default that of the handler's payload class.
         tools: the listeners that it sees and may write to. By default all.
     """
 
@@ -96,7 +99,14 @@ class ListenerEntry(_Entry):
 
 
 class AgentEntry(_Entry):
-    """One of `agents`: a listener that is a language model. `client` is `module:attribute` of its client."""
+    """One entry of `agents` in the file: a listener that is a language model.
+
+    Attributes:
+        model: the name of the language model.
+        client: the class or function that calls the model, as `module:attribute`.
+        visible_tools: the listeners that it sees and may write to. By default all.
+        tokens_per_minute: how many tokens it may use in a minute. By default there is no limit.
+    """
 
     type: Literal["llm"] = "llm"
     root_tag: RootTag
@@ -109,14 +119,14 @@ class AgentEntry(_Entry):
 
 
 class MetaEntry(_Section):
-    """The principals that may list the listeners and request their schemas (XP-14)."""
+    """The entry `meta` in the file: the principals that may list listeners and request schemas (XP-14)."""
 
     allow_list_capabilities: Literal["admin", "all", "none"] = "none"
     allow_schema_requests: Literal["admin", "all", "none"] = "none"
 
 
 class OrganismPlan(_Section):
-    """The content of the file."""
+    """The validated content of the organism file, before its handlers are described."""
 
     listeners: Annotated[list[ListenerEntry], Field(max_length=LISTENERS_MOST)] = []
     agents: Annotated[list[AgentEntry], Field(max_length=LISTENERS_MOST)] = []
@@ -134,9 +144,10 @@ class OrganismPlan(_Section):
 
 @dataclass(frozen=True)
 class Organism:
-    """The listeners of a file in the form of the log.
+    """The listeners of an organism file, complete and in the form in which a record stores them.
 
-    `digest` is SHA-256 over the file and its listeners, so that it also changes with a handler's class.
+    `digest` is the SHA-256 over the file and its described listeners in hex. So it also changes when the
+    payload class of a handler changes.
     """
 
     listeners: list[Listener]
@@ -144,7 +155,17 @@ class Organism:
 
 
 def load_organism(path: Path, describe: Describe = describe_handlers) -> Organism:
-    """Read a file and describe its handlers, which takes a second or two. Raises OrganismError."""
+    """Read and validate an organism file, describe its handlers, and return its listeners.
+
+    It blocks for a second or two, because a child process imports the handlers.
+
+    Args:
+        path: The organism file.
+        describe: Returns the descriptions of handlers by name. By default a child process imports them.
+
+    Raises:
+        OrganismError: The file cannot be read, is invalid, or names a handler that cannot be described.
+    """
     content = read_file(path)
     plan = parsed(content, path)
     listeners = listeners_of(plan, describe, str(path))
@@ -153,7 +174,7 @@ def load_organism(path: Path, describe: Describe = describe_handlers) -> Organis
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of the file. Raises OrganismError."""
+    """Return the bytes of the organism file. Raises OrganismError if it is unreadable or larger than 1 MiB."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES + 1)
@@ -165,7 +186,10 @@ def read_file(path: Path) -> bytes:
 
 
 def parsed(content: bytes, path: Path) -> OrganismPlan:
-    """Return the checked content of the file, without its handlers' descriptions. Raises OrganismError."""
+    """Parse and validate the YAML of an organism file, without importing its handlers.
+
+    `path` only appears in error messages. Raises OrganismError for invalid content. Empty content is valid.
+    """
     try:
         loaded = load_yaml(content, PlainLoader)
     except InvalidYaml as error:
@@ -179,7 +203,16 @@ def parsed(content: bytes, path: Path) -> OrganismPlan:
 
 
 def listeners_of(plan: OrganismPlan, describe: Describe, where: str) -> list[Listener]:
-    """Return the listeners in the form of the log, with their handlers' descriptions. Raises OrganismError."""
+    """Describe the handlers of a validated file, and return all its listeners as a record stores them.
+
+    Args:
+        plan: The content of the file.
+        describe: Returns the descriptions of handlers by name.
+        where: The file's name for error messages.
+
+    Raises:
+        OrganismError: A handler cannot be described, or an entry contradicts its handler's payload class.
+    """
     handlers = sorted({entry.handler for entry in plan.listeners if entry.handler is not None})
     known = describe(handlers) if handlers else {}
     found = [listener_of(entry, known, where) for entry in plan.listeners]
@@ -190,9 +223,15 @@ def listeners_of(plan: OrganismPlan, describe: Describe, where: str) -> list[Lis
 
 
 def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str) -> Listener:
-    """Return one listener.
+    """Turn an entry of `listeners` into a listener as a record stores it.
 
-    Raises OrganismError if its handler has no description, or another root tag or namespace.
+    Args:
+        entry: The entry.
+        known: The descriptions of handlers by name, including the entry's handler.
+        where: The origin of the entry for error messages, such as the file's name.
+
+    Raises:
+        OrganismError: The handler could not be described, or has another root tag or namespace than the entry.
     """
     place = f"{where}: listener {entry.name}"
     payload: dict[str, str] = {
@@ -227,7 +266,10 @@ def _shared(entry: ListenerEntry | AgentEntry) -> dict[str, Any]:
 
 
 def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEntry:
-    """Return an entry of either kind, depending on its type. Raises OrganismError."""
+    """Validate the fields of one listener, and return an AgentEntry for the type `llm`, else a ListenerEntry.
+
+    `where` is the origin of the fields for error messages. Raises OrganismError for invalid fields.
+    """
     model = AgentEntry if fields.get("type") == "llm" else ListenerEntry
     given = dict(fields)
     if model is AgentEntry and "tools" in given:
@@ -239,7 +281,7 @@ def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEn
 
 
 def agent_of(entry: AgentEntry) -> Listener:
-    """Return a language model as a listener. Raises OrganismError."""
+    """Turn an entry of `agents` into a listener as a record stores it. Raises OrganismError if that fails."""
     options = {"client": entry.client, "model": entry.model, "system_prompt": entry.system_prompt}
     return _listener(
         f"agent {entry.name}",
@@ -295,13 +337,17 @@ def _below(node: Any, part: object) -> Any:
 
 
 def organism_path(settings: Settings) -> Path | None:
-    """Return the path of the file, or None if the settings name no file or it does not exist."""
+    """Return the path of the organism file, or None if the settings name no file or it does not exist."""
     file = settings.xml_pump.organism_file
     return PROJECT_ROOT / file if file is not None and (PROJECT_ROOT / file).exists() else None
 
 
 def check_organism_names(settings: Settings) -> None:
-    """Read the file without its handlers, and check its names. Raises OrganismError."""
+    """Validate the organism file without importing its handlers, before a stack is started.
+
+    Without an organism file it does nothing. Raises OrganismError if the file is invalid, or a listener has the
+    name of an agent in the folder of agent definitions.
+    """
     path = organism_path(settings)
     if path is not None:
         plan = parsed(read_file(path), path)
@@ -309,9 +355,14 @@ def check_organism_names(settings: Settings) -> None:
 
 
 def check_agents(settings: Settings, path: Path, names: Iterable[str]) -> None:
-    """Raise OrganismError for a listener that has the name of an agent on this machine.
+    """Raise OrganismError if a listener has the name of an agent in the folder of agent definitions.
 
     Both would have the same mailbox, so a gateway loads nothing of such a file.
+
+    Args:
+        settings: The settings, which name the folder of agent definitions.
+        path: The organism file, for the error message.
+        names: The names of its listeners.
     """
     folder = settings.gateway.agents_dir
     agents = read_definitions(PROJECT_ROOT / folder).agents

@@ -12,11 +12,11 @@ class InvalidYaml(ValueError):
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """A loader that raises ComposerError, a YAMLError, with the place of a second key."""
+    """A YAML loader that raises ComposerError for a key that one mapping has twice. The error has the line."""
 
     # Before the values are constructed: `<<` adds the keys of another mapping to those that are written.
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return one mapping."""
+        """Return the node of one mapping. PyYAML calls this. Raises ComposerError for a repeated key."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -29,10 +29,10 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 class PlainLoader(UniqueKeyLoader):
-    """A loader that also refuses aliases, with which a short file can expand to a very large one."""
+    """A YAML loader that also refuses aliases (`*name`), which can make a short file expand to a huge one."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return one node."""
+        """Return the next node. PyYAML calls this. Raises ConstructorError for an alias."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.constructor.ConstructorError(None, None, "an alias; write it out", event.start_mark)
@@ -40,7 +40,15 @@ class PlainLoader(UniqueKeyLoader):
 
 
 def load_yaml(content: bytes, loader: type[UniqueKeyLoader] = UniqueKeyLoader) -> Any:
-    """Return the value of a YAML text in UTF-8. Raises InvalidYaml."""
+    """Parse a YAML text in UTF-8 and return its value, as dicts, lists and scalars.
+
+    Args:
+        content: The text. Empty content gives None.
+        loader: `UniqueKeyLoader` allows aliases, `PlainLoader` does not.
+
+    Raises:
+        InvalidYaml: The text is not UTF-8 or YAML, repeats a key, or has a construct that the loader refuses.
+    """
     try:
         return yaml.load(content.decode("utf-8"), loader)  # noqa: S506  a safe one
     except (UnicodeDecodeError, yaml.YAMLError) as error:
