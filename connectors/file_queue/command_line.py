@@ -47,7 +47,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return a new parser of the arguments of `trunkline queue`."""
     main_parser = argparse.ArgumentParser(
         prog="trunkline queue",
         description="A mailbox on this machine: files that survive crashes and can be read with cat.",
@@ -125,7 +125,13 @@ _seconds.__name__, _count.__name__ = "number of seconds", "number of messages"  
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Never raises for an error that a user can cause."""
+    """Run one command of `trunkline queue` and return its exit code.
+
+    An error that a user can cause is printed on standard error and raises nothing.
+
+    Args:
+        arguments: The arguments after the program's name; None for those of the process.
+    """
     try:
         return _run(arguments)
     except SystemExit as end:  # argparse: help or usage

@@ -1,6 +1,7 @@
-"""The cursors: how far each consumer has read, one small file per agent with an offset (FQ-04).
+"""The cursors of the file queue: one small file per agent with the offset up to which it has read (FQ-04).
 
-The cursor is the acknowledgement: messages before it were delivered or skipped.
+An offset is a number of bytes in the session's file `messages.jsonl`. The cursor is the acknowledgement:
+messages before it were delivered or skipped.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _is_cursor = re.compile(rb"\d{19}\n|0\n|[1-9]\d{0,18}\n?").fullmatch
 
 
 def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
-    """Return an agent's offset, or None if it has none yet.
+    """Return the offset in `messages.jsonl` up to which an agent has read, or None if it has no cursor yet.
 
-    Raises QueueError for an invalid file. To begin with the first message would deliver twice, and to go to the
-    end would lose messages, so the user must decide.
+    Raises QueueError if the cursor's file has no valid offset. To begin with the first message would deliver
+    twice, and to go to the end would lose messages, so the user must decide.
     """
     fd = folder.open_file(agent_id + SUFFIX, CURSORS)
     if fd is None:
@@ -48,13 +49,16 @@ def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
 
 
 def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
-    """Write an agent's offset to the disk. After the return it is safe from a power cut."""
+    """Store the offset in `messages.jsonl` up to which an agent has read. The caller has the session's lock.
+
+    When this returns, the offset is safe from a power cut.
+    """
     with folder.open_folder(CURSORS) as cursors:
         replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)
 
 
 def agents(folder: SessionFolder) -> list[str]:
-    """Return the agents that have a cursor."""
+    """Return the sorted names of the agents that have a cursor in the session, valid or not."""
     try:
         with open_fd(CURSORS, FOLDER, folder.fd) as cursors, os.scandir(cursors) as entries:
             names = [entry.name for entry in entries]
@@ -65,7 +69,7 @@ def agents(folder: SessionFolder) -> list[str]:
 
 
 def all_cursors(folder: SessionFolder) -> dict[str, int | None]:
-    """Return every agent's offset, None for an invalid file."""
+    """Return the offset of each agent that has a cursor in the session; None for an invalid cursor."""
     found: dict[str, int | None] = {}
     for agent in agents(folder):
         try:
@@ -79,10 +83,13 @@ def all_cursors(folder: SessionFolder) -> dict[str, int | None]:
 
 
 def open_messages(folder: SessionFolder) -> OpenFile:
-    """Open the session's file of messages for appending, under the lock.
+    """Open the session's `messages.jsonl` for appending, or create it. The caller has the session's lock.
 
-    If the file is missing but has cursors, it was deleted, and all consumers begin anew. The names of all
-    folders are synced to the disk before the first line is written.
+    If the file is missing although agents have cursors, a user has deleted it. Then all cursors are set to 0.
+    For an empty file, the names of all folders are synced to the disk, so that a power cut cannot remove it.
+
+    Raises:
+        OSError: The path is a link or no regular file, or cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK
     try:

@@ -1,4 +1,6 @@
-"""Remove expired messages from a session's file, adjust the cursors, and remove unused side-files (FQ-08).
+"""Remove expired messages from a session's `messages.jsonl`, adjust the cursors, and remove side-files (FQ-08).
+
+A side-file has the body of one message whose body is too long for a line.
 
 An expire may be killed at any time. It writes a plan to the disk before the new file replaces the old one. The
 next process with the lock reads the plan. If the new file still has its own name, nothing was changed, and the
@@ -80,20 +82,29 @@ class _Scan:
         self.side_files = sorted(gone - self.named)
 
     def kept(self, end: int) -> list[tuple[int, int]]:
-        """Return the ranges that stay, up to `end`, with invalid lines and a last line without its newline."""
+        """Return the byte ranges of the old file that stay, up to the offset `end`.
+
+        Invalid lines stay, and so does a last line without its newline.
+        """
         starts = [0, *(stop for _, stop in self.removed)]
         stops = [*(start for start, _ in self.removed), end]
         return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
     def moved(self, offset: int) -> int:
-        """Return the offset in the new file for an offset in the old one."""
+        """Return the offset in the new file that corresponds to `offset` in the old one."""
         return offset - sum(min(stop, offset) - start for start, stop in self.removed if start < offset)
 
 
 def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], None]) -> tuple[int, int]:
-    """Compact the session's file, under its lock.
+    """Remove the expired messages of a session, their side-files and orphaned side-files.
 
-    Without a file of messages nothing is removed: no line would say which side-files are in use.
+    The caller has the session's lock. Without a file `messages.jsonl` nothing is removed, because no line says
+    which side-files are in use.
+
+    Args:
+        folder: The session's open folder.
+        now: The current time in seconds since 1970 UTC.
+        step: Called with a name after each step, so that a test can interrupt the work there.
 
     Returns:
         The number of removed messages, and the number of removed orphans.
@@ -136,10 +147,16 @@ def _compact(
 
 
 def finish_expire(folder: SessionFolder, step: Callable[[str], None]) -> int | None:
-    """Finish or undo an interrupted expire, under the lock and before anything else.
+    """Finish or undo the work of a process that was killed while it removed expired messages.
+
+    Call this right after taking the session's lock. `step` is called with a name after each step, for tests.
 
     Returns:
-        The number of messages that it has removed, or None if there was nothing to finish.
+        The number of messages that the killed process has removed. None if nothing was to finish, or the work
+        was undone.
+
+    Raises:
+        QueueError: The plan that the killed process left is invalid. A user has to correct it.
     """
     fd = folder.open_file(PLAN)
     if fd is None:
@@ -218,9 +235,13 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
 
 
 def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
-    """Return the side-files that a line names. `message` is the message in the line, if it is valid.
+    """Return the names of the side-files that a line refers to.
 
-    A user may repair an invalid line, so every text in it that looks like a name counts.
+    A user may repair an invalid line, so every text in it that looks like a side-file's name counts.
+
+    Args:
+        line: The raw line.
+        message: The message in the line, or None for an invalid line.
     """
     if message is None:
         return {name.decode() for name in _mentions(line)}
@@ -229,9 +250,16 @@ def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
 
 
 def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Callable[[str], None]) -> int:
-    """Delete the side-files that are not `named`, under the session's lock. Return their number.
+    """Delete the side-files that no line names and that are older than a day. Return their number.
 
-    While a sender is between its side-file and its line, none is deleted; a later expire deletes them.
+    The caller has the session's lock. Nothing is deleted while a sender has written a side-file and not yet its
+    line. A later call deletes the orphans then.
+
+    Args:
+        folder: The session's open folder.
+        named: The names of the side-files that lines refer to. They stay.
+        now: The current time in seconds since 1970 UTC.
+        step: Called after each deletion, for tests.
     """
     try:
         bodies = open_fd(BODIES, FOLDER, folder.fd)

@@ -57,16 +57,17 @@ def _no_step(name: str) -> None:
 
 
 class Queue:
-    """A file queue in a folder. It has no open files and no state, so threads and processes may share it.
+    """A file queue in a folder: the methods to send, take, show and remove messages.
 
-    Every method raises QueueError when the disk or the folder cannot be used, and ValueError for an invalid
-    name. `audit_error` is the reason why the last audit line could not be written, or None.
+    It keeps no files open between calls, so threads and processes may share it. Every method raises QueueError
+    when the disk or the folder cannot be used, and ValueError for an invalid name. Arguments that are None come
+    from the environment (FQ-11). `audit_error`: why the last audit line could not be written, or None.
 
     Args:
-        root: the folder. Missing arguments come from the environment (FQ-11).
-        body_threshold: a longer body, in bytes, is written to a side-file.
+        root: The queue's folder.
+        body_threshold: A body of more bytes than this is written to a file of its own, a side-file.
         fsync: True: after `send` the message is on the disk. False: a power cut may lose it.
-        step: for tests.
+        step: Called with a name after each step, for tests.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Queue:
 
     @property
     def audit_path(self) -> Path:
-        """The audit's file."""
+        """The path of the audit, a file with a line for each send, delivery, poll and expire."""
         return self.root / AUDIT
 
     def send(
@@ -111,10 +112,19 @@ class Queue:
         sender: str | None = None,
         reply_to: str | None = None,
     ) -> str:
-        """Append a message and return its id. A `to` of None, `all` or `broadcast` addresses every consumer.
+        """Append a message and return its new id.
 
-        Raises TopicError, ValueError, QueueDisabledError, QueueError. After a QueueError about fsync it is
-        unknown whether the message is kept. After any other error it was not sent.
+        Args:
+            topic: One of `TOPICS`, or TopicError is raised.
+            body: The text, at most 16 MiB.
+            to: The recipient. None, `all` or `broadcast` addresses every agent that polls.
+            ttl_s: The time in seconds in which the message may be delivered; None for no limit.
+            session: The session; None for that of the environment, as in the other methods.
+            sender: The sender; None for the agent of the environment, or `anonymous`.
+            reply_to: The id of the message that this one answers, or None.
+
+        Raises ValueError, QueueError, or QueueDisabledError if the queue is switched off. After a QueueError
+        about fsync it is unknown whether the message is kept. After any other error it was not sent.
         """
         _check_enabled()
         record: dict[str, Any] = {
@@ -136,10 +146,10 @@ class Queue:
         return str(record["msg_id"])
 
     def deliver(self, record: dict[str, Any], session: str) -> None:
-        """Append a message from a mailbox, under its own id and time.
+        """Append a message from a mailbox of Trunkline under its own id and time; the file bridge calls this.
 
-        Its line is marked, so that the bridge does not send it back. `record` has the eight fields. Raises
-        ValueError, QueueDisabledError, QueueError.
+        The line is marked, so that the bridge does not send the message back. `record` has the eight fields of
+        a line. Raises ValueError if they are no message, QueueError, or QueueDisabledError.
         """
         _check_enabled()
         where = self._named(session)
@@ -201,10 +211,11 @@ class Queue:
     def poll(
         self, agent_id: str, topics: Iterable[str] | None = None, session: str | None = None
     ) -> list[dict[str, Any]]:
-        """Take the new messages for this consumer and return them, oldest first.
+        """Take the new messages for an agent and return them, oldest first. Each is returned only once.
 
-        The cursor moves over all lines that were read, also over messages of other topics, and is on the disk
-        before this returns. Raises TopicError, ValueError, QueueError.
+        With `topics`, only messages of these topics are returned, and the others are skipped for good. The
+        agent's cursor is on the disk before this returns. The list is empty if nothing is new or the queue is
+        switched off. Raises TopicError, ValueError, or QueueError, also for an invalid cursor.
         """
         checked_name(agent_id, "the agent")
         wanted = None if topics is None else sorted({checked_topic(topic) for topic in _listed(topics)})
@@ -269,7 +280,7 @@ class Queue:
     def tail(
         self, n: int = 10, include_expired: bool = False, session: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return the last `n` messages to any consumer, oldest first. Takes no lock, and is not audited."""
+        """Return the last `n` messages to any recipient, oldest first, without taking them or any lock."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"n must be a number of messages, 0 or more, not {str(n)[:40]!r}")
         where = self._named(session)
@@ -294,9 +305,9 @@ class Queue:
         return found[::-1]
 
     def expire(self, session: str | None = None) -> int:
-        """Remove expired messages with their side-files, and old side-files that no message names.
+        """Remove the expired messages of a session, and return their number.
 
-        Returns the number of removed messages.
+        Their side-files are removed too, and so are side-files older than a day that no message refers to.
         """
         from connectors.file_queue.expiry import expire_messages
 
@@ -315,7 +326,10 @@ class Queue:
         return removed
 
     def status(self, session: str | None = None) -> dict[str, Any]:
-        """Return counts for one session, or for all. Takes no lock and changes nothing."""
+        """Return the numbers of messages and bytes of one session, or of all sessions if `session` is None.
+
+        The result has the sums, and under `sessions` each session's numbers and cursors. It takes no lock.
+        """
         from connectors.file_queue.queue_status import queue_status
 
         if session is not None:
@@ -336,10 +350,9 @@ class Queue:
 
 
 def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) -> int | None:
-    """Take the session's lock, and first finish an interrupted expire.
+    """Wait for the session's lock, take it, and then finish or undo the work of an expire that was killed.
 
-    Returns:
-        The number of messages that this expire has removed, or None if there was nothing to finish.
+    Returns the number of messages that the killed expire has removed, or None if nothing was to finish.
     """
     folder.lock()
     if not folder.has(PLAN):
@@ -372,7 +385,10 @@ def _encoded(body: object) -> bytes:
 
 
 def with_body(folder: SessionFolder, message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message, with the body from its side-file if it has one (FQ-03)."""
+    """Return `message` with its whole body, which is read from its side-file if it has one (FQ-03).
+
+    If the side-file cannot be read, `body` stays the reference `@file:...`, and `_body_error` has the reason.
+    """
     side_file = side_file_of(message)
     if side_file is None:
         return message

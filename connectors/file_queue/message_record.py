@@ -36,7 +36,10 @@ _UNSAFE = "[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def is_name(value: object) -> bool:
-    """Return whether `value` is a name by CM-01."""
+    """Return whether `value` is a valid name, or an id, which follows the same rule (CM-01).
+
+    A name has at most 128 ASCII letters, digits, `.`, `_` and `-`, and begins with a letter or digit.
+    """
     return (
         isinstance(value, str)
         and 0 < len(value) <= NAME_LIMIT
@@ -46,7 +49,7 @@ def is_name(value: object) -> bool:
 
 
 def checked_name(value: object, what: str) -> str:
-    """Return `value` if it is a name by CM-01. Raises ValueError."""
+    """Return `value` if it is a valid name. Raises ValueError otherwise; `what` designates it in the error."""
     if is_name(value):
         return str(value)
     raise ValueError(
@@ -56,14 +59,14 @@ def checked_name(value: object, what: str) -> str:
 
 
 def checked_topic(value: object) -> str:
-    """Return `value` if it is a topic. Raises TopicError."""
+    """Return `value` if it is one of `TOPICS`. Raises TopicError otherwise."""
     if isinstance(value, str) and value in TOPICS:
         return value
     raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(sorted(TOPICS))}")
 
 
 def checked_ttl(value: object) -> float | None:
-    """Return `value` if it is a time to live in seconds, or None for no limit. Raises ValueError."""
+    """Return `value` if it is None (no limit) or a number of seconds, 0 or more; else raise ValueError."""
     if value is None or _is_ttl(value):
         return value  # type: ignore[return-value]
     raise ValueError(f"ttl_s must be a number of seconds, 0 or more, not {str(value)[:40]!r}")
@@ -75,37 +78,40 @@ CARRIED_MARK = b'"via":"trunkline"'
 
 
 def new_id() -> str:
-    """Return a new message id from 128 random bits."""
+    """Return a new message id: 128 random bits in hex."""
     return os.urandom(16).hex()
 
 
 def stamp() -> str:
-    """Return the time now: ISO 8601, UTC, with microseconds."""
+    """Return the current time as ISO 8601 text in UTC with microseconds."""
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds // 1000:06d}Z"
 
 
 def reference(msg_id: str) -> str:
-    """Return the text in a line for a body that is in a side-file."""
+    """Return the text `@file:<msg_id>.txt`, which replaces a body in a line if the body is in a side-file."""
     return f"@file:{msg_id}.txt"
 
 
 def side_file_of(message: Mapping[str, Any]) -> str | None:
-    """Return the name of the message's side-file, if it has one.
+    """Return the name of the side-file that has the message's body, or None if the line has the body itself.
 
-    Only a message's own id makes a reference, so a body that looks like one is just a body.
+    Only a reference with the message's own id counts, so any other body that looks like one is just a body.
     """
     msg_id = message["msg_id"]
     return f"{msg_id}.txt" if message["body"] == reference(msg_id) else None
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """Return a record as one line of JSON, with its newline. It is safe to look at with `cat`."""
+    """Return `record` as one line of JSON in UTF-8, with a newline at its end.
+
+    Characters that could control a terminal are escaped, so that the line may be shown with `cat`.
+    """
     return _shown(json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def to_indented(record: Mapping[str, Any]) -> bytes:
-    """Return a record as indented JSON for a person, as safe to look at as `to_line`."""
+    """Return `record` as indented JSON in UTF-8. Characters that could control a terminal are escaped."""
     return _shown(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
 
 
@@ -116,7 +122,10 @@ def _shown(text: str) -> bytes:
 
 
 def parse_line(line: bytes | None) -> dict[str, Any] | None:
-    """Return the message in a line, with its eight fields only. None for an invalid line; never raises."""
+    """Parse a line of `messages.jsonl` and return its message, with exactly the eight fields of a message.
+
+    An invalid line, or None for a line that was too long to read, gives None. It never raises.
+    """
     if line is None:
         return None
     try:
@@ -150,7 +159,7 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_expired(message: Mapping[str, Any], now: float) -> bool:
-    """Return whether the message's time to live is over by this machine's clock."""
+    """Return whether the message's time to live is over at the time `now`, in seconds since 1970 UTC."""
     if message["ttl_s"] is None:
         return False
     sent = _seconds(message["ts"])
@@ -158,7 +167,7 @@ def is_expired(message: Mapping[str, Any], now: float) -> bool:
 
 
 def is_for(message: Mapping[str, Any], agent_id: str) -> bool:
-    """Return whether the message is addressed to this consumer."""
+    """Return whether the message is addressed to the agent `agent_id`, or to every agent."""
     return message["to"] in EVERYBODY or message["to"] == agent_id
 
 

@@ -9,21 +9,25 @@ _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class QueueError(Exception):
-    """An operation has failed. The message says why and what to do."""
+    """An operation of the file queue has failed. The message says why and what to do."""
 
 
 class TopicError(QueueError, ValueError):
-    """A topic that does not exist."""
+    """The given topic does not exist. The message names the existing ones."""
 
 
 class QueueDisabledError(QueueError, RuntimeError):
-    """The kill switch is on."""
+    """The queue is switched off by the environment variable TRUNKLINE_QUEUE_DISABLED."""
 
 
 class DiskErrors:
-    """A context that raises QueueError for an OSError, with a remedy if there is one.
+    """A context manager that turns an OSError in its block into a QueueError, with a remedy if there is one.
 
-    `doing` names the operation for the message. A class, because importing contextlib would delay each send.
+    It is a class, because importing contextlib would delay each send.
+
+    Args:
+        doing: The operation, for the error's text, such as "the message".
+        root: The queue's folder, for the error's text.
     """
 
     def __init__(self, doing: str, root: str) -> None:

@@ -1,4 +1,4 @@
-"""The settings of the file queue: environment variables, with their older names (FQ-09, FQ-11)."""
+"""The settings of the file queue, read from environment variables, with their older names (FQ-09, FQ-11)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _OFF = {"", "0", "false", "no", "off"}
 
 
 class QueueSettings:
-    """The settings of one environment. TRUNKLINE_* takes precedence over ZOS_*; an empty variable is unset."""
+    """The settings of the file queue in the environment variables `environ`.
+
+    TRUNKLINE_* takes precedence over the older ZOS_*. An empty variable counts as unset. Raises QueueError for
+    an invalid value.
+    """
 
     __slots__ = ("agent_id", "body_threshold", "fsync", "root", "session")
 
@@ -33,13 +37,19 @@ class QueueSettings:
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Return whether the kill switch is on: 1, or any other word that does not mean no."""
+    """Return whether TRUNKLINE_QUEUE_DISABLED switches the queue off.
+
+    Unset, empty, `0`, `false`, `no` and `off` mean that the queue is on. Any other value switches it off.
+    """
     word = _first(environ, "TRUNKLINE_QUEUE_DISABLED", "ZOS_MQ_DISABLED") or ""
     return word.strip().lower() not in _OFF
 
 
 def find_root(environ: Mapping[str, str]) -> str:
-    """Return the queue's folder. Without a setting it is below the user's data folder."""
+    """Return the path of the queue's folder from the environment variables `environ`.
+
+    By default it is `trunkline/queue` in the user's data folder. Raises QueueError if the user has none.
+    """
     if own := _first(environ, "TRUNKLINE_QUEUE_ROOT"):
         return own
     if home := _first(environ, "TRUNKLINE_HOME"):
@@ -58,7 +68,10 @@ def find_root(environ: Mapping[str, str]) -> str:
 
 
 def checked_threshold(value: object, name: str) -> int:
-    """Return `value` if it is a threshold in bytes. Raises QueueError that names the setting."""
+    """Return `value` if it is a number of bytes from 0 to 1 MiB, the range of the setting `body_threshold`.
+
+    Raises QueueError otherwise, with `name` as the name of the setting.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_BODY_THRESHOLD:
         return value
     raise QueueError(f"{name} must be a number from 0 to {MAX_BODY_THRESHOLD}, not {str(value)[:40]!r}")

@@ -1,4 +1,4 @@
-"""Count the content of a file queue (FQ-07)."""
+"""The numbers of messages and bytes in a file queue, for `trunkline queue status` (FQ-07)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ _SUMMED = ("messages", "expired", "unparseable", "bytes")
 
 
 def queue_status(root: str, session: str | None) -> dict[str, Any]:
-    """Return the sums over one session or all, and the values of each session under `sessions`."""
+    """Count the messages and bytes of one session, or of all sessions if `session` is None.
+
+    Returns:
+        The sums `messages`, `expired`, `unparseable` (invalid lines) and `bytes`; the messages `per_topic`; and
+        under `sessions` the same for each session, with each agent's cursor (None for an invalid one).
+    """
     sessions = {name: _session_status(root, name) for name in ([session] if session else _sessions(root))}
     sums = {what: sum(one[what] for one in sessions.values()) for what in _SUMMED}
     per_topic = {topic: sum(one["per_topic"][topic] for one in sessions.values()) for topic in sorted(TOPICS)}

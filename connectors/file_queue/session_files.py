@@ -30,7 +30,7 @@ REWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class OpenFile(int):
-    """A file descriptor. As a context manager it is closed at the end."""
+    """A file descriptor that is also a context manager, which closes it at the end."""
 
     def __enter__(self) -> OpenFile:
         return self
@@ -40,12 +40,26 @@ class OpenFile(int):
 
 
 def open_fd(name: str, flags: int, folder: int | None = None) -> OpenFile:
-    """Open a file or a folder, never through a link. `folder` is the descriptor of the folder that it is in."""
+    """Open a file or a folder, and return its descriptor. A symbolic link is refused with an OSError.
+
+    Args:
+        name: The path, relative to `folder`.
+        flags: The flags of `os.open`.
+        folder: The descriptor of a folder; None for the current directory.
+    """
     return OpenFile(os.open(name, flags | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder))
 
 
 class SessionFolder:
-    """The open folder of a session. Use it as a context manager."""
+    """The open folder of a session, with its locks and files. Not thread-safe.
+
+    Use it as a context manager, which at the end releases the locks and closes the folder.
+
+    Args:
+        root: The queue's folder.
+        session: The name of the session.
+        create: Whether to create missing folders. Otherwise a missing session raises FileNotFoundError.
+    """
 
     def __init__(self, root: str, session: str, *, create: bool) -> None:
         self.path = f"{root}/sessions/{session}"
@@ -67,7 +81,10 @@ class SessionFolder:
         os.close(self.fd)
 
     def lock(self) -> None:
-        """Take the session's lock. Waits while another process has it."""
+        """Take the session's exclusive lock, and wait without a time limit while another process has it.
+
+        `unlock`, or the end of the context or of the process, releases it.
+        """
         while True:
             fd = open_fd(LOCK, os.O_RDWR | os.O_CREAT, self.fd)
             try:
@@ -84,13 +101,19 @@ class SessionFolder:
             os.close(fd)
 
     def hold_bodies(self) -> None:
-        """Protect side-files that have no line yet from an expire, until `unlock` or the end of the process."""
+        """Take the shared lock that keeps an expire from deleting side-files which no line names yet.
+
+        A sender takes it before it writes a side-file. `unlock`, or the end of the process, releases it.
+        """
         if self._bodies_fd is None:
             self._bodies_fd = self.open_folder(BODIES)
             fcntl.flock(self._bodies_fd, fcntl.LOCK_SH)
 
     def unlock(self) -> None:
-        """Release the locks. Explicitly, because a child forked by another thread may share the descriptors."""
+        """Release the locks of `lock` and `hold_bodies`, if they are taken.
+
+        They are released explicitly, because a child forked by another thread may share the descriptors.
+        """
         held = (self._lock_fd, self._bodies_fd)
         self._lock_fd = self._bodies_fd = None
         for fd in held:
@@ -99,7 +122,7 @@ class SessionFolder:
                 os.close(fd)
 
     def has(self, name: str) -> bool:
-        """Return whether the session has a file of this name."""
+        """Return whether the session's folder has a file with this name."""
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -107,7 +130,15 @@ class SessionFolder:
         return True
 
     def open_file(self, name: str, folder: str | None = None) -> OpenFile | None:
-        """Open a regular file of the session for reading, None if it is missing. Raises OSError for a link."""
+        """Open a file of the session for reading, and return its descriptor, or None if the file is missing.
+
+        Args:
+            name: The file's name.
+            folder: The session's own folder that the file is in; None for the session's folder itself.
+
+        Raises:
+            OSError: The file is a symbolic link or no regular file, or cannot be opened.
+        """
         with OpenFile(os.dup(self.fd)) if folder is None else self.open_folder(folder) as parent:
             try:
                 fd = open_fd(name, _READ, parent)
@@ -119,7 +150,7 @@ class SessionFolder:
         return fd
 
     def open_folder(self, name: str) -> OpenFile:
-        """Open one of the session's own folders. Creates a missing one."""
+        """Open a folder within the session's folder, and return its descriptor. A missing one is created."""
         try:
             return open_fd(name, FOLDER, self.fd)
         except FileNotFoundError:
@@ -127,7 +158,7 @@ class SessionFolder:
             return open_fd(name, FOLDER, self.fd)
 
     def sync_path(self) -> None:
-        """Sync the names of all folders down to this one to the disk."""
+        """Sync this folder and all folders above it to the disk, so that a power cut cannot remove them."""
         os.fsync(self.fd)
         folder = self.path
         while folder not in ("", "/"):
@@ -139,7 +170,11 @@ class SessionFolder:
                 return
 
     def write_body(self, name: str, body: bytes) -> None:
-        """Write a side-file and sync it to the disk. An incomplete file is removed again."""
+        """Write a new side-file with a message's body and sync it to the disk.
+
+        An incomplete file is removed again. Until `unlock`, no expire deletes side-files. Raises OSError if the
+        file exists or cannot be written.
+        """
         self.hold_bodies()
         with self.open_folder(BODIES) as folder:
             with open_fd(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as fd:
@@ -152,7 +187,7 @@ class SessionFolder:
             os.fsync(folder)
 
     def read_body(self, name: str) -> tuple[str | None, str | None]:
-        """Return the text of a side-file, or else the reason why it cannot be read."""
+        """Return the text of a side-file and None, or None and the reason why it cannot be read."""
         try:
             fd = self.open_file(name, BODIES)
             if fd is None:
@@ -169,7 +204,7 @@ class SessionFolder:
             return None, f"the side-file cannot be read: {error.strerror}"
 
     def remove_bodies(self, names: list[str]) -> None:
-        """Delete side-files. A missing one is no error."""
+        """Delete the side-files with these names. A missing one is no error."""
         with self.open_folder(BODIES) as folder:
             for name in names:
                 try:
@@ -179,7 +214,7 @@ class SessionFolder:
 
 
 def append(fd: int, line: bytes) -> None:
-    """Append a line with one write. The caller has the lock.
+    """Append a line, with its newline, to an open file with one write. The caller has the lock of the file.
 
     A last line without a newline is from a writer that was killed, or that does not use the lock. This function
     completes it: it is a message if it is whole, and otherwise every reader skips it.
@@ -204,10 +239,10 @@ def append(fd: int, line: bytes) -> None:
 
 
 def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield the lines with a newline between two offsets: the offsets of each line, and its content.
+    """Yield each line between two offsets that ends with a newline, as its start, its end and its content.
 
-    The content of an over-long line is None: such a line is never in memory as a whole. If `start` is within a
-    line, the content of that line is None, too.
+    The end includes the newline, the content does not. The content is None for a line over 16 MiB, which is
+    never in memory as a whole, and for the rest of a line if `start` is within that line.
     """
     whole = start == 0 or os.pread(fd, 1, start - 1) == b"\n"
     line_start, offset, held, held_bytes = start, start, [], 0
@@ -228,7 +263,10 @@ def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, by
 
 
 def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
-    """Yield the lines with a newline before an offset, the last one first; None for an over-long line."""
+    """Yield the lines before the offset `end` that end with a newline, the last one first.
+
+    The newline is left out. A line over 16 MiB is yielded as None.
+    """
     offset, held, held_bytes, is_tail = end, [], 0, True
     while offset > 0:
         size = min(CHUNK_BYTES, offset)
@@ -250,14 +288,14 @@ def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes, with as many writes as necessary."""
+    """Write all of `data` to the descriptor `fd`, with as many writes as necessary."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def read_range(fd: int, start: int, limit: int) -> bytes:
-    """Return the bytes from an offset on, at most `limit`."""
+    """Return the bytes of a file from the offset `start` on, at most `limit` of them."""
     pieces: list[bytes] = []
     while limit > 0 and (piece := os.pread(fd, min(limit, CHUNK_BYTES), start)):
         pieces.append(piece)
@@ -267,7 +305,11 @@ def read_range(fd: int, start: int, limit: int) -> bytes:
 
 
 def replace_file(folder: int, name: str, data: bytes) -> None:
-    """Replace a small file in one step: it has the old or the new content, also after a power cut."""
+    """Replace or create a small file in one step and sync it to the disk.
+
+    Readers see either the old or the new content, also after a power cut. `folder` is the descriptor of the
+    folder that the file is in.
+    """
     new = f".{name}.new"
     with open_fd(new, REWRITE, folder) as fd:
         try:
@@ -281,7 +323,7 @@ def replace_file(folder: int, name: str, data: bytes) -> None:
 
 
 def remove(name: str, folder: int) -> None:
-    """Delete a file. A missing one is no error."""
+    """Delete the file `name` in the folder with the descriptor `folder`. A missing file is no error."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
@@ -289,9 +331,17 @@ def remove(name: str, folder: int) -> None:
 
 
 def write_audit(root: str, op: str, **fields: Any) -> str | None:
-    """Append a line to the audit, which has no bodies. Return the reason if that has failed, else None.
+    """Append a line about a finished operation to the audit `audit.jsonl` of the queue.
 
     Never raises: the operation has succeeded, and an error would make it look as if it had not.
+
+    Args:
+        root: The queue's folder.
+        op: The operation, such as `send`.
+        fields: More fields of the line. Bodies of messages do not belong there.
+
+    Returns:
+        None if the line was written, otherwise the reason why not.
     """
     path = f"{root}/{AUDIT}"
     try:
