@@ -31,9 +31,13 @@ _STOP_S: Final = 5.0
 
 
 def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
-    """Wait until no other bridge has this queue. Return the open lock file, or None if stopped before.
+    """Wait until no other bridge serves this queue, and take the lock that keeps others out.
 
-    Raises OSError.
+    Returns:
+        The open lock file, whose closing releases the lock; None if `stop` was set before the lock was free.
+
+    Raises:
+        OSError: The lock file in the queue's folder cannot be opened.
     """
     root = queue_root(settings)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,11 +60,16 @@ def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
 
 
 def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
-    """Run the bridge until stopped.
+    """Wait until no other bridge serves the queue, then carry messages in both directions until `stop` is set.
+
+    Args:
+        settings: The settings of the queue, the log and the gateway.
+        stop: Ends the bridge when it is set; it is also set when the bridge fails.
+        ready_file: A file to create or touch whenever nothing is left to carry; None for no such file.
 
     Raises:
-        TrunklineError: the topic does not match the settings.
-        OSError: the queue's folder cannot be used.
+        TrunklineError: The topic does not match the settings.
+        OSError: The lock file in the queue's folder cannot be opened.
     """
     lock = wait_alone(settings, stop)
     if lock is None:
@@ -78,7 +87,7 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
 
 
 def main() -> int:
-    """Run the bridge until SIGTERM or SIGINT. Returns the exit code."""
+    """Run the bridge until SIGTERM or SIGINT, and return the process's exit code."""
     try:
         settings = load_settings()
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""The bridge's loop from files to mailboxes: lines of sessions, broadcasts for new consumers, and polls.
+"""The bridge's loop from files to mailboxes: it appends the file queue's messages and polls to the log.
 
 **Delivers** each line at least once to each recipient's mailbox, under the message's own id, so that it counts
 once. **Acknowledges** (moves its cursor) when Kafka has the records.
@@ -59,9 +59,10 @@ class _Failing:
 
 
 class PutOff(Generic[Key]):
-    """The keys that have to wait, each by itself, so that one failing key does not delay the others.
+    """The pauses of things that failed, such as sessions, each for itself, so that the others are not delayed.
 
-    `report` is called with the key and the reason, once for each reason.
+    A thing is named by its key. `report` is called with the key and the error's text after a failure, but not
+    again while the text stays the same.
     """
 
     def __init__(self, report: Callable[[Key, str], object]) -> None:
@@ -69,11 +70,11 @@ class PutOff(Generic[Key]):
         self._failing: dict[Key, _Failing] = {}
 
     def waits(self, key: Key) -> bool:
-        """Return whether the key still has to wait."""
+        """Return whether the pause of `key` after its last failure is not over yet."""
         return key in self._failing and time.monotonic() < self._failing[key].until
 
     def failed(self, key: Key, error: Exception) -> None:
-        """Let the key wait, longer after each failure."""
+        """Begin a pause for `key` after a failure. Failures in a row make it longer, up to five seconds."""
         found = self._failing.setdefault(key, _Failing())
         found.until = time.monotonic() + _PUT_OFF_S[min(found.failures, len(_PUT_OFF_S) - 1)]
         found.failures += 1
@@ -83,39 +84,43 @@ class PutOff(Generic[Key]):
             self._report(key, why)
 
     def went_well(self, key: Key) -> None:
-        """Let the key wait no more, and report its next failure again."""
+        """End the pause of `key` after a success. Its next failure is reported again."""
         self._failing.pop(key, None)
 
     def keep(self, keys: Collection[Key]) -> None:
-        """Forget all other keys."""
+        """Remove the pauses of all keys that are not in `keys`, because these things no longer exist."""
         for key in self._failing.keys() - set(keys):
             del self._failing[key]
 
 
 class Consumers:
-    """The agents that read by file, by session. One thread replaces them as a whole, any thread reads them."""
+    """The names of the agents that poll the file queue (consumers), by session.
+
+    One thread replaces `by_session` as a whole. Any thread may read it.
+    """
 
     def __init__(self) -> None:
         self.by_session: dict[str, frozenset[str]] = {}
 
     def all(self) -> list[tuple[str, str]]:
-        """Return session and name of each consumer."""
+        """Return the session and the name of each agent that polls the file queue."""
         return [(session, name) for session, names in self.by_session.items() for name in names]
 
     def has(self, session: str, name: str) -> bool:
-        """Return whether a consumer of this name reads in this session."""
+        """Return whether the agent `name` polls this session."""
         return name in self.by_session.get(session, ())
 
 
 class FileBridge:
-    """Carries lines and polls until `stop` is set.
+    """The direction from the file queue to the log: it appends messages to mailboxes, and claims for polls.
 
     Args:
-        settings: name the queue and the log.
-        stop: ends the bridge.
-        consumers: set by the bridge at each look.
-        agents: returns the names of the registered agents, None while they are not known.
-        ready: called after each successful look that has left nothing to carry.
+        settings: The settings of the queue and the log.
+        stop: Ends `run` when it is set.
+        consumers: The object in which each `look` sets the agents that poll the queue.
+        agents: Returns the names of the agents with a definition, None while they are not known. They get the
+            broadcasts of the session `default`, too.
+        ready: Called after each successful look that has left nothing to carry.
     """
 
     def __init__(
@@ -142,7 +147,11 @@ class FileBridge:
         self._waiting = PutOff(_report)
 
     def run(self) -> None:
-        """Carry until stopped. Raises TrunklineError when the topic does not match the settings."""
+        """Look again and again, when a file changes and at regular times, until `stop` is set.
+
+        While Kafka or a file is unavailable, it logs that and tries again. Raises TrunklineError when the topic
+        does not match the settings.
+        """
         failures = 0
         try:
             while not self._stop.is_set():
@@ -160,10 +169,16 @@ class FileBridge:
             self._publisher.close()
 
     def look(self) -> bool:
-        """Carry lines and polls for a while, and return whether nothing is left.
+        """Append new messages and polls of all sessions to the log for about a second at most.
 
-        A session that cannot be read is tried again later and does not delay the others. Raises
-        BackboneUnreachable, OSError.
+        A session that cannot be read is tried again at a later look and does not delay the others.
+
+        Returns:
+            Whether nothing is left to carry. False also when `stop` was set meanwhile.
+
+        Raises:
+            BackboneUnreachable: Kafka did not acknowledge the records.
+            OSError: The queue's folder or the progress file cannot be used.
         """
         # Read the polls first: the lines that they took are in the files then, and are carried before the
         # claims.

@@ -1,4 +1,4 @@
-"""Append messages from other doors to the files of agents that read by file (FQ-17), once, under their own ids.
+"""The bridge's direction from mailboxes to files: messages of other doors for agents that poll files (FQ-17).
 
 **Reads** the gateway's stream of settled events, and the pending messages of a mailbox: at the start, after a
 gap in the stream, and for a new agent. **Guarantees** that a message which the file already has is not
@@ -44,7 +44,15 @@ _REMEMBERED: Final = 20_000
 
 
 class MailboxFollower(threading.Thread):
-    """A thread that runs until `stop` is set. Errors of the gateway do not end it."""
+    """A thread that appends messages from mailboxes to the file queue, until `stop` is set.
+
+    It retries after errors of the gateway and of files.
+
+    Args:
+        settings: The settings of the queue and the gateway.
+        stop: Ends the thread when it is set.
+        consumers: The agents that poll the queue. Only their mailboxes are followed.
+    """
 
     def __init__(self, settings: Settings, stop: threading.Event, consumers: Consumers) -> None:
         super().__init__(name="mailbox-follower", daemon=True)
@@ -60,11 +68,11 @@ class MailboxFollower(threading.Thread):
         self._asked_agents_at = -math.inf
 
     def agents(self) -> frozenset[str] | None:
-        """Return the registered agents as of the gateway's last answer, None before the first one."""
+        """Return the names of agents with a definition, by the gateway's last answer; None before the first."""
         return self._agents
 
     def run(self) -> None:
-        """Follow the mailboxes, again after each error."""
+        """Follow the mailboxes until `stop` is set; `start` calls this on the thread."""
         while not self._stopping.is_set():
             try:
                 self._follow()

@@ -1,4 +1,4 @@
-"""Read the mailbox view, for ids of messages that the mailboxes themselves may have forgotten (FQ-15)."""
+"""Look-ups in the mailbox table, for ids of old messages that the fold may no longer remember (FQ-15)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from schemas.tables.delta_files import dataset_of
 
 
 class ViewUnreadable(TrunklineError):
-    """The mailbox view exists and cannot be read now."""
+    """The mailbox table exists but cannot be read at present. A later attempt may succeed."""
 
 
 def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
-    """Return recipient and id of those of these messages that the view has. Raises ViewUnreadable."""
+    """Return the recipient and the id of each message in `message_ids` that the mailbox table already has.
+
+    Only mailboxes of the realm `realm` count. The set is empty while there is no table. Raises ViewUnreadable
+    if the table cannot be read.
+    """
     path = settings.table_path(MAILBOX_VIEW)
     try:
         if not DeltaTable.is_deltatable(path):

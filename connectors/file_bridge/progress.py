@@ -1,4 +1,4 @@
-"""The progress of the bridge, and the polls in the queue's audit file from there on (FQ-16).
+"""The stored progress of the file bridge, and the reading of new polls from the queue's audit file (FQ-16).
 
 The progress file says for which consumers the bridge has carried broadcasts, and how far it has read the audit.
 Without the file it carries all of that again, and the records settle as duplicates.
@@ -25,41 +25,50 @@ _BYTES: Final = 8 * 1024 * 1024
 
 
 class AuditPlace(NamedTuple):
-    """How far the audit was read: the file's inode number, and the offset in it."""
+    """The place up to which the queue's audit file was read: its inode number, and an offset in bytes."""
 
     inode: int = 0
     offset: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class PollsRead(NamedTuple):
-    """The polls that took messages, oldest first, and the place after them."""
+    """The audit's entries of polls that took messages, oldest first, and the place to read on from."""
 
     polls: list[Mapping[str, Any]]
     place: AuditPlace
 
 
 class Progress(msgspec.Struct):
-    """`served`: by session, the consumers that have got the broadcasts before the bridge's cursor."""
+    """The progress of the bridge, stored in one JSON file.
+
+    Attributes:
+        served: By session, the agents that have got all broadcasts before the bridge's cursor.
+        audit: The place up to which the polls in the audit were carried.
+    """
 
     served: dict[str, set[str]] = {}
     audit: AuditPlace = AuditPlace()
 
     @classmethod
     def load(cls, path: Path) -> Progress:
-        """Return the progress on disk, empty for a file that is missing or invalid."""
+        """Read the progress from the file `path`. A missing or invalid file gives an empty progress."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
             return cls()
 
     def save(self, path: Path) -> None:
-        """Write the progress to the disk in one step."""
+        """Write the progress to the file `path` in one step, with its folder if that is missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(self, order="deterministic"))
 
 
 def read_polls(root: str, place: AuditPlace) -> PollsRead:
-    """Return the polls in the complete lines after `place`. A new or shortened file is read from its start."""
+    """Read the polls in the queue's audit file after `place`, at most about 8 MiB of the file.
+
+    Only lines that end with a newline are read. A new or shortened file is read from its start. Without a
+    readable file the result is empty. `root` is the queue's folder.
+    """
     try:
         audit = open_fd(f"{root}/{AUDIT}", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # missing, or a link

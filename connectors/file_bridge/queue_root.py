@@ -18,10 +18,11 @@ _TICK_S: Final = 0.01
 
 
 def queue_root(settings: Settings) -> Path:
-    """Return the folder of the queue.
+    """Return the folder of the file queue that the bridge serves.
 
-    This is `files.root`. Without it, a stack with a data directory of its own (a test, a demonstration) has a
-    queue there, so that it does not take messages from the user's queue. Any other stack uses the user's queue.
+    This is the setting `files.root`. Without it, a stack with a data directory of its own (a test, a
+    demonstration) has a queue there, so that it does not take messages from the user's queue. Any other stack
+    uses the user's queue.
     """
     if settings.files.root is not None:
         return settings.files.root
@@ -31,10 +32,10 @@ def queue_root(settings: Settings) -> Path:
 
 
 def lock_soon(folder: SessionFolder, wait_s: float) -> None:
-    """Lock a session and finish an interrupted expire. Raises QueueError if the lock is not free in time.
+    """Take the lock of a session, and finish or undo the work of an expire that was killed.
 
-    A lock may be held for long, by an expire of a large file or by a stopped program. The other sessions must
-    not wait for it.
+    Raises QueueError if the lock is not free within `wait_s` seconds. An expire of a large file or a stopped
+    program may have the lock for long, and the other sessions must not wait for it.
     """
     wait_free(folder, wait_s)
     # A program that takes the lock in between is running, and releases it soon.
@@ -42,7 +43,7 @@ def lock_soon(folder: SessionFolder, wait_s: float) -> None:
 
 
 def wait_free(folder: SessionFolder, wait_s: float) -> None:
-    """Wait until a session's lock is free. Raises QueueError after `wait_s` seconds."""
+    """Wait until no process has a session's lock, without taking it. Raises QueueError after `wait_s` s."""
     deadline = time.monotonic() + wait_s
     while not _is_free(folder):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Convert lines of the file queue to records of the log, and messages of mailboxes to lines."""
+"""Functions that convert lines of the file queue to records of the log, and messages of mailboxes to lines."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ Line = Mapping[str, Any]
 
 
 def is_to_everybody(message: Line) -> bool:
-    """Return whether a line is for every consumer."""
+    """Return whether a message of the file queue is addressed to every agent that polls."""
     return message["to"] in EVERYBODY
 
 
 def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
-    """Return the record that posts a line's message to the mailbox of one recipient. The session is the realm.
+    """Return the record that posts a message of the file queue to the mailbox `<session>/<recipient>`.
 
-    Raises ValueError for a line that cannot be represented as a message.
+    Raises ValueError if the message does not fit the rules of messages in the log, such as a body that is too
+    long.
     """
     try:
         posted = Message.model_validate(
@@ -64,7 +65,11 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
 
 
 def refusal_of(session: str, line: bytes) -> OutgoingRecord:
-    """Return the record of a complete line that is not a message, with as much of the line as fits."""
+    """Return the record that stores an invalid line in the stream `refused/file`.
+
+    The record has at most the first KiB of the line. Its id depends on the session and the line alone, so a
+    repeated record is a duplicate.
+    """
     return OutgoingRecord(
         stream=refused_stream(DOOR),
         ce_id=content_id(DOOR.encode(), session.encode(), line),
@@ -76,7 +81,11 @@ def refusal_of(session: str, line: bytes) -> OutgoingRecord:
 
 
 def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
-    """Yield the claims for the messages that a poll has taken (FQ-16), from its line in the audit."""
+    """Yield the records that mark the messages of a poll as taken by the agent that polled (FQ-16).
+
+    `poll` is the poll's entry in the audit. Its ids depend on the entry alone, so repeated records are
+    duplicates.
+    """
     session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]
     for first in range(0, len(taken), LIMIT_MOST):
         some = taken[first : first + LIMIT_MOST]
@@ -85,7 +94,7 @@ def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
 
 
 def poll_in(entry: Any) -> Mapping[str, Any] | None:
-    """Return an entry of the audit if it is a poll that took messages, else None."""
+    """Return `entry`, a JSON value of the audit, if it is the entry of a poll that took messages, else None."""
     if not isinstance(entry, dict) or entry.get("op") != "poll":
         return None
     taken, ts = entry.get("msg_ids"), entry.get("ts")
@@ -96,13 +105,13 @@ def poll_in(entry: Any) -> Mapping[str, Any] | None:
 
 
 def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
-    """Return the fields of a line for a message of another door.
+    """Return the fields of a line of the file queue for a message that came through another door.
 
-    A kind that is not a topic becomes `broadcast` for broadcasts, else `ask`.
+    A type of message that is no topic of the queue becomes `broadcast` for broadcasts, else `ask`.
 
     Args:
-        message: the message in the form of its wire model.
-        sent_at: the time when it was logged, for a message without a time of its own.
+        message: The message with the field names of the class `Message`, such as `from`, `to` and `kind`.
+        sent_at: The time when it was logged, in ISO 8601, for a message without a time of its own.
 
     Raises:
         ValueError: `sent_at` is not a time.
@@ -126,17 +135,17 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
 
 
 def may_be_to_everybody(line: bytes) -> bool:
-    """Return whether a line may be for every consumer, without decoding it.
+    """Return False if a line is certainly addressed to one agent, without parsing the JSON.
 
-    False only for a line that the library wrote for one consumer.
+    True means that the line has to be parsed to know whether it is addressed to every agent.
     """
     return _TO_ONE(line) is None
 
 
 def may_be_of(line: bytes | None, message_ids: Set[str]) -> bool:
-    """Return whether a line may be one of these messages, without decoding it.
+    """Return False if a line certainly has none of the ids `message_ids`, without parsing the JSON.
 
-    A line that the library wrote begins with its id.
+    True means that the line has to be parsed to know. None, for an over-long line, gives False.
     """
     if line is None or not line.startswith(_BEGINNING):
         return line is not None
@@ -145,7 +154,7 @@ def may_be_of(line: bytes | None, message_ids: Set[str]) -> bool:
 
 
 def sent_at_s(message: Line) -> float | None:
-    """Return the time in a line when it was sent, in seconds since 1970 UTC."""
+    """Return the sending time in a message, in seconds since 1970 UTC; None if it is out of range."""
     moment = _moment(message["ts"])
     return None if moment is None else moment.timestamp()
 

@@ -1,4 +1,4 @@
-"""Carry the lines of one session to the mailboxes (FQ-15): each line once, to each of its recipients.
+"""The carrying of one session of the file queue to mailboxes (FQ-15): each line once, to each recipient.
 
 **Reads** the session's messages from the bridge's own cursor on. The bridge is a consumer like any other, so an
 expire adjusts its cursor. **Owns** that cursor.
@@ -50,13 +50,13 @@ _LOCK_TO_NOTE_S: Final = 2.0
 _OLD_S: Final = 6 * 24 * 3600.0
 
 Carry = Callable[[Sequence[OutgoingRecord]], None]
-"""Appends records and waits for Kafka; raises BackboneUnreachable."""
+"""A function that appends records to the log and waits for Kafka. It raises BackboneUnreachable."""
 Known = Callable[[str, Sequence[str]], set[tuple[str, str]]]
-"""Returns recipient and id of the messages of a session that the mailbox view has. Raises ViewUnreadable."""
+"""A function of a session and message ids that returns recipient and id of those that the mailbox table has."""
 
 
 class Carried(NamedTuple):
-    """The number of carried lines, and whether there are more."""
+    """The number of lines that were carried, and whether more lines wait."""
 
     lines: int
     more: bool
@@ -79,9 +79,14 @@ class _Reading:
 
 
 class SessionCarrier:
-    """One session of the queue at `root`.
+    """One session of the file queue, whose messages are appended to the log (carried).
 
-    `known` finds old messages that the mailbox view already has. Once `stop` is set, carrying ends early.
+    Args:
+        root: The queue's folder.
+        session: The name of the session.
+        carry: Appends records to the log and waits until Kafka has acknowledged them.
+        known: Returns recipient and id of the messages that the mailbox table already has.
+        stop: Lets carrying end early when it is set.
     """
 
     def __init__(self, root: str, session: str, carry: Carry, known: Known, stop: threading.Event) -> None:
@@ -92,14 +97,21 @@ class SessionCarrier:
         self._stop = stop
 
     def consumers(self) -> list[str]:
-        """Return the agents that have read this session's files and can be addressed by name."""
+        """Return the names of the agents that have polled this session, except the bridge itself."""
         with SessionFolder(self._root, self._session, create=False) as folder:
             return [agent for agent in agents(folder) if agent != CONSUMER and agent not in EVERYBODY]
 
     def carry_some(self, consumers: Sequence[str]) -> Carried:
-        """Carry some of the lines after the cursor.
+        """Append the next messages after the bridge's cursor to the log, and move the cursor over them.
 
-        Raises BackboneUnreachable, ViewUnreadable, QueueError, OSError.
+        At most 1000 lines or 8 MiB are read. A message goes to its recipient's mailbox, a broadcast to those of
+        `consumers`, an invalid line to `refused/file`.
+
+        Raises:
+            BackboneUnreachable: Kafka did not acknowledge the records. The cursor stays.
+            ViewUnreadable: The mailbox table cannot be read.
+            QueueError: Another process has the session's lock for too long.
+            OSError: A file cannot be used.
         """
         with self._opened() as (folder, fd, start):
             if fd is None:
@@ -114,9 +126,10 @@ class SessionCarrier:
             return Carried(len(reading.lines), reading.more)
 
     def carry_broadcasts(self, consumers: Sequence[str]) -> bool:
-        """Carry the broadcasts before the cursor to new consumers. Return whether all were carried.
+        """Append the broadcasts before the bridge's cursor to the mailboxes of agents that have not got them.
 
-        Raises the same errors as `carry_some`.
+        Returns whether all were carried: False if `stop` was set meanwhile. Raises BackboneUnreachable,
+        ViewUnreadable, QueueError and OSError.
         """
         with self._opened() as (folder, fd, end):
             if fd is None:
