@@ -1,4 +1,4 @@
-"""Describe handlers as JSON.
+"""Print as JSON which XML payload each handler accepts; a program of its own, because it imports users' code.
 
     python -m connectors.xml_pump.describe MODULE:NAME …
 
@@ -19,7 +19,12 @@ from connectors.xml_pump.handlers import HandlerError, load_handler
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return the description of one handler, or `error`."""
+    """Import the handler `name` (`module:attribute`) and describe its payload.
+
+    Returns:
+        The fields `root_tag`, `namespace`, `xsd`, `example` and `tool`; or only `error`, a text that says why
+        the handler cannot be used.
+    """
     try:
         kind = load_handler(name).payload
     except HandlerError as error:
@@ -29,7 +34,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the descriptions and return the exit code."""
+    """Print the descriptions of the handlers `names` as one JSON object, and return the exit code 0."""
     # Output of a module during its import is not part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = {name: described(name) for name in names}

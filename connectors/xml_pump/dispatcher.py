@@ -1,4 +1,4 @@
-"""The delivery of one message to its listener (XP-08, XP-13).
+"""The delivery of one message to its listener: run its handler, and answer each failure (XP-08, XP-13).
 
 A handler that raises, takes too long or answers with unusable XML leads to a `<huh>` to the sender. The log
 names a message by its id and never quotes its content.
@@ -47,7 +47,12 @@ _CANCEL_S: Final = 1.0
 
 
 class Delivered(NamedTuple):
-    """The result of a delivery. `stray` is a handler that was cancelled and still runs."""
+    """The result of a delivery.
+
+    Attributes:
+        done: The outcome to report to the gateway, with the answers.
+        stray: The asyncio task of a handler that was cancelled after its time limit and still runs, or None.
+    """
 
     done: Done
     stray: asyncio.Task[Any] | None = None
@@ -66,10 +71,14 @@ class _ExitRaised(Exception):
 
 
 class Dispatcher:
-    """Delivers messages with the listeners of a table.
+    """The part of a pump that runs the handler, or the language model, of one message's listener.
 
-    `answer_bytes` is the largest size of all answers to one message together, as JSON. `spent` is called with a
-    listener and the number of tokens that it has spent.
+    Args:
+        reader: The source of earlier messages of a conversation, for handlers that ask for them.
+        system_pipeline: The pipeline for payloads that no listener's class describes.
+        limits: The limits for the XML of messages and answers.
+        answer_bytes: The largest size of an outcome with all its answers, as JSON.
+        spent: Called with the name of a language model's listener and the tokens that one answer took.
     """
 
     def __init__(
@@ -87,7 +96,12 @@ class Dispatcher:
         self._spent = spent
 
     async def deliver(self, message: LeasedMessage, table: ListenerTable) -> Delivered:
-        """Run the message's pipeline and its listener. Only a cancellation of the caller is raised."""
+        """Check the message's payload, run its listener, and return the outcome to report to the gateway.
+
+        A fault of the message, a failed handler or a timeout becomes an outcome with a `<huh>` (an error
+        message) to the sender. A listener that `table` cannot run gives the outcome that the message goes back
+        to its mailbox. It raises nothing but CancelledError, when its own asyncio task is cancelled.
+        """
         if message.is_orphan:
             why = "the listener was removed before it handled your message"
             return Delivered(_huh(message, why, "routing", message.kind))
@@ -221,12 +235,15 @@ async def _guarded(asked: Awaitable[Any]) -> Any:
 
 
 def task_name(message: LeasedMessage) -> str:
-    """Return the name of the task that runs a message's handler."""
+    """Return the name for the asyncio task that runs a message's handler: it has listener and time limit."""
     return f"handler/{message.listener}/{message.timeout_ms}"
 
 
 def limit_in(name: str) -> tuple[float, str] | None:
-    """Return the time limit in seconds and the listener in a task's name; None for another task."""
+    """Return the time limit in seconds and the listener from a name that `task_name` made.
+
+    None means that `name` is the name of another asyncio task.
+    """
     kind, _, rest = name.partition("/")
     listener, _, timeout_ms = rest.rpartition("/")
     return (int(timeout_ms) / 1000, listener) if kind == "handler" and timeout_ms.isdecimal() else None

@@ -34,7 +34,7 @@ _BODY_LIMIT: Final = 64 * 1024 * 1024
 
 
 class HttpAnswer(NamedTuple):
-    """Status and body of an answer."""
+    """The HTTP status and the body of an answer."""
 
     status: int
     body: bytes
@@ -49,12 +49,14 @@ class _Kept(NamedTuple):
 class HttpConnections:
     """A small HTTP/1.1 client for one server and one event loop, with one connection for each open request.
 
-    It knows persistent connections and JSON bodies, nothing else. The pump asks the gateway some hundred times
-    a second and shares its machine. A request takes 0.05 ms of processor time here and 0.8 ms with httpx2
+    It supports persistent connections and JSON bodies, nothing else. The pump asks the gateway some hundred
+    times a second and shares its machine. A request takes 0.05 ms of processor time here and 0.8 ms with httpx2
     (measured with four requests at a time and answers of 600 bytes).
 
-    `ask` raises BackboneUnreachable when there is no answer, for whatever reason. The server may or may not
-    have carried out the request.
+    Args:
+        url: The server's address, `http` or `https`. UsageError is raised for any other.
+        token: The bearer token to send; None sends none.
+        ca_certs: The file with the authority that signed the server's certificate; None for the machine's own.
     """
 
     def __init__(self, url: str, token: str | None, ca_certs: Path | None = None) -> None:
@@ -73,7 +75,18 @@ class HttpConnections:
     async def ask(
         self, method: str, path: str, body: bytes | None, timeout_s: float, request_id: str | None = None
     ) -> HttpAnswer:
-        """Send one request and return its answer."""
+        """Send one request and return its answer, whatever its status.
+
+        Args:
+            method: The HTTP method.
+            path: The path below the server's address.
+            body: The JSON body; None sends none.
+            timeout_s: The longest time in seconds, including the connection.
+            request_id: The value of the header Idempotency-Key; None sends none.
+
+        Raises:
+            BackboneUnreachable: There is no answer. The server may or may not have carried out the request.
+        """
         lines = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}"
         if request_id is not None:
             lines += f"Idempotency-Key: {request_id}\r\n"
@@ -90,7 +103,7 @@ class HttpConnections:
             raise BackboneUnreachable(f"the gateway does not answer ({why})") from None
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the connections that no request uses. Call this when no request is open."""
         while self._idle:
             writer = self._idle.pop().writer
             # A TLS connection would wait for the closing handshake of its peer.
@@ -154,12 +167,18 @@ _AWAY: Final = frozenset({408, 429, 502, 503, 504})
 
 
 class NotTaken(TrunklineError):
-    """The gateway refuses this request and would refuse it again."""
+    """The gateway refused a request of the pump, and would refuse the same request again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The answer to a lease. `redelivered` is the number of waiting messages that were leased before."""
+    """The answer to a request for messages.
+
+    Attributes:
+        version: The organism's version. If it has changed, the pump loads its listeners again.
+        redelivered: How many waiting messages were leased before, perhaps by a pump that died of them.
+        messages: The leased messages. It may be empty.
+    """
 
     version: int
     redelivered: int
@@ -169,8 +188,8 @@ class Leased:
 class GatewayLink:
     """A pump's requests to the gateway that the settings name, with the operator's token.
 
-    Each raises BackboneUnreachable while there is no gateway or no Kafka, Refused when the token lacks the
-    right, and NotTaken when the request itself is wrong.
+    Each method, except `history`, raises BackboneUnreachable while the gateway or Kafka does not answer. Each
+    raises Refused when the token lacks the right, and NotTaken when the request itself is wrong.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -178,19 +197,31 @@ class GatewayLink:
         self._timeout_s = settings.gateway.settle_timeout_s + _MARGIN_S
 
     async def started(self, pump: str) -> int:
-        """Begin, give back the messages that an earlier pump of this name held, and return their number."""
+        """Report that a pump has started, and return how many messages go back to their mailboxes.
+
+        These are the messages that an earlier pump with the same name had leased and not reported.
+        """
         answer = await self._ask(f"{_PUMP}/started", {"pump": pump})
         return int(answer["released"])
 
     async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
-        """Return the organism's version and the active listeners."""
+        """Return the organism's version, and the descriptions of its active listeners."""
         answer = await self._ask(_LISTENERS)
         return int(answer["version"]), [listener_from(row) for row in answer["listeners"]]
 
     async def lease(
         self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
     ) -> Leased:
-        """Return messages to handle; wait up to `wait_ms` for one."""
+        """Lease messages to handle. If there are none, wait for the first one, up to `wait_ms` milliseconds.
+
+        Args:
+            pump: The name of the pump, which holds the leases.
+            wants: The largest number of messages by listener.
+            free: The largest number of messages in all.
+            wait_ms: The longest wait. After it, the answer has no messages.
+            version: The version of the organism that the pump has loaded.
+            alone: Whether to lease a message that was leased before, instead of new ones.
+        """
         places = {"wants": wants, "free": free, "alone": alone}
         asked = {"pump": pump, **places, "wait_ms": wait_ms, "version": version}
         answer = await self._ask(f"{_PUMP}/lease", asked, wait_ms / 1000)
@@ -200,14 +231,23 @@ class GatewayLink:
     async def settle(
         self, pump: str, done: Sequence[Mapping[str, Any]], request_id: str
     ) -> Sequence[Mapping[str, Any]]:
-        """Report the outcome of messages. The same outcome with the same id is the same request."""
+        """Report the outcomes of messages, and return the gateway's verdict on each.
+
+        Args:
+            pump: The name of the pump that leased the messages.
+            done: The outcomes, each with the message's id and its answers, as JSON objects.
+            request_id: The id of this report. A repeated report with the same id has no further effect.
+
+        Returns:
+            One object for each message, with `message_id`, `verdict` and `reason`.
+        """
         answer = await self._ask(f"{_PUMP}/settle", {"pump": pump, "done": done}, request_id=request_id)
         return list(answer["results"])
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
-        """Return the messages of a conversation, oldest first.
+        """Return the newest `limit` messages of a listener's conversation `thread`, oldest first.
 
-        While the gateway is away it waits, as long as the handler's time limit lets it.
+        While the gateway does not answer, it retries until it is cancelled, as after the handler's time limit.
         """
         asked = {"listener": listener, "thread": thread, "limit": limit}
         wait_s = _AWAY_S[0]
@@ -221,7 +261,7 @@ class GatewayLink:
                 wait_s = min(wait_s * 2, _AWAY_S[1])
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the gateway. Call this when no request is open."""
         self._http.close()
 
     async def _ask(

@@ -34,10 +34,16 @@ HISTORY_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class ConversationMessage:
-    """A message of a conversation.
+    """A message of a conversation, as one of its listeners sees it.
 
-    `is_own` means that the listener itself sent it, to `to`. `in_reply_to` is the id of the message that it
-    answers.
+    Attributes:
+        message_id: The id of the message.
+        sender: The name of its sender.
+        to: The recipient, if the listener itself sent it.
+        kind: The root tag of its payload.
+        body: The payload as XML text.
+        is_own: Whether the listener itself sent the message.
+        in_reply_to: The id of the message that it answers, or None.
     """
 
     message_id: str
@@ -50,18 +56,22 @@ class ConversationMessage:
 
 
 class HistoryReader(Protocol):
-    """The source of a conversation's messages."""
+    """The type of objects that return the earlier messages of a conversation, such as `GatewayLink`."""
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
-        """Return the newest messages of a conversation, oldest first."""
+        """Return the newest `limit` messages of a listener's conversation `thread`, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerContext:
-    """The second argument of a handler: what it may ask for besides its message (XP-06, XP-09).
+    """The second argument of a handler: the conversation and the other listeners (XP-06, XP-09).
 
-    `listener` is its name. `thread` is the listener's own name of the conversation. `tools` describes the
-    listeners that it sees, for a language model: name, description, input_schema.
+    Attributes:
+        listener: The name of the handler's listener.
+        thread: The listener's own id of the conversation.
+        tools: The listeners that it sees, described as tools of a language model: name, description,
+            input_schema.
+        reader: The source of earlier messages. Handlers call `history` instead.
     """
 
     listener: str
@@ -70,7 +80,7 @@ class HandlerContext:
     reader: HistoryReader
 
     async def history(self, limit: int = HISTORY_LIMIT) -> Sequence[ConversationMessage]:
-        """Return the messages of this conversation that the listener knows, oldest first."""
+        """Return the newest `limit` messages of this conversation that the listener knows, oldest first."""
         return await self.reader.history(self.listener, self.thread, limit)
 
 
@@ -81,16 +91,22 @@ _WHY_LIMIT: Final = 300
 
 
 class HandlerError(UsageError):
-    """A handler cannot be used. The text says what to do."""
+    """A handler, or the client of a language model, cannot be loaded. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerMessage:
-    """A message as its handler gets it.
+    """A message as its handler gets it, the first argument of the handler.
 
-    `payload` is an instance of the listener's class, or of one of its `replies`; it is None for any other
-    reply. `xml` is the payload as it came. The gateway sets `sender`; the sender cannot choose it. `thread` is
-    the listener's opaque name of the conversation. `is_reply` means that it answers a message of this listener.
+    Attributes:
+        payload: An instance of the listener's payload class, or of one of its `replies`; None for any other
+            reply.
+        xml: The payload as XML.
+        root_tag: The name of the payload's root element.
+        sender: The name of the sender. The gateway sets it; the sender cannot choose it.
+        sender_verified: Whether the gateway knows that the sender is the one that it claims to be.
+        thread: The listener's own id of the conversation.
+        is_reply: Whether it answers a message of this listener.
     """
 
     payload: Any
@@ -104,7 +120,10 @@ class ListenerMessage:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function with its payload types. `wants_context` means that it has a second parameter."""
+    """A handler's function, the payload types that it takes and understands as replies.
+
+    `wants_context` means that the function has a second parameter, for a `HandlerContext`.
+    """
 
     function: Callable[..., Awaitable[bytes | None]]
     payload: PayloadType
@@ -113,10 +132,14 @@ class Handler:
 
 
 def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_Function], _Function]:
-    """Mark a function as a handler of a payload class.
+    """Return a decorator that marks a function as a handler, so that the organism's file can name it.
 
-    The function is `async def f(message)` or `async def f(message, context)`. `replies` are the classes of the
-    answers to its own messages that it understands. Raises TypeError for a function that cannot be a handler.
+    The function is `async def f(message)` or `async def f(message, context)` and is returned unchanged. The
+    decorator raises TypeError for any other function.
+
+    Args:
+        payload_class: The class of the payload that the function takes, decorated with `payload`.
+        replies: The classes of payloads that it understands as answers to its own messages.
     """
     kind, kinds = payload_type_of(payload_class), tuple(payload_type_of(one) for one in replies)
 
@@ -133,13 +156,16 @@ def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_
 
 
 def load_handler(name: str) -> Handler:
-    """Return the handler that `module:attribute` names. Raises HandlerError."""
+    """Import the handler with the name `module:attribute`.
+
+    Raises HandlerError if the module cannot be imported, or the attribute is missing or no handler.
+    """
     module, attribute = split_name(name)
     return handler_in(imported(module), attribute)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return module and attribute of `module:attribute`. Raises HandlerError."""
+    """Split `module:attribute` into its two parts. Raises HandlerError for a text of another form."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise HandlerError(f"{name!r}: write module:attribute, such as my_handlers.calculator:add")
@@ -147,10 +173,15 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def imported(module: str, *, anew: bool = False) -> ModuleType:
-    """Return the module, imported if need be. Raises HandlerError for any error of the import.
+    """Return the module with the name `module`, and import it if that has not happened yet.
 
-    `anew` makes a new module object of the current source; running handlers keep the old one. Nothing changes
-    when the import fails.
+    Args:
+        module: The module's full name.
+        anew: Whether to import the current source again, as a new module object. Running handlers keep the old
+            one. If the import fails, the old one stays.
+
+    Raises:
+        HandlerError: The import raised an error.
     """
     try:
         return _import_anew(module) if anew else importlib.import_module(module)
@@ -160,7 +191,10 @@ def imported(module: str, *, anew: bool = False) -> ModuleType:
 
 
 def handler_in(module: ModuleType, attribute: str) -> Handler:
-    """Return the handler of this name in a module. Raises HandlerError."""
+    """Return the handler with the name `attribute` in a module.
+
+    Raises HandlerError if the module has no such attribute, or it is no function decorated with `handles`.
+    """
     found = attribute_in(module, attribute)
     handler = getattr(found, _ATTRIBUTE, None)
     if not isinstance(handler, Handler):
@@ -171,7 +205,7 @@ def handler_in(module: ModuleType, attribute: str) -> Handler:
 
 
 def attribute_in(module: ModuleType, attribute: str) -> Any:
-    """Return a module's attribute. Raises HandlerError."""
+    """Return the value of a module's attribute. Raises HandlerError if the module has no such attribute."""
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -185,7 +219,7 @@ class _FromSource(SourceFileLoader):
     """
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the current source."""
+        """Compile the current source file and return its code. Python's import system calls this."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 

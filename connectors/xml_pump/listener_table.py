@@ -30,10 +30,14 @@ RAW_ARGUMENT: Final = "xml"
 
 @dataclass(frozen=True, slots=True)
 class RunnableListener:
-    """A listener with all that is needed to run it.
+    """A listener of the organism, with the loaded code that is needed to handle its messages.
 
-    `pipelines` and `reply_pipelines` are by root tag: for the messages that it takes, and for the answers that
-    it understands.
+    Attributes:
+        info: The listener's entry in the organism.
+        handler: Its function; None for a listener of another type.
+        client: The client of its language model; None for a listener of another type.
+        pipelines: The checks of the messages that it takes, by root tag.
+        reply_pipelines: The checks of the answers to its own messages that it understands, by root tag.
     """
 
     info: ListenerInfo
@@ -44,25 +48,31 @@ class RunnableListener:
 
     @property
     def kind(self) -> PayloadType | None:
-        """The payload type that its handler takes."""
+        """The payload type that the listener's handler takes; None for a listener without a handler."""
         return None if self.handler is None else self.handler.payload
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerTable:
-    """All listeners by name, and those of them that can run here."""
+    """The listeners of one version of the organism, by name, and those of them that this process can run."""
 
     version: int = -1
     listeners: Mapping[str, ListenerInfo] = field(default_factory=dict)
     runnable: Mapping[str, RunnableListener] = field(default_factory=dict)
 
     def tools_of(self, info: ListenerInfo) -> tuple[Mapping[str, Any], ...]:
-        """Return the other listeners that a listener sees, described as tools of a language model (XP-09)."""
+        """Describe the listeners that the listener `info` sees as tools of a language model (XP-09).
+
+        Each tool has `name`, `description` and `input_schema`. They are sorted by name.
+        """
         seen = sorted(name for name in self.listeners if info.sees(name))
         return tuple(self._tool(self.listeners[name]) for name in seen)
 
     def kind_of(self, name: str) -> PayloadType | None:
-        """Return the payload type of a listener, or None for a listener without a class."""
+        """Return the payload type that the listener `name` takes.
+
+        None means that the listener has no handler, cannot run here or is unknown.
+        """
         found = self.runnable.get(name)
         return None if found is None else found.kind
 
@@ -87,9 +97,13 @@ class ListenerTable:
 
 
 class TableMaker:
-    """Makes tables of the gateway's listeners, and remembers which modules it has loaded.
+    """A factory of listener tables, which imports the handlers and remembers the imported modules.
 
-    A module is loaded again when its file has changed since. The modules that it imports are not.
+    A module is imported again when its file has changed since. The modules that it imports are not.
+
+    Args:
+        schemas_folder: The folder in which compiled listeners' schemas are cached.
+        limits: The limits for the XML of messages.
     """
 
     def __init__(self, schemas_folder: Path, limits: XmlLimits) -> None:
@@ -100,7 +114,11 @@ class TableMaker:
         self.system_pipeline = Pipeline(None, limits=limits)
 
     def make(self, version: int, infos: Sequence[ListenerInfo]) -> ListenerTable:
-        """Return a table of these listeners. One that cannot be loaded is logged and does not run here."""
+        """Import the handlers of the listeners `infos`, and return a new table of the listeners.
+
+        It may block for long and runs users' code. A listener that cannot be loaded is logged, and `runnable`
+        lacks it. So does a human listener, which has no code.
+        """
         looked_at: dict[str, ModuleType] = {}
         runnable: dict[str, RunnableListener] = {}
         for info in infos:

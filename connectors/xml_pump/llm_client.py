@@ -1,4 +1,4 @@
-"""The client of a language model that a listener needs (XP-15), and the limit of its tokens a minute (XP-08).
+"""The interface to the client of a language model (XP-15), and the limit of its tokens per minute (XP-08).
 
 A client is named in `conf/organism.yaml` as `client: module:attribute`. It is an object with `complete`, or a
 class whose instances have it.
@@ -18,11 +18,14 @@ from connectors.xml_pump.handlers import HandlerError
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message as a model sees it.
+    """One message of a conversation as a language model sees it.
 
-    `role` is `user` for the requester, `assistant` for the model itself, `tool` for the answer of a listener
-    that it called, and `system` for a remark of the pump. `name` is the sender, or the recipient of a call.
-    `content` is XML, except for remarks. `call` is the message id of the call that the message is or answers.
+    Attributes:
+        role: `user` for the requester, `assistant` for the model itself, `tool` for the answer of a listener
+            that the model called, and `system` for a remark of the pump.
+        name: The sender; for a message of the model itself, the recipient.
+        content: The payload as XML; for a remark, plain text.
+        call: The message id of the call that the message is, or that it answers; None for other messages.
     """
 
     role: Literal["user", "assistant", "tool", "system"]
@@ -33,7 +36,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a listener that the model sees: its name, and arguments by its `input_schema`."""
+    """The model's wish to send a message to the listener `name`, with arguments by its `input_schema`."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -41,9 +44,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The model's answer: calls, a text for the requester, or both.
+    """The answer of a language model: calls of listeners, a text for the requester, or both.
 
-    Neither means that the model waits for answers. `tokens` is its cost, for the limit a minute.
+    Neither of them means that the model waits for answers to its earlier calls. `tokens` is the number of
+    tokens that the answer took, for the limit per minute.
     """
 
     text: str = ""
@@ -53,7 +57,10 @@ class Completion:
 
 @runtime_checkable
 class LlmClient(Protocol):
-    """A client of a language model. Several calls run at once, and it must not block the event loop."""
+    """The interface that a client of a language model must have.
+
+    Several calls of `complete` run at once in one event loop, which they must not block.
+    """
 
     async def complete(
         self,
@@ -62,11 +69,24 @@ class LlmClient(Protocol):
         messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Completion:
-        """Return the model's next answer. Any exception becomes a `<huh>` to the requester."""
+        """Ask the model for its next answer in a conversation, and return it.
+
+        Any exception is reported to the requester as a `<huh>`, an error message without the exception's text.
+
+        Args:
+            model: The name of the model, from the organism's file.
+            system_prompt: The system prompt, from the organism's file.
+            messages: The conversation so far, oldest first.
+            tools: The listeners that the model may call: name, description, input_schema.
+        """
 
 
 def client_of(found: object, name: str) -> LlmClient:
-    """Return the client that an attribute is, or makes. Raises HandlerError."""
+    """Return the client `found`, or an instance of it if it is a class.
+
+    Raises HandlerError, with `name` in its text, if the class needs arguments or there is no `complete` method
+    that is `async def`.
+    """
     if inspect.isclass(found):
         try:
             found = found()
@@ -84,10 +104,10 @@ _MINUTE_S = 60.0
 
 
 class TokenRate:
-    """The tokens of the last minute against a limit: the number of further messages that may begin.
+    """A limit of the tokens that one listener may use in a minute, in this pump process.
 
-    Each pump process counts for itself and keeps to its share of the limit. Before the first answer the cost of
-    a message is unknown, so one message at a time may begin.
+    Each pump process keeps to its share of the limit, `per_minute`. Before the first answer the cost of a
+    message is unknown, so one message at a time may begin.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +118,7 @@ class TokenRate:
         self._last_cost: float | None = None
 
     def spend(self, tokens: int) -> None:
-        """Add the cost of an answer."""
+        """Count the tokens of an answer at the current time."""
         tokens = max(0, tokens)
         self._spent.append((self._clock(), tokens))
         self._sum += tokens
@@ -106,7 +126,12 @@ class TokenRate:
         self._last_cost = tokens if self._last_cost is None else (self._last_cost + tokens) / 2
 
     def places(self, under_way: int, most: int) -> int:
-        """Return how many more messages may begin, at most `most`, while `under_way` are in progress."""
+        """Return how many more messages may begin now, so that their expected cost keeps the limit.
+
+        Args:
+            under_way: The number of messages in progress.
+            most: The largest result.
+        """
         begin = self._clock() - _MINUTE_S
         while self._spent and self._spent[0][0] <= begin:
             self._sum -= self._spent.popleft()[1]

@@ -1,4 +1,4 @@
-"""A listener's pipeline (XP-02): bytes in; a value out, or a fault for the sender.
+"""A listener's pipeline (XP-02): the steps that check an XML document and turn its payload into an object.
 
     pipeline = Pipeline(payload_type_of(Calculate))
     taken = pipeline.run(document)
@@ -28,7 +28,14 @@ STEPS: Final = ("repair", "canonicalization", "envelope", "extraction", "payload
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """The result of a pipeline. `step_ns` is empty unless the run was timed."""
+    """The result of a pipeline for one document.
+
+    Attributes:
+        message: The content of the envelope and the payload in canonical form.
+        value: An instance of the listener's payload class; without a class, the payload's element.
+        notes: The repairs that the document needed, in words.
+        step_ns: The duration of each step in nanoseconds; empty unless the run was timed.
+    """
 
     message: OpenedMessage
     value: Any
@@ -37,20 +44,32 @@ class PipelineResult:
 
 
 class Pipeline:
-    """The pipeline of one listener. Thread-safe."""
+    """The steps that check the messages of one listener. Thread-safe."""
 
     def __init__(
         self, kind: PayloadType | None, schema: Any = None, limits: XmlLimits = DEFAULT_LIMITS
     ) -> None:
-        """Make a pipeline. `schema` is the compiled schema of `kind`; None for the kind's own."""
+        """Make a pipeline.
+
+        Args:
+            kind: The payload type of the listener; None accepts any payload and returns its element.
+            schema: The compiled XML schema of `kind`; None for the one that `kind` has itself.
+            limits: The limits for a document's size and depth.
+        """
         self._kind = kind
         self._limits = limits
         self._schema = kind.schema if kind is not None and schema is None else schema
 
     def run(self, document: bytes, *, timed: bool = False) -> PipelineResult:
-        """Run all steps on a whole document.
+        """Run all steps on a whole document, an envelope with one payload, and return the result.
 
-        Raises XmlRefused, and Faulty for a fault that becomes a `<huh>`.
+        Args:
+            document: The bytes as they were received.
+            timed: Whether to measure the duration of each step.
+
+        Raises:
+            XmlRefused: The document is too large, unsafe or beyond repair.
+            Faulty: The envelope or the payload is wrong. The error has the text for the sender.
         """
         marks: list[int] = []
 
@@ -76,9 +95,10 @@ class Pipeline:
         return PipelineResult(message, value, message.notes, dict(zip(STEPS, spent, strict=False)))
 
     def run_payload(self, payload: bytes) -> Any:
-        """Run the steps from the payload check on, for a payload element alone, from any door.
+        """Check a payload without an envelope, and return its value, an instance of the payload class.
 
-        The element is parsed as carefully as a document. Raises XmlRefused, Faulty.
+        The payload is parsed with the same limits and repairs as a document. Raises XmlRefused if it is too
+        large, unsafe or beyond repair, and Faulty if it does not match the payload type.
         """
         tag = self._kind.root_tag if self._kind else "message"
         repaired = repair(payload, self._limits, root_tag=tag)

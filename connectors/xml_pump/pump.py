@@ -49,10 +49,10 @@ _TELL_S: Final = 3.0
 
 
 class Pump:
-    """One pump, in one event loop.
+    """One pump in one event loop: it leases messages, runs their handlers and reports the outcomes.
 
-    `concurrency` is the number of messages of all listeners that it handles at once. `share` is this pump's
-    part of each limit of tokens a minute.
+    `run` does all of that. `concurrency` is the number of messages that it handles at once. `share` is this
+    pump's part of each limit of tokens per minute, from 0 to 1.
     """
 
     def __init__(
@@ -96,11 +96,19 @@ class Pump:
 
     @property
     def under_way(self) -> list[LeasedMessage]:
-        """The messages that it handles now."""
+        """The messages that are being handled now, or whose outcome is not reported yet."""
         return list(self._runs.values())
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Pump until `stop` is set, then wait for the running handlers. Raises Refused, NotTaken."""
+        """Lease and handle messages until `stop` is set. Then wait some seconds for the running handlers.
+
+        Messages whose handlers do not end in time go back to their mailboxes. While the gateway does not
+        answer, the pump retries. `ready` is called once, when the listeners are loaded.
+
+        Raises:
+            Refused: The gateway does not accept the pump's token.
+            NotTaken: The gateway refuses a request of the pump as wrong.
+        """
         watch = asyncio.create_task(self._watch(stop))
         try:
             released = await self._until_there("started", lambda: self._link.started(self.name))

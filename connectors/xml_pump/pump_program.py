@@ -53,14 +53,17 @@ MARGIN_S: Final = 1.0
 
 
 class LoopWatchdog(threading.Thread):
-    """A watchdog that ends the process when a handler blocks the event loop, and with it all other handlers.
+    """A thread that ends the process when a handler blocks the event loop, and so all other handlers.
 
-    It is a thread; make it in the loop's thread. The messages in progress are given back when the next process
-    starts. A message whose handler does this three times is dead (XP-13).
+    Create it in the event loop's thread. The messages in progress go back to their mailboxes when the next
+    process starts. A message whose handler does this three times is dead (XP-13). The watchdog cannot see code
+    that holds Python's global interpreter lock while it blocks, as a C extension may.
 
-    `limit_of` is called in the watchdog's thread. It returns how long the current task may keep the loop, in
-    seconds, and its listener. The watchdog cannot see code that holds Python's global interpreter lock while it
-    blocks, as a C extension may.
+    Args:
+        limit_of: Called in the watchdog's thread with the asyncio task that runs now. It returns how long that
+            task may keep the loop, in seconds, and the name of its listener.
+        end: Ends the process with the given exit code.
+        margin_s: A further time in seconds, for machines under load.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class LoopWatchdog(threading.Thread):
         self._beat()
 
     def stop(self) -> None:
-        """Stop the thread."""
+        """Stop watching. The thread ends within a quarter of a second."""
         self._stopping.set()
         self._timer.cancel()
 
@@ -87,7 +90,10 @@ class LoopWatchdog(threading.Thread):
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
 
     def run(self) -> None:
-        """Look at the loop until `stop`, or until the loop was blocked for too long."""
+        """Watch the loop until `stop` is called, or end the process when the loop is blocked for too long.
+
+        `start` calls this on the thread.
+        """
         looked_at = time.monotonic()
         while not self._stopping.wait(_LOOK_S):
             now = time.monotonic()
@@ -107,9 +113,14 @@ class LoopWatchdog(threading.Thread):
 
 
 def take_name(folder: Path) -> tuple[str, IO[bytes]]:
-    """Return a name that no running pump has, and the locked file; the name is reserved until it is closed.
+    """Reserve a name that no other running pump has, in a file of `folder`.
 
-    Raises OSError, TrunklineError.
+    Returns:
+        The name, and the open and locked file with it. The name is reserved until the file is closed.
+
+    Raises:
+        OSError: A file in the folder cannot be used.
+        TrunklineError: A thousand pumps run already.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(1, _PUMPS_MOST + 1):
@@ -132,7 +143,11 @@ def take_name(folder: Path) -> tuple[str, IO[bytes]]:
 
 
 def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
-    """Return a pump with these settings. Call it in the loop that will run it. Raises UsageError."""
+    """Create a pump with the name `name`, and its connection to the gateway, which the caller closes.
+
+    Call this in the event loop that will run the pump. Raises UsageError if the settings' address of the
+    gateway or the token cannot be used.
+    """
     link = GatewayLink(settings)
     limits = XmlLimits(document_bytes=settings.limits.payload_bytes)
     request_bytes = settings.limits.payload_bytes - _REQUEST_MARGIN
@@ -154,7 +169,16 @@ def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
 
 
 async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
-    """Pump until SIGTERM or SIGINT. Raises TrunklineError."""
+    """Run a pump until SIGTERM or SIGINT, with a watchdog for blocked event loops.
+
+    Args:
+        settings: The settings of the pump and the gateway.
+        name: The name of the pump, which no other running pump has.
+        ready_file: A file to create when the listeners are loaded; None for no such file.
+
+    Raises:
+        TrunklineError: The settings are unusable, or the gateway refuses the pump's requests.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -197,7 +221,7 @@ async def _end_strays() -> None:
 
 
 def main() -> int:
-    """Run a pump until SIGTERM or SIGINT, and return the exit code."""
+    """Run the pump's process until SIGTERM or SIGINT, and return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # until the event loop handles them
     try:

@@ -1,4 +1,4 @@
-"""Reports of outcomes to the gateway, many in one request (XP-08).
+"""Reports of the outcomes of messages to the gateway, many in one request (XP-08).
 
 No outcome is lost while the process lives: without a gateway the same request is sent again and again, after
 growing pauses.
@@ -39,9 +39,14 @@ class _Item(NamedTuple):
 
 
 class Settler:
-    """Gathers outcomes and reports them, in one event loop.
+    """The part of a pump that gathers the outcomes of messages and reports them to the gateway.
 
-    `request_bytes` is the largest size of a request.
+    Use it in one event loop.
+
+    Args:
+        link: The connection to the gateway.
+        pump: The name of the pump.
+        request_bytes: The largest size of one request in bytes.
     """
 
     def __init__(self, link: GatewayLink, pump: str, request_bytes: int) -> None:
@@ -53,7 +58,11 @@ class Settler:
         self._timer: asyncio.TimerHandle | None = None
 
     async def settle(self, done: Done) -> None:
-        """Report an outcome, and return when the gateway has answered."""
+        """Report the outcome of one message, and return when the gateway has answered.
+
+        While the gateway does not answer, the report is repeated. If the gateway refuses it, for instance
+        because the lease has expired, that is logged and raises nothing.
+        """
         loop = asyncio.get_running_loop()
         body = done.as_json()
         item = _Item(done, body, len(orjson.dumps(body)) + 1, loop.create_future())
@@ -63,7 +72,7 @@ class Settler:
         await item.reported
 
     def give_up(self) -> None:
-        """Stop reporting. The gateway gives back the other messages when their leases expire."""
+        """Cancel all reports under way. Messages without a report go back when their leases expire."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._sending:

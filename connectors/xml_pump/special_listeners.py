@@ -1,4 +1,4 @@
-"""Listeners without a handler: those of language models (XP-15), and the one about the others (XP-14).
+"""Listeners without a handler: language models (XP-15), and `meta`, which describes the others (XP-14).
 
 A model sees the conversation and its tools, and says what is next. One message leads to one question to the
 model. The conversation is in the log, so any pump may ask the next time. The model gets the conversation up to
@@ -47,7 +47,19 @@ async def answer_llm(
     table: ListenerTable,
     limits: XmlLimits,
 ) -> tuple[Sequence[Answer], int]:
-    """Return the model's answers, and the number of tokens that they took."""
+    """Ask a language model about a message, and return its answers as messages, and the tokens that they took.
+
+    Args:
+        listener: The listener of the language model, with its client.
+        message: The message that came for it.
+        message_id: The id of the message.
+        context: The conversation, and the listeners that the model may call.
+        table: All listeners, to write calls in the form that each listener takes.
+        limits: The limits for the XML of answers.
+
+    Raises:
+        AnswerFault: The client's result is no usable answer. Errors of the client itself are raised, too.
+    """
     info, client = listener.info, listener.client
     assert client is not None  # noqa: S101  a listener of this type has a client
     said = _up_to(message_id, await context.history(_HISTORY), message)
@@ -66,7 +78,14 @@ async def answer_llm(
 
 
 def conversation(said: Sequence[ConversationMessage], tools: set[str]) -> list[ChatMessage]:
-    """Return the conversation as messages to a model. A last remark names the answers still to come."""
+    """Convert a conversation into messages for a language model.
+
+    If listeners that the model called have not answered yet, a last remark names them.
+
+    Args:
+        said: The messages of the conversation, oldest first.
+        tools: The names of the listeners that the model may call.
+    """
     own = {one.message_id for one in said if one.is_own}
     found = []
     for one in said:
@@ -139,9 +158,10 @@ def _text(text: str, limits: XmlLimits) -> list[Answer]:
 
 
 def arguments_as_xml(kind: PayloadType, arguments: Mapping[str, Any]) -> bytes | None:
-    """Return the payload for JSON arguments, in the order of the class's fields; None if XML cannot hold it.
+    """Convert the JSON arguments of a model's call into the XML payload of the type `kind`.
 
-    The listener checks the payload, because a model learns from the `<huh>`.
+    The payload is not checked here. The called listener checks it, and the model learns from its error message.
+    None means that XML cannot represent the arguments.
     """
     root = etree.Element(kind.qualified_tag, nsmap={None: kind.namespace})
     try:
@@ -186,7 +206,19 @@ def answer_meta(
     listeners: Mapping[str, ListenerInfo],
     limits: XmlLimits,
 ) -> Sequence[Answer]:
-    """Return the answer to a question about the listeners. Raises Faulty."""
+    """Return the answer of the listener `meta` to a question about the listeners: a list or a description.
+
+    The answer is empty if the message is an error message or a reply, which asks nothing.
+
+    Args:
+        own: The entry of the listener `meta`, whose options say who may ask.
+        message: The question.
+        listeners: All listeners by name. The sender learns only of those that it sees.
+        limits: The limits for the question's XML.
+
+    Raises:
+        Faulty: The question is wrong, the sender may not ask it, or there is no such listener.
+    """
     if message.root_tag != META_TAG:
         # A <huh> or another reply asks nothing.
         return ()

@@ -1,4 +1,4 @@
-"""Text messages of other doors as a payload class: `<text kind="…">`.
+"""The payload class for plain text messages that come from other doors: `<text kind="…">`.
 
 @handles(Note, replies=(Text,))
 async def hear(message):
@@ -32,7 +32,7 @@ _XSD: Final = f"""<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True)
 class Text:
-    """A text, and the kind that its sender's door gave it."""
+    """A plain text message. `body` is the text, and `kind` the message's type at the door that it came by."""
 
     kind: str
     body: str
