@@ -37,7 +37,14 @@ _STOP_S: Final = 5.0
 
 
 class Message(NamedTuple):
-    """One MQTT message. `retained`: the broker had kept it from before the subscription."""
+    """One MQTT message that came in a subscription.
+
+    Attributes:
+        topic: The topic that it was published on.
+        payload: Its bytes.
+        traceparent: The W3C trace context that its sender gave; None without a well-formed one.
+        retained: Whether the broker had kept it as a retained message from before the subscription.
+    """
 
     topic: str
     payload: bytes
@@ -46,10 +53,16 @@ class Message(NamedTuple):
 
 
 class EventSubscription:
-    """A subscription that outlives its connections. Use it as a context manager; messages go into `found`.
+    """A subscription to MQTT topics that reconnects by itself. Use it as a context manager.
 
-    Entering raises BackboneUnreachable when the broker does not answer, and Refused when it forbids reading.
-    `lost` is called with the reason when a connection ends, and with None when there is a new one.
+    Entering connects and starts a thread. It raises BackboneUnreachable when the broker does not answer after
+    all attempts, and Refused when the broker forbids reading. Leaving ends the subscription.
+
+    Args:
+        mqtt: The settings of the broker and of the attempts.
+        topics: The topics to subscribe to.
+        found: The queue into which the messages go. While it is full, the broker keeps further messages.
+        lost: Called with the reason when a connection ends, and with None when there is a new one.
     """
 
     def __init__(

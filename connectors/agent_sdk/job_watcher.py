@@ -1,4 +1,4 @@
-"""The verdicts of a subscriber to job events: the rules of the fold (JE-09), applied to one job's messages.
+"""Classes that decide for `trunkline watch` which MQTT messages are valid events of a job (JE-09), and its end.
 
 The subscriber settles each message with `schemas.streams.fold.settle`, as the backbone does, on stream state of
 its own. That state begins with a registration made here from the job's stored secret. A rotation is added when
@@ -35,9 +35,14 @@ _KEY_BYTES: Final = 32
 
 
 class Sight(NamedTuple):
-    """A report about a job: its status now, an accepted event as a line to print, a note for the log.
+    """A report about one message of a job.
 
-    `status` is None when it is unknown. `before`: the job had ended before the watch began.
+    Attributes:
+        job_id: The job.
+        status: The job's status after the message; None if the message does not show it.
+        line: An accepted event as a line of JSON to print; None for any other message.
+        note: A text for the user, such as the reason of a rejection; None if there is nothing to say.
+        before: Whether the job had ended before the watch began.
     """
 
     job_id: str
@@ -48,10 +53,14 @@ class Sight(NamedTuple):
 
 
 class JobWatcher:
-    """Settles the messages of one job with the secret that is stored for it.
+    """The fold for the events of one job, in a subscriber that does not trust the MQTT broker.
 
-    `kept` returns the secrets that are stored now. It is called again when a signature does not fit, because
-    the secret may have been rotated.
+    Args:
+        settings: The settings of MQTT and of limits.
+        job_id: The job.
+        secret: The job's secret, with which signatures are verified.
+        kept: Returns the secrets that are stored for the job now, or None. It is called again when a signature
+            does not fit, because the secret may have been rotated.
     """
 
     def __init__(
@@ -75,7 +84,13 @@ class JobWatcher:
         self._rotate(KeptSecrets(secret, found.former, found.former_ends_at))
 
     def settle(self, topic: str, payload: bytes, traceparent: str | None = None) -> Settled:
-        """Return the fold's verdict on one MQTT message. Raises what `kept` raises."""
+        """Settle one MQTT message, and return the fold's verdict on it. The watcher's state of the job changes.
+
+        Args:
+            topic: The topic that the message came on.
+            payload: The bytes of the message.
+            traceparent: The W3C trace context of the message, or None.
+        """
         record = job_event_record(self._prefix, topic, payload, traceparent)
         settled = self._settle(record)
         if settled.reason == BAD_SIGNATURE and self._rotate(self._kept()):
@@ -97,7 +112,11 @@ class JobWatcher:
         return True
 
     def see(self, topic: str, payload: bytes, traceparent: str | None = None) -> Sight:
-        """Settle one MQTT message and return a report: a line for an accepted event, a note for any other."""
+        """Settle one MQTT message, and return a report for the user of `trunkline watch`.
+
+        An accepted event gives the job's status and a line of JSON with secrets masked. A duplicate or rejected
+        one gives a note with the reason. For the arguments see `settle`.
+        """
         settled = self.settle(topic, payload, traceparent)
         if settled.verdict != ACCEPTED:
             why = settled.verdict if settled.reason is None else f"{settled.reason}: {settled.why}"
@@ -118,9 +137,11 @@ class JobWatcher:
 
 
 class Outcomes:
-    """The followed jobs and their outcomes, which decide the end of a watch and its exit code (JE-21).
+    """The jobs that a watch follows and their last known status, which decide its end and exit code (JE-21).
 
-    `open_ended`: also follow other jobs than `jobs`, from their first event.
+    Args:
+        jobs: The ids of the jobs to follow.
+        open_ended: Whether to follow also any other job, from its first event on.
     """
 
     def __init__(self, jobs: Iterable[str], *, open_ended: bool = False) -> None:
@@ -128,11 +149,14 @@ class Outcomes:
         self._open_ended = open_ended
 
     def follows(self, job_id: str) -> bool:
-        """Return whether a job's events are wanted."""
+        """Return whether the watch follows the job `job_id`."""
         return self._open_ended or job_id in self._status
 
     def take(self, sight: Sight) -> Sight:
-        """Record a job's status and return what to print. After a known end that is only a note."""
+        """Record the status of a job from a report, and return the report to show to the user.
+
+        After a job's end, later events of it are not printed: the returned report has a note instead of a line.
+        """
         known = self._status.get(sight.job_id)
         if sight.before and self._open_ended and known is None:
             self._status.pop(sight.job_id, None)
@@ -146,18 +170,26 @@ class Outcomes:
         return sight
 
     def exit_code(self) -> int | None:
-        """Return 0 when all jobs have completed, 1 when all have ended otherwise, None before."""
+        """Return the exit code of the watch, or None while a job has not ended or none is known.
+
+        It is 0 if all jobs have completed, and 1 if all have ended but not all have completed.
+        """
         if not self._status or any(status not in JOB_TERMINAL for status in self._status.values()):
             return None
         return EXIT_COMPLETED if set(self._status.values()) == {COMPLETED} else EXIT_FAILED
 
     def open_jobs(self) -> list[str]:
-        """Return the jobs that have not ended, as far as was seen."""
+        """Return the sorted ids of the followed jobs whose end was not seen yet."""
         return sorted(job for job, status in self._status.items() if status not in JOB_TERMINAL)
 
 
 class Timers:
-    """The two timers of a watch (JE-21): a budget from the start, and an idle time since the last event."""
+    """The two time limits of a watch (JE-21), in seconds. Both begin at once.
+
+    Args:
+        timeout_s: The longest time of the whole watch; None for no limit.
+        idle_timeout_s: The longest time without an accepted event; None for no limit.
+    """
 
     def __init__(self, timeout_s: float | None, idle_timeout_s: float | None) -> None:
         self._idle_s = math.inf if idle_timeout_s is None else idle_timeout_s
@@ -165,14 +197,14 @@ class Timers:
         self._started = self._last = time.monotonic()
 
     def restart_idle(self) -> None:
-        """Restart the idle timer after an accepted event."""
+        """Begin the idle time anew. Call this after each accepted event."""
         self._last = time.monotonic()
 
     def left_s(self) -> float:
-        """Return the seconds until the first timer runs out; infinite without timers."""
+        """Return the seconds until the first time limit; infinite without limits, 0 or less when it is over."""
         return min(self._started + self._total_s, self._last + self._idle_s) - time.monotonic()
 
     def ran_out(self) -> str:
-        """Return a text that names the timer that ran out."""
+        """Return a text for the user that names the time limit that was reached."""
         over = time.monotonic() >= self._started + self._total_s
         return f"the time of {self._total_s:g} s ran out" if over else f"no event for {self._idle_s:g} s"

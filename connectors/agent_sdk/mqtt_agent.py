@@ -52,9 +52,9 @@ _SIGNATURE_BYTES: Final = 128
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The content of the file that `trunkline agents mqtt NAME --out FILE` writes.
+    """The name, the secret and the MQTT topic prefix of an agent.
 
-    The secret signs messages and never leaves this process.
+    `trunkline agents mqtt NAME --out FILE` writes them to a file. The secret never leaves this process.
     """
 
     agent_name: str
@@ -63,7 +63,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> Credentials:
-        """Read a file. Raises SettingsError if others can read it or if it has another content."""
+        """Read the credentials from a file. Raises SettingsError if it is invalid or others can read it."""
         try:
             if path.stat().st_mode & 0o077:
                 raise SettingsError(f"{path} is readable by others; run: chmod 600 {path}")
@@ -75,9 +75,9 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class InboxMessage(NamedTuple):
-    """A message for the agent; `fields` has everything that came.
+    """A message for the agent, as it came over MQTT. `fields` has all its fields.
 
-    `from_verified` is what the hub reports about the sender. It is worth nothing on a broker where other
+    `from_verified` says whether the hub authenticated the sender. It is worth nothing on a broker where other
     clients than the bridge may write to the inbox.
     """
 
@@ -98,9 +98,10 @@ class _WireMessage(msgspec.Struct):
 
 
 def read_inbox(payload: bytes) -> InboxMessage | AgentReceipt | None:
-    """Return the message, which has a `from`, or the receipt, which has none, in a payload on an inbox.
+    """Decode an MQTT payload that came on an agent's inbox topic: a message, or a receipt for a sent message.
 
-    None for any other payload: on a broker that is not ours, strangers may write to the inbox. Never raises.
+    Any other payload, such as one that a stranger published on a broker that is not ours, gives None. It never
+    raises.
     """
     try:
         fields = decode(payload)[0]
@@ -113,7 +114,7 @@ def read_inbox(payload: bytes) -> InboxMessage | AgentReceipt | None:
 
 
 class MessageRejected(Refused):
-    """A sent message was settled as rejected, for the reason in `receipt`. Sending it again will not help."""
+    """Trunkline rejected a sent message, for the reason in `receipt`. Sending it again will not help."""
 
     def __init__(self, receipt: AgentReceipt) -> None:
         super().__init__(f"seq {receipt.seq} was rejected: {receipt.reason or 'no reason given'}")
@@ -129,11 +130,16 @@ class _Received(NamedTuple):
 
 
 class MqttAgent:
-    """One agent, connected while it is open.
+    """An agent's connection to its mailbox over MQTT, which sends and receives messages and reconnects.
 
-    `state_dir` keeps its seq and its unconfirmed messages. `receive` is called for one message after the other,
-    on a thread of its own, and may send. An exception in it is logged and ends the connection; the message
-    comes again with the next connection.
+    Use it as a context manager: entering connects, leaving closes.
+
+    Args:
+        settings: The settings of the broker and of limits.
+        credentials: The agent's name and secret.
+        state_dir: The folder with the agent's last seq and its unconfirmed messages.
+        receive: Called with one message after the other, on a thread of its own; it may send. If it raises,
+            that is logged, and the message comes again with the next connection.
     """
 
     def __init__(
@@ -170,7 +176,7 @@ class MqttAgent:
         self.close()
 
     def close(self) -> None:
-        """End the connection. The broker keeps new messages for `mqtt.session_expiry_s`."""
+        """End the connection and the threads. The broker keeps new messages for `mqtt.session_expiry_s` s."""
         with self._changed:
             self._closing.set()
             connection = self._connection
@@ -191,11 +197,20 @@ class MqttAgent:
         in_reply_to: str | None = None,
         thread: str | None = None,
     ) -> AgentReceipt:
-        """Send one message, after those that are not confirmed yet, and return its receipt.
+        """Send a message, after earlier ones without a receipt, and wait for its receipt, which is returned.
+
+        Args:
+            to: The recipient's name.
+            kind: The type of the message.
+            body: Any JSON value.
+            message_id: The message's id; None makes a new one.
+            priority: The message's priority.
+            in_reply_to: The id of the message that this one answers, or None.
+            thread: The id of the conversation, or None.
 
         Raises:
             UsageError: the message is invalid; nothing was sent.
-            MessageRejected: the message was settled as rejected.
+            MessageRejected: Trunkline rejected the message.
             BackboneUnreachable: no receipt came. The message stays in the outbox and is sent first at the next
                 call.
         """
@@ -216,7 +231,7 @@ class MqttAgent:
             return self._deliver(outbox, added)
 
     def resend(self) -> int:
-        """Send the messages in the outbox and return their number. Raises as `send` does."""
+        """Send all messages that have no receipt yet, and return their number. Raises the errors of `send`."""
         with self._open_outbox() as outbox:
             count = len(outbox.pending)
             if count:

@@ -70,10 +70,17 @@ def deliver(
     *,
     wait_for_receipt: bool = True,
 ) -> None:
-    """Send `events` in order. `confirmed` is called for each event before the next one is sent.
+    """Send a job's events to the MQTT broker in order, and return when all are confirmed.
 
     Each attempt uses a new connection. Socket errors, timeouts and an unknown account are tried again, up to
     `publish_attempts` times in all, with back-off. (A job's account is made after its registration.)
+
+    Args:
+        mqtt: The settings of the broker, with the user and password to use.
+        job_id: The job.
+        events: The events, already numbered and signed.
+        confirmed: Called with each event and its receipt before the next event is sent.
+        wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough.
 
     Raises:
         BackboneUnreachable: the last attempt failed.
@@ -98,7 +105,11 @@ def deliver(
 
 
 class DeliveryConnection:
-    """One connection for one job's events. Entering raises Refused or BackboneUnreachable."""
+    """One MQTT connection that sends one job's events. Use it as a context manager.
+
+    Entering connects. It raises Refused when the broker does not permit that, and BackboneUnreachable when it
+    does not answer.
+    """
 
     def __init__(self, mqtt: MqttSettings, job_id: str, wait_for_receipt: bool) -> None:
         self._mqtt = mqtt
@@ -134,10 +145,17 @@ class DeliveryConnection:
             self._connection.drop()
 
     def send(self, pending: PendingEvent) -> Receipt:
-        """Publish one event and wait for its PUBACK and, if wanted, for its receipt.
+        """Publish one event, wait until it is confirmed, and return its receipt.
 
-        While the broker reports that no client is subscribed, the same bytes are published again: the bridge
-        connects to a job's own broker some seconds after the registration.
+        The broker confirms it with a PUBACK and Trunkline, if a receipt is wanted, with the receipt. Without
+        the wait for a receipt, the result has no verdict. While the broker reports that no client is
+        subscribed, the same bytes are published again, because the bridge connects to a job's own broker some
+        seconds after the registration.
+
+        Raises:
+            ReceiptMissing: No receipt came in time.
+            BackboneUnreachable: The connection was lost.
+            Refused: The broker does not permit publishing.
         """
         ce_id = content_id(self._events_topic.encode("utf-8"), pending.wire_bytes)
         self._waiting_for, self._receipt = ce_id, None
@@ -187,7 +205,7 @@ class DeliveryConnection:
 
 
 class EventRejected(Refused):
-    """An event was settled as rejected, for the reason in `receipt`. Sending it again will not help."""
+    """Trunkline rejected a sent event, for the reason in `receipt`. Sending it again will not help."""
 
     def __init__(self, receipt: Receipt) -> None:
         super().__init__(f"seq {receipt.seq} was rejected: {receipt.reason or 'no reason given'}")
@@ -195,7 +213,16 @@ class EventRejected(Refused):
 
 
 class JobPublisher:
-    """Publishes the events of one job. `state_dir` keeps its seq and outbox; `secret` only signs."""
+    """The publisher of one job's events, which numbers and signs them and stores them until they are confirmed.
+
+    It connects for each call. Only one process at a time can publish for a job in one `state_dir`.
+
+    Args:
+        settings: The settings of the broker and of limits.
+        job_id: The job.
+        secret: The job's secret, which signs the events and is never sent.
+        state_dir: The folder with the job's last seq and its unconfirmed events.
+    """
 
     def __init__(self, settings: Settings, job_id: str, secret: str, state_dir: Path) -> None:
         if not is_job_id(job_id):
@@ -210,13 +237,19 @@ class JobPublisher:
     def publish(
         self, event: str, detail: str, data: dict[str, Any] | None = None, *, wait_for_receipt: bool = True
     ) -> Receipt:
-        """Send one event, after those that are still in the outbox, and return its receipt.
+        """Send one event, after earlier unconfirmed ones, and return its receipt.
 
-        A terminal event may be published again until it is confirmed; it is the same event.
+        An event that ends the job may be published again until it is confirmed: it is the same event.
+
+        Args:
+            event: The type of the event, such as `started`.
+            detail: A text about it for people.
+            data: More fields, as JSON values.
+            wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough.
 
         Raises:
             UsageError: the event is invalid; nothing was sent.
-            EventRejected: the event was settled as rejected.
+            EventRejected: Trunkline rejected this or an earlier event.
             Refused: the broker forbids it.
             BackboneUnreachable: the event is not confirmed. It stays in the outbox and is sent first at the
                 next call, so do not publish it again.
@@ -227,7 +260,7 @@ class JobPublisher:
             return self._deliver(outbox, self._enter(outbox, body), wait_for_receipt)
 
     def resend(self, *, wait_for_receipt: bool = True) -> int:
-        """Send the events in the outbox and return their number. Raises as `publish` does."""
+        """Send all events that are not confirmed yet, and return their number. Raises as `publish`."""
         with self._outbox() as outbox:
             outbox.renew(self._signed_anew)
             count = len(outbox.pending)

@@ -1,4 +1,4 @@
-"""The messages of a publisher that are not confirmed yet, on disk (JE-16, JE-26).
+"""The outbox: the messages that an MQTT publisher has stored on disk until they are confirmed (JE-16, JE-26).
 
 Each job and each agent has one JSON file, mode 0600, which is replaced as a whole and fsynced before a message
 is sent. A lock file next to it keeps two processes from using the same sequence number (seq). A seq is on disk
@@ -27,7 +27,10 @@ _LOCK_TICK_S: Final = 0.02
 
 
 def content_fault(fields: dict[str, Any], secret: str) -> str | None:
-    """Return why a message must not be sent: it is not valid JSON, or it contains the sender's secret."""
+    """Return the reason why a message must not be sent, or None if it may be sent.
+
+    There are two reasons: the fields are not valid JSON, or they contain the sender's own secret.
+    """
     try:
         wire = canonical(fields)
         decode(wire)
@@ -38,11 +41,11 @@ def content_fault(fields: dict[str, Any], secret: str) -> str | None:
 
 
 class OutboxBusyError(TrunklineError):
-    """Another process has the outbox and did not finish in time."""
+    """Another process has locked the outbox and did not finish within the time limit."""
 
 
 class OutboxMessage(msgspec.Struct, frozen=True):
-    """A message that has its seq and its bytes, and is not confirmed yet."""
+    """A message in the outbox: numbered and signed, and not confirmed yet."""
 
     seq: int
     payload: str
@@ -54,7 +57,7 @@ class OutboxMessage(msgspec.Struct, frozen=True):
 
 
 class PendingEvent(OutboxMessage, frozen=True, kw_only=True):
-    """An event of a job that is not confirmed yet."""
+    """A job's event in the outbox. `event` is its type, such as `started`."""
 
     event: str
 
@@ -64,7 +67,7 @@ class PendingEvent(OutboxMessage, frozen=True, kw_only=True):
         return self.event in TERMINAL_EVENTS
 
     def fields(self) -> dict[str, Any]:
-        """Return the decoded event."""
+        """Return the event's fields, decoded from its payload."""
         found: dict[str, Any] = msgspec.json.decode(self.wire_bytes)
         return found
 
@@ -136,7 +139,7 @@ class _Outbox(Generic[State, Message]):
         return tuple(found)
 
     def confirm(self, message: Message) -> None:
-        """Remove a delivered message."""
+        """Remove a confirmed message from the outbox, also on disk."""
         outbox: list[Any] = self._state.outbox
         outbox.remove(message)
         self._save()
@@ -195,9 +198,16 @@ class _Outbox(Generic[State, Message]):
 
 
 class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
-    """The outbox of one agent. With another secret, after a new registration, it starts empty.
+    """The outbox of one agent. Use it as a context manager, which locks it against other processes.
 
-    Raises UsageError for an invalid name.
+    With another secret than that of the stored messages, after a new registration, it starts empty.
+
+    Args:
+        state_dir: The folder with the outbox's file.
+        agent_name: The agent's name. UsageError is raised for an invalid one.
+        secret: The agent's secret, of which only a hash is stored.
+        lock_timeout_s: The longest time in seconds to wait for another process, before OutboxBusyError is
+            raised.
     """
 
     def __init__(self, state_dir: Path, agent_name: str, secret: str, lock_timeout_s: float) -> None:
@@ -213,7 +223,10 @@ class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
         )
 
     def add(self, build: Callable[[int], bytes]) -> OutboxMessage:
-        """Take the next seq for the bytes that `build(seq)` returns, and store the message on disk."""
+        """Store a new message with the next seq in the outbox, and return it. It is on disk then.
+
+        `build` is called with the seq and returns the signed bytes of the message.
+        """
         return self._append(lambda seq: OutboxMessage(seq, build(seq).decode("utf-8")))
 
     def _load(self) -> _AgentState:
@@ -222,7 +235,14 @@ class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
 
 
 class JobOutbox(_Outbox[_JobState, PendingEvent]):
-    """The outbox of one job. Raises UsageError for an invalid job id."""
+    """The outbox of one job. Use it as a context manager, which locks it against other processes.
+
+    Args:
+        state_dir: The folder with the outbox's file.
+        job_id: The job. UsageError is raised for an invalid id.
+        lock_timeout_s: The longest time in seconds to wait for another process, before OutboxBusyError is
+            raised.
+    """
 
     def __init__(self, state_dir: Path, job_id: str, lock_timeout_s: float) -> None:
         if not is_job_id(job_id):
@@ -238,11 +258,14 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
 
     @property
     def ended_seq(self) -> int | None:
-        """The seq of the job's own terminal event, None before it."""
+        """The seq of the event that ends the job; None while no such event was stored."""
         return self._state.ended_seq
 
     def add(self, event: str, build: Callable[[int], bytes]) -> PendingEvent:
-        """Take the next seq for the bytes that `build(seq)` returns, and store the event on disk."""
+        """Store a new event with the next seq in the outbox, and return it. It is on disk then.
+
+        `event` is its type. `build` is called with the seq and returns the signed bytes of the event.
+        """
 
         def made(seq: int) -> PendingEvent:
             payload = build(seq).decode("utf-8")
@@ -253,9 +276,10 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
         return self._append(made)
 
     def renew(self, build: Callable[[PendingEvent], bytes | None]) -> None:
-        """Replace the bytes of pending events by those that `build` returns, under the same seq.
+        """Replace the bytes of unconfirmed events, as after a rotation of the secret. The seq stays the same.
 
-        None leaves an event as it is. The new bytes are on disk when this returns.
+        `build` is called with each event and returns its new bytes, or None to leave it as it is. The new bytes
+        are on disk when this returns.
         """
         made = [(pending, build(pending)) for pending in self._state.outbox]
         if any(new is not None for _, new in made):
@@ -266,7 +290,10 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
             self._save()
 
     def confirm(self, message: PendingEvent, *, rejected: bool = False) -> None:
-        """Remove a delivered event. A rejected terminal event has not ended the job."""
+        """Remove a confirmed event from the outbox, also on disk.
+
+        If it was `rejected` and would have ended the job, the job counts as not ended.
+        """
         if rejected and self._state.ended_seq == message.seq:
             self._state.ended_seq = None
         super().confirm(message)
