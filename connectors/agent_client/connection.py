@@ -1,4 +1,4 @@
-"""A connection of an agent to the agent MCP server: the official client with signed requests."""
+"""The connection of an agent to Trunkline's agent MCP server: the official MCP client with signed requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ async def agent_client(
     call_s: float = CALL_S,
     ca_certs: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Client]:
-    """Connect the official client, signed for `agent_id`.
+    """Connect to the agent MCP server, and yield the official MCP client, whose requests are signed.
+
+    Use it with `async with`. Leaving the block closes the connection.
 
     Args:
         url: The server's address, with or without the path of the endpoint.

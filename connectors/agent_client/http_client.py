@@ -1,4 +1,4 @@
-"""The HTTP client below the official MCP client.
+"""The HTTP client that the official MCP client uses for an agent.
 
 It signs requests, makes each call unique, and answers outages with JSON-RPC errors. It repeats no request that
 the server may have carried out: a request that failed on its way is answered with an error, and the caller
@@ -40,7 +40,7 @@ _TEXT_LIMIT: Final = 300
 
 
 class AgentHttpClient(httpx2.AsyncClient):
-    """An HTTP client for the transports of `mcp.client`.
+    """An HTTP client for the official MCP client, which signs requests and reports outages as JSON-RPC errors.
 
     Each `tools/call` gets a nonce in its `_meta`. So no two calls have the same bytes, even from different
     processes of one agent.
@@ -49,8 +49,12 @@ class AgentHttpClient(httpx2.AsyncClient):
     only the request fails: it is answered with status 503 and a JSON-RPC error whose code is one of this
     module's.
 
-    `ca_certs` is the authority that signed the server's certificate. None means the one that TRUNKLINE_CA_CERTS
-    names, else those of the machine.
+    Args:
+        url: The address of the server.
+        auth: The signature of the requests.
+        read_s: The longest silence of the server in seconds.
+        ca_certs: The file with the authority that signed the server's certificate. None means the one that
+            TRUNKLINE_CA_CERTS names, else those of the machine.
     """
 
     def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S, ca_certs: str | None = None) -> None:
@@ -61,13 +65,17 @@ class AgentHttpClient(httpx2.AsyncClient):
         )
 
     def build_request(self, method: str, url: Any, **options: Any) -> httpx2.Request:
-        """Build a request; a call of a tool gets a nonce."""
+        """Return a new request, as httpx2 does, and add a nonce if it is a call of a tool."""
         if isinstance(document := options.get("json"), dict):
             options["json"] = with_nonce(document)
         return super().build_request(method, url, **options)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Return the server's answer, or an answer that says why there is none."""
+        """Send a request and return the server's answer.
+
+        If there is none, or the server refuses the request, the result is an answer with a JSON-RPC error that
+        says why: UNREACHABLE, REFUSED or KEY_UNUSABLE. Errors of the connection or the key raise nothing.
+        """
         try:
             response = await super().send(request, **options)
             # Read the body here, where a broken connection can still be reported.
@@ -84,7 +92,10 @@ class AgentHttpClient(httpx2.AsyncClient):
 
 
 def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON-RPC message with a new nonce if it is a call of a tool, else the message itself."""
+    """Return a copy of a JSON-RPC message with a new random nonce, if the message is a call of a tool.
+
+    Any other message is returned itself.
+    """
     if document.get("method") != "tools/call" or not isinstance(params := document.get("params"), dict):
         return document
     meta = params.get("_meta")
@@ -93,10 +104,10 @@ def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def endpoint(url: str, path: str) -> str:
-    """Return the address of the endpoint at `path`.
+    """Return the address of the MCP endpoint for an address that a user gave.
 
-    A base address gets the path; an address that has a path is returned as it is. Raises UsageError for a text
-    that is no HTTP address.
+    An address without a path gets `path`. An address with a path is returned unchanged. Raises UsageError for a
+    text that is no HTTP address.
     """
     try:
         parts = urlsplit(url)
@@ -140,10 +151,10 @@ _NOT_FOUND: Final = 404
 
 
 class ReopeningClient(AgentHttpClient):
-    """An HTTP client that remembers how its session was opened and can open it again.
+    """An HTTP client that opens its MCP session again when the server has forgotten it, as after a restart.
 
-    The transport above keeps the id of the first session. This client replaces it by the id of the session that
-    is open now.
+    The official MCP client keeps the id of the first session. This class replaces it in each request by the id
+    of the session that is open now.
     """
 
     def __init__(self, url: str, auth: SignedAuth) -> None:
@@ -153,7 +164,11 @@ class ReopeningClient(AgentHttpClient):
         self._one_at_a_time = anyio.Lock()
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Return the server's answer in the open session; open a new session if need be."""
+        """Send a request in the open session and return the server's answer.
+
+        If the server does not know the session, a new one is opened, and the request is sent again. If no new
+        session can be opened, the answer has the status 404.
+        """
         asked = request.headers.get(_SESSION)
         if asked is None:
             response = await super().send(request, **options)

@@ -32,14 +32,14 @@ _FILE_LIMIT: Final = 65536
 
 
 class KeyFileError(UsageError):
-    """The key file cannot be used. The text says why, and shows none of the file's content."""
+    """The file of the agent's private key cannot be used. The text says why, without the file's content."""
 
 
 class AgentKey:
-    """The private key in a file that only its owner may read; read again when the file has changed.
+    """An agent's private key in a file that only its owner may read. Thread-safe.
 
-    To rotate the key, replace the file (`os.replace`). A file that is written in place may be read half
-    written, and is refused at that moment.
+    The file is read again when it has changed. To rotate the key, replace the file (`os.replace`). A file that
+    is written in place may be read half written, and is refused at that moment.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -52,10 +52,10 @@ class AgentKey:
         return f"AgentKey({str(self._path)!r})"
 
     def current(self) -> RSAPrivateKey:
-        """Return the key that the file holds now.
+        """Return the key that is in the file now.
 
-        Raises KeyFileError, also for a file that was usable before and was deleted or made readable by others:
-        the owner may have withdrawn the key.
+        Raises KeyFileError if the file is missing, is readable by others or has no valid key. This also holds
+        for a file that was usable before, because the owner may have withdrawn the key.
         """
         with self._lock:
             try:
@@ -97,10 +97,10 @@ _CALL: Final = b"tools/call"
 
 
 class SigningTimes:
-    """Gives the second under which a body is signed: now, or the next one in which it was not signed yet.
+    """The timestamps of signatures, chosen so that no two equal requests have the same one. Thread-safe.
 
-    Equal calls in one second would have the same signature, and the server would refuse the second one as a
-    replay.
+    Equal calls with the same timestamp would have the same signature, and the server would refuse the second
+    one as a replay.
     """
 
     def __init__(self) -> None:
@@ -109,9 +109,17 @@ class SigningTimes:
         self._cleared_at = 0
 
     def next_for(self, signer: str, body: bytes, now: int) -> int:
-        """Return the timestamp for a body.
+        """Return the timestamp for the signature of a request, in seconds since 1970 UTC.
 
-        Raises Refused when the body was signed for all seconds that a timestamp may be ahead.
+        It is `now`, or the next second that was not returned before for the same signer and body.
+
+        Args:
+            signer: The name of the agent.
+            body: The body of the request.
+            now: The current time in seconds since 1970 UTC.
+
+        Raises:
+            Refused: The timestamp would be more than two minutes ahead of `now`.
         """
         digest = hashlib.sha256(signer.encode("utf-8") + b"\0" + body).digest()
         with self._lock:
@@ -130,10 +138,15 @@ _TIMES: Final = SigningTimes()
 
 
 class SignedAuth(httpx2.Auth):
-    """Adds the agent's name, the time and the signature to each request.
+    """The authentication of an agent for httpx2: it adds name, time and signature to each request's headers.
 
     A request raises KeyFileError when the key cannot be used, and Refused when the same call is made too often
     in a second.
+
+    Args:
+        agent_id: The agent's registered name. UsageError is raised for an invalid one.
+        key: The agent's private key.
+        times: The source of timestamps, by default one for the whole process.
     """
 
     requires_request_body = True
@@ -146,7 +159,7 @@ class SignedAuth(httpx2.Auth):
         self._times = times
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Sign the request and send it once."""
+        """Add the signature's headers to a request and yield it once. httpx2 calls this for each request."""
         body = request.content
         now = int(time.time())
         # Two reads may have the same signature: they change nothing, so they are no replay.

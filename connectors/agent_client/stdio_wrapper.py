@@ -48,10 +48,10 @@ from schemas.errors import TrunklineError, UsageError
 
 
 class MessageHeaders:
-    """The HTTP headers that repeat fields of a JSON-RPC message, for messages of one stdio connection.
+    """The HTTP headers that MCP requires with the messages of one connection that comes over stdio.
 
-    The newer protocol states its version in each message, the older one in its handshake. Over HTTP both also
-    state it in a header.
+    They repeat fields of the JSON-RPC message, such as the protocol version. The newer protocol states it in
+    each message, the older one only in its handshake.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class MessageHeaders:
         self._version: str | None = None
 
     def of_request(self, message: JSONRPCMessage) -> dict[str, str]:
-        """Return the headers of a message to the server."""
+        """Return the HTTP headers for sending `message` to the server."""
         if not isinstance(message, JSONRPCRequest | JSONRPCNotification):
             return self._version_header(self._version)
         if isinstance(message, JSONRPCRequest) and message.method == "initialize":
@@ -78,7 +78,7 @@ class MessageHeaders:
         return headers
 
     def see_answer(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        """Learn the protocol version from the answer to a handshake."""
+        """Remember the protocol version, if `message` is the server's answer to a handshake."""
         if message.id not in self._handshakes:
             return
         self._handshakes.discard(message.id)
@@ -102,7 +102,12 @@ _DRAIN_S: Final = 1.5
 
 
 class StdioWrapper:
-    """Passes messages between a client on stdio and the server, and knows which requests are open."""
+    """The passing of messages between an MCP client on stdio and the server. It knows which requests are open.
+
+    Args:
+        client: The streams from and to the client.
+        server: The streams from and to the server.
+    """
 
     def __init__(self, client: TransportStreams, server: TransportStreams) -> None:
         self._from_client, self._to_client = client
@@ -113,7 +118,11 @@ class StdioWrapper:
         self._ended = False
 
     async def run(self) -> None:
-        """Run until the client's input ends and all requests are answered, at most `_DRAIN_S` longer."""
+        """Pass messages in both directions until the client's input has ended and all requests are answered.
+
+        After the input's end it waits at most 1.5 seconds for answers. Requests that are still open then are
+        answered with an error.
+        """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answers)
             await self._requests()
@@ -164,7 +173,14 @@ class StdioWrapper:
 
 
 async def serve(address: str, auth: SignedAuth) -> None:
-    """Serve stdin and stdout until stdin ends. A signal or an internal error ends the process at once."""
+    """Serve MCP on stdin and stdout until stdin ends, and pass the messages on to the server, signed.
+
+    SIGINT, SIGTERM or an internal error ends the whole process at once.
+
+    Args:
+        address: The address of the agent MCP server's endpoint.
+        auth: The signature of the requests.
+    """
     async with anyio.create_task_group() as tasks:
         await tasks.start(_end_at_a_signal)
         async with stdio_server() as client:
@@ -195,7 +211,11 @@ def _say(text: str) -> None:
 
 
 def main(environment: Mapping[str, str] = os.environ) -> int:
-    """Serve the agent that the environment names, and return the exit code."""
+    """Serve MCP on stdin and stdout for the agent that the environment names, and return the exit code.
+
+    The environment variables name the agent, the file of its private key and the address of the server. Errors
+    are printed on stderr.
+    """
     try:
         needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
         if missing := [name for name in needed if not environment.get(name)]:
