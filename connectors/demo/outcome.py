@@ -1,4 +1,4 @@
-"""Comparison of the ledger, and of the receipts of the senders, with the plan."""
+"""Comparison of the demo's plan with the ledger, and with the receipts that the senders of events got."""
 
 from __future__ import annotations
 
@@ -42,7 +42,16 @@ class _Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of the demo's job events in the ledger, and the differences from the plan."""
+    """The numbers of the demo's job events in the ledger, and the differences from the plan.
+
+    Attributes:
+        sent: How many job events are in the ledger, in all.
+        accepted: How many were accepted.
+        duplicate: How many were duplicates.
+        rejected: How many were rejected, by reason.
+        jobs: How many jobs ended in each state, by state.
+        differences: A text for each difference from the plan; empty if all is as planned.
+    """
 
     sent: int
     accepted: int
@@ -53,14 +62,15 @@ class Outcome:
 
 
 def stream_of(row: Row) -> str:
-    """Return the stream of a ledger row, as its Kafka key names it."""
+    """Return the name of the stream of a ledger row, such as `job/0a1b2c3d`."""
     return f"{row['stream_kind']}/{row['stream_id']}"
 
 
 def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Iterable[str]) -> list[Row]:
-    """Return the demo's own rows: those of its streams, or with the id of a message that it sent.
+    """Return those of the ledger rows `rows` that belong to this run of the demo.
 
-    The ledger of a kept stack holds other rows, too.
+    These are the rows of the demo's jobs, and rows with the CloudEvents id of an event that it sent. The ledger
+    of a kept stack has other rows, too.
     """
     sent = {delivery.ce_id for delivery in deliveries}
     streams = {f"{JOB}/{job_id}" for job_id in job_ids}
@@ -68,14 +78,14 @@ def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Itera
 
 
 def still_missing(rows: Iterable[Row], deliveries: Iterable[Delivery]) -> int:
-    """Return how many deliveries have no row of their own yet."""
+    """Return how many of the sent events have no row in the ledger yet. An event sent twice needs two rows."""
     landed = Counter(row["ce_id"] for row in rows if row["type"] == JOB_EVENT)
     wanted = Counter(delivery.ce_id for delivery in deliveries)
     return sum((wanted - landed).values())
 
 
 def job_states(rows: Iterable[Row]) -> dict[str, str]:
-    """Return the state of each job after its last accepted record. A job has one partition."""
+    """Return the state of each job after its last accepted record, by job id."""
     last: dict[str, tuple[int, str]] = {}
     for row in rows:
         if row["stream_kind"] == JOB and row["verdict"] == ACCEPTED and row["status_after"] is not None:
@@ -86,11 +96,15 @@ def job_states(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping[str, str]) -> Outcome:
-    """Compare `rows` (the demo's own) with the deliveries, and with the planned end states of the jobs.
+    """Compare the ledger with the plan, and return the numbers and the differences.
 
-    Every job event in the ledger counts: sent = accepted + duplicate + rejected. MQTT may deliver a message
-    twice. So a further duplicate of an accepted event is no difference, nor is a further row of a planned
-    rejection.
+    MQTT may deliver a message twice. So a further duplicate of an accepted event is no difference, nor is a
+    further row of a planned rejection.
+
+    Args:
+        rows: The ledger rows of this run of the demo.
+        deliveries: The events that were sent, with the planned verdict of each.
+        states: The planned end state of each job, by job id.
     """
     events = [row for row in rows if row["type"] == JOB_EVENT]
     verdicts = Counter(row["verdict"] for row in events)
@@ -170,10 +184,13 @@ def _state_differences(found: Mapping[str, str], planned: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class ReceiptReport:
-    """The receipts that the senders got.
+    """The numbers of the receipts that the senders of events got.
 
-    `verdicts` counts the receipts by verdict; `durable` counts those that came before the verdict and say only
-    that Kafka has the event. `rejections` counts, by reason, the rejected rows whose sender got the reason.
+    Attributes:
+        verdicts: How many receipts had a verdict, by verdict.
+        durable: How many came before the verdict and say only that Kafka has the event.
+        rejections: By reason, how many rejected rows there are whose sender got the reason.
+        differences: A text for each difference from the ledger.
     """
 
     verdicts: dict[str, int]
@@ -186,6 +203,10 @@ def check_receipts(receipts: Mapping[str, Sequence[Receipt]], rows: Sequence[Row
     """Count the receipts and compare them with the ledger.
 
     A verdict that the ledger does not have for the event is a difference. So is no verdict in any receipt.
+
+    Args:
+        receipts: The receipts that came, by CloudEvents id of the event.
+        rows: The ledger rows of this run of the demo.
     """
     every = [receipt for found in receipts.values() for receipt in found]
     verdicts = Counter(receipt.verdict for receipt in every if receipt.verdict is not None)

@@ -58,9 +58,15 @@ _CLOCK_MARGIN: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Performance:
-    """The plan, the events that were sent, their rows in the ledger, and the comparison.
+    """The result of a run of the demo.
 
-    `lines` tell the report about sessions, tasks and questions to the XML pump.
+    Attributes:
+        plan: The plan that was played.
+        deliveries: The events that were sent.
+        rows: The rows of this run in the ledger.
+        outcome: The comparison of the ledger with the plan.
+        receipts: The comparison of the receipts with the ledger.
+        lines: Texts for the report about sessions, agents and listeners.
     """
 
     plan: Plan
@@ -72,10 +78,18 @@ class Performance:
 
 
 def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Performance:
-    """Run the demo's events through the stack of the settings.
+    """Run the demo on the running stack that the settings name: send all events, wait for the ledger, compare.
 
-    `tick` is called a few times a second. A ledger that differs from the plan is no error: the outcome has the
-    differences. Raises BackboneUnreachable and other errors of the parts.
+    Differences between ledger and plan raise nothing: they are in the result.
+
+    Args:
+        settings: The settings of the stack.
+        jobs: The number of jobs to register, at least one for each role.
+        progress: The display of the steps.
+        tick: Called a few times a second, to restart parts of the stack that have ended.
+
+    Raises:
+        TrunklineError: A part of the stack cannot be reached (BackboneUnreachable), or refuses a request.
     """
     reader = LedgerReader(settings)
     before = reader.version()
@@ -186,7 +200,7 @@ def _wait(
 
 @dataclass(frozen=True)
 class Stage:
-    """The parts that a run uses. `picked` receives the sessions that picked a job."""
+    """The connections that a run of the demo uses. `play` adds to `picked` the sessions that picked a job."""
 
     settings: Settings
     publisher: Publisher
@@ -197,9 +211,9 @@ class Stage:
 
 
 def play(plan: Plan, stage: Stage) -> list[Delivery]:
-    """Play all scripts, four at once, and each in its order. Return the events that were sent.
+    """Send all events of the plan, and return them. It runs four scripts at once, and each in its own order.
 
-    Raises the error of the first script that fails: BackboneUnreachable, Refused.
+    If a script fails, the others are stopped, and its error is raised: BackboneUnreachable or Refused.
     """
     stopping = threading.Event()
     sent: list[Delivery] = []

@@ -1,6 +1,7 @@
-"""The demo's plan: the messages that are sent, and the rows that the ledger must have afterwards.
+"""The demo's plan. Each function of a `ScriptBuilder` adds the events of one kind of job to the job's script.
 
-Each job plays a role: an ordinary life, or a kind of trouble. A role's docstring is its title in the report.
+The plan has the messages that are sent, and the rows that the ledger must have afterwards. Each job plays a
+role: an ordinary life, or a kind of trouble. A role's docstring is its title in the report, so it has one line.
 The same arguments give the same plan. A test runs the fold over it and compares the verdicts.
 """
 
@@ -214,7 +215,11 @@ PLAIN_ROLES: Final[tuple[Role, ...]] = (completes, completes, fails, waits)
 
 
 def malformed_bodies(good: dict[str, Any]) -> dict[str, bytes]:
-    """Return a body of each kind by CM-02 and the wire model, made from `good`, an unsigned event."""
+    """Return one malformed body of each kind, by a label that names its fault.
+
+    Most are invalid JSON or beyond the limits for JSON (CM-02). The others have an invalid field of an event.
+    `good` has the fields of a valid event, from which they are made.
+    """
     text = canonical(good)
     return {
         "an empty body": b"",
@@ -254,12 +259,12 @@ _BAD_TOPIC_IDS: Final = ("NOT-A-JOB", "DEADBEEF", "0a1b2c3d4", "..")
 
 @dataclass(frozen=True)
 class Plan:
-    """Scripts that are played at the same time. Each is played in its own order."""
+    """The scripts of all jobs of a run. They are played at the same time, and each in its own order."""
 
     scripts: tuple[Script, ...]
 
     def steps(self) -> Iterator[tuple[Script, Step]]:
-        """Yield all steps that send a job event, with their script."""
+        """Yield each step that sends a job event, after its script."""
         for script in self.scripts:
             for step in script.steps:
                 if not isinstance(step.action, Cancellation | Pick):
@@ -267,22 +272,29 @@ class Plan:
 
     @property
     def sent(self) -> int:
-        """The number of job events that are sent."""
+        """The number of job events that the plan sends."""
         return sum(1 for _ in self.steps())
 
     @property
     def states(self) -> dict[str, str]:
-        """The state in which each registered job ends."""
+        """The state that each registered job must have at the end, by job id."""
         return {s.actor.job_id: s.state for s in self.scripts if s.actor is not None and s.state is not None}
 
 
 def build_plan(
     actors: Sequence[Actor], stranger: Actor, *, seed: int, sent_at: str, payload_limit_bytes: int
 ) -> Plan:
-    """Return the plan for registered jobs (at least `JOBS_LEAST`) and a stranger that is not registered.
+    """Assign a role to each job, and return the plan with the scripts of all jobs. Nothing is sent.
 
-    `sent_at` (ISO 8601, UTC, Z) is the timestamp of events that are made without a publisher. Raises ValueError
-    for too few jobs or a limit below `PAYLOAD_LIMIT_LEAST_BYTES`.
+    Args:
+        actors: The registered jobs, at least `JOBS_LEAST`.
+        stranger: A job that is not registered. All its events must be rejected.
+        seed: The seed of the random choices. The same arguments give the same plan.
+        sent_at: The timestamp (ISO 8601, UTC, Z) of events that no publisher makes.
+        payload_limit_bytes: The stack's limit for a payload. The plan exceeds it once.
+
+    Raises:
+        ValueError: There are too few jobs, or the limit is below `PAYLOAD_LIMIT_LEAST_BYTES`.
     """
     if payload_limit_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
         raise ValueError(f"the plan needs a payload limit of {PAYLOAD_LIMIT_LEAST_BYTES} bytes or more")

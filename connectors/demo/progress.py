@@ -11,7 +11,10 @@ _REWRITE = "\r\033[K"
 
 
 class Progress:
-    """Numbered steps. A terminal shows the current one in place; a file gets a line every five seconds."""
+    """A display of numbered steps on standard error, with the time that each takes.
+
+    A terminal shows the current step in place; a file gets a line at most every five seconds.
+    """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -21,14 +24,14 @@ class Progress:
         self._started = self._last_line = time.monotonic()
 
     def begin(self, text: str) -> None:
-        """Start the next step."""
+        """Print that the next step begins, with `text` as its title."""
         self._number += 1
         self._text = text
         self._started = self._last_line = time.monotonic()
         self.say(f"{self._head()} ...", live=True)
 
     def update(self, state: str) -> None:
-        """Show the state of the current step."""
+        """Print `state` as the current state of the step. In a file, most updates are left out."""
         line = f"{self._head()}: {state} ({self._seconds():.0f} s)"
         if self._live:
             self.say(line, live=True)
@@ -37,7 +40,7 @@ class Progress:
             self.say(line)
 
     def done(self, result: str) -> None:
-        """End the current step."""
+        """Print that the current step has ended, with its result and duration."""
         self.say(f"{self._head()}: {result} ({self._seconds():.1f} s)")
 
     def _head(self) -> str:
@@ -47,7 +50,7 @@ class Progress:
         return time.monotonic() - self._started
 
     def say(self, line: str, *, live: bool = False) -> None:
-        """Print a line; a `live` one is replaced by the next one on a terminal."""
+        """Print a line on standard error. On a terminal, the next line overwrites it if `live` is set."""
         if not self._live:
             print(line, file=sys.stderr, flush=True)
         elif live:

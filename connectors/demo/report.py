@@ -35,7 +35,7 @@ _STATE_COLOURS: Final = {
 
 
 def show(performance: Performance, settings: Settings) -> None:
-    """Print the whole report."""
+    """Print the report of a run on standard output: jobs, dead letters, one job's timeline, numbers."""
     console = Console(
         file=sys.stdout,
         width=None if sys.stdout.isatty() else _PLAIN_WIDTH,

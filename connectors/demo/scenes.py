@@ -1,4 +1,4 @@
-"""The scenes that the demo plays over HTTP as the operator: sessions, agents, and listeners of the XML pump.
+"""The parts of the demo that use the gateway's HTTP API: sessions, agents, and listeners of the XML pump.
 
 A scene that needs agents or listeners which a kept stack does not have is left out.
 """
@@ -36,7 +36,7 @@ _SAMPLE: Final = "urn:trunkline:sample:1"
 
 
 class Scene(NamedTuple):
-    """The result of a scene: lines for the report, and differences from the plan."""
+    """The result of one of these parts (a scene): texts for the report, and differences from the plan."""
 
     lines: list[str]
     differences: list[str]
@@ -75,16 +75,22 @@ def session_name(job_id: str) -> str:
 
 
 def operator_client(settings: Settings) -> GatewayClient:
-    """Return a client with the token of this stack's operator, whatever the environment says."""
+    """Return a client of the gateway with the token of this stack's operator. The caller closes it.
+
+    A token in the environment is ignored. A missing token of the operator is created.
+    """
     return GatewayClient(settings, token=ensure_operator_token(settings))
 
 
 def pick_job(settings: Settings, job_id: str) -> str | None:
-    """Create the job's session and let it pick the job. Return the session.
+    """Create a session for a job of the demo, let it pick the job, and return the session's name.
 
-    Return None if the session would get a job that is not the demo's: the oldest job that fits is picked, which
-    on a kept stack may be real work. Raises Refused when the gateway hands out another job, and the errors of
-    GatewayClient.
+    None means that nothing was done: a pending job without a session of its own exists, and the session would
+    get that one. On a kept stack this may be real work.
+
+    Raises:
+        Refused: The gateway gave the session another job, or refuses a request.
+        BackboneUnreachable: The gateway does not answer.
     """
     with operator_client(settings) as gateway:
         pending = gateway.get(path_of("jobs"), {"state": states.PENDING, "limit": _ROWS_MOST})["jobs"]
@@ -99,7 +105,10 @@ def pick_job(settings: Settings, job_id: str) -> str | None:
 
 
 def sessions_end(settings: Settings, sessions: list[str], tick: Tick) -> Scene:
-    """Wait up to 20 s until the sessions are terminated, as their jobs have ended."""
+    """Wait up to 20 s until the sessions are terminated, which must happen because their jobs have ended.
+
+    The result has a difference for each session that is not terminated then. `tick` is called while waiting.
+    """
     with operator_client(settings) as gateway:
 
         def open_sessions() -> dict[str, str]:
@@ -114,9 +123,10 @@ def sessions_end(settings: Settings, sessions: list[str], tick: Tick) -> Scene:
 
 
 def agents_talk(settings: Settings, tick: Tick) -> Scene:
-    """Let two sample agents, real processes, talk through the hub.
+    """Give tasks to the sample agents `echo` and `flaky`, real processes, and let them talk through the hub.
 
-    One completes its task by a message. The other is killed in the middle, and its task fails by itself.
+    One completes its task by a message. The other is killed in the middle, and its task must fail by itself.
+    The result is empty if these agents are not defined. `tick` is called while waiting.
     """
     # A task whose process has died fails after two looks at most.
     limit_s = _AGENT_S + 2 * settings.gateway.task_check_s
@@ -152,7 +162,10 @@ def agents_talk(settings: Settings, tick: Tick) -> Scene:
 
 
 def listeners_answer(settings: Settings, tick: Tick) -> Scene:
-    """Ask the listeners of conf/organism.yaml by XML, and compare the order of their answers."""
+    """Send questions in XML to the listeners of conf/organism.yaml, and compare the order of their answers.
+
+    Questions to listeners that do not exist are left out. `tick` is called while waiting.
+    """
     scene = Scene([], [])
     with operator_client(settings) as hub:
         existing = {row["listener"] for row in hub.get(path_of("listeners"))["listeners"]}

@@ -1,4 +1,4 @@
-"""The stack of the demo: its own, which ends with the demo, or with --keep the one that `up` starts."""
+"""The stack that the demo runs on: a separate one, or with --keep the one that `trunkline up` starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _TASK_CHECK_S: Final = 2.0
 
 
 def own_settings(settings: Settings, data_dir: Path) -> Settings:
-    """Return settings of a separate stack: free ports, all data in `data_dir`, limits as configured."""
+    """Return settings of a separate stack, with free ports and all data in `data_dir`.
+
+    Limits and other settings are those of `settings`.
+    """
     address = f"{LOOPBACK}:{free_port()}"
     return Settings(
         data_dir=data_dir.absolute(),
@@ -80,7 +83,10 @@ def _own_mqtt(settings: Settings) -> MqttSettings:
 
 @contextmanager
 def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
-    """Run a stack until the block ends. Yields a tick that restarts dead parts, to be called often."""
+    """Start a stack, wait until it is ready, and stop it at the end of the `with` block.
+
+    It yields a function that restarts parts which have ended. Call that function a few times a second.
+    """
     stack = LocalStack(settings)
 
     def watch() -> bool:
@@ -102,9 +108,10 @@ def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
 
 @contextmanager
 def kept_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
-    """Start the configured stack under its supervisor, as `trunkline up` does, and leave it running.
+    """Start the configured stack as `trunkline up` does, and leave it running after the `with` block.
 
-    An interrupt stops the stack if this call started it. Yields a tick that does nothing.
+    A stack that runs already is used as it is. Ctrl-C in the block stops the stack if this call started it. It
+    yields a function that does nothing, because the stack's own supervisor restarts its parts.
     """
     ran_before = control.running_state(settings) is not None
     progress.begin("Start the stack that stays")
@@ -120,7 +127,7 @@ def kept_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
 
 
 def clear_spent(data_dir: Path) -> None:
-    """Remove all but tables, keys and logs from the directory of a stopped demo."""
+    """Delete all but tables, keys and log files from the data directory of a demo that has stopped."""
     for name in _SPENT:
         shutil.rmtree(data_dir / name, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The elements of the demo's plan: steps, scripts, and the builder of a job's script."""
+"""The elements of the demo's plan: steps such as an event to send, a job's script, and the script's builder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class AgentEvent:
-    """An event for the job's publisher, which numbers and signs it and waits for the receipt."""
+    """A step: send an event with the job's publisher, which numbers and signs it and waits for the receipt."""
 
     event: str
     detail: str
@@ -43,7 +43,7 @@ class AgentEvent:
 
 @dataclass(frozen=True)
 class RawMessage:
-    """Bytes that the unruly connection publishes below `<prefix>/<topic_id>/events`."""
+    """A step: publish any bytes on the MQTT topic `<prefix>/<topic_id>/events`, past the publisher."""
 
     topic_id: str
     payload: bytes = field(repr=False)
@@ -52,24 +52,24 @@ class RawMessage:
 
 @dataclass(frozen=True)
 class SentAgain:
-    """The bytes of an earlier step of the script, sent again by the unruly connection."""
+    """A step: publish the bytes of the script's earlier step with the number `of` once more."""
 
     of: int
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The operator cancels the job. This is no job event but a record of its own type."""
+    """A step: the operator cancels the job. This is no job event but a record of its own type."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """A session picks the job at the gateway. This is no job event either."""
+    """A step: a session picks the job at the gateway. This is no job event but a record of its own type."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One action. If it sends a job event, also the expected verdict and other fields of the ledger row."""
+    """One action of a script. If it sends a job event, the other fields are those of the planned ledger row."""
 
     action: AgentEvent | RawMessage | SentAgain | Cancellation | Pick
     label: str
@@ -81,7 +81,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Script:
-    """Steps in the order in which they must reach Kafka. `actor` and `state` are None for strangers."""
+    """The steps of one job, in the order in which they must reach Kafka.
+
+    Attributes:
+        title: The job's role, for the report.
+        actor: The registered job; None for a stranger.
+        steps: The steps.
+        state: The state that the job must have at the end; None for a stranger.
+    """
 
     title: str
     actor: Actor | None
@@ -91,10 +98,16 @@ class Script:
 
 @dataclass
 class ScriptBuilder:
-    """Builds the script of one job, and keeps count of its seq and state.
+    """A builder of the script of one job. Its methods add steps, and it keeps count of the job's seq and state.
 
-    `sent_at` is the timestamp of events that the builder signs itself. `forger_secret` is another secret than
-    the job's, for forged events. `limit_bytes` is the largest body that is accepted.
+    Attributes:
+        title: The job's role, for the report.
+        actor: The job and its secret.
+        draw: The source of random choices.
+        sent_at: The timestamp of events that the builder signs itself.
+        forger_secret: Another secret than the job's, for forged events.
+        limit_bytes: The size of the largest body that the stack accepts.
+        next_seq: The seq of the next event.
     """
 
     title: str
@@ -109,11 +122,14 @@ class ScriptBuilder:
     _raw_seqs: bool = field(default=False, init=False)
 
     def script(self) -> Script:
-        """Return the finished script."""
+        """Return a script with the steps that were added so far."""
         return Script(self.title, self.actor, tuple(self._steps), self._state)
 
     def agent(self, event: str, detail: str | None = None, **data: Any) -> int:
-        """Add an accepted event that the agent's publisher sends. Return the step's number."""
+        """Add an event that the job's publisher sends and that must be accepted. Return the step's number.
+
+        Raises ValueError if the job has ended or `signed` was called before, because the publisher counts seq.
+        """
         if self._raw_seqs:
             raise ValueError("the publisher's own count is behind: go on with `signed`")
         text = detail or f"{self.draw.choice(_DOING)}, step {self.next_seq}"
@@ -122,13 +138,13 @@ class ScriptBuilder:
         return self._add(Step(AgentEvent(event, text, data), f"{event} by the agent's publisher"))
 
     def work(self, least: int = 1, most: int = 3) -> None:
-        """Add the start and some progress."""
+        """Add the start event and a random number of progress events, from `least` to `most`."""
         self.agent(STARTED, "begins")
         for number in range(self.draw.randint(least, most)):
             self.agent(PROGRESS, done=number + 1)
 
     def body(self, event: str, seq: int, detail: str, **data: Any) -> dict[str, Any]:
-        """Return an event's fields, not signed."""
+        """Return the fields of an event of the job, without a signature. Adds no step."""
         return {
             "schema_version": SCHEMA_VERSION,
             "seq": seq,
@@ -142,7 +158,19 @@ class ScriptBuilder:
     def signed(
         self, label: str, event: str, seq: int, detail: str, *, late: bool = False, masked: str | None = None
     ) -> int:
-        """Add an accepted event that is sent without the publisher, with a valid signature and a new seq."""
+        """Add an event that is sent past the publisher, with a valid signature, and that must be accepted.
+
+        Args:
+            label: A text for the report.
+            event: The type of the event.
+            seq: Its number, which no event before had.
+            detail: A text in the event.
+            late: Whether a higher seq was added before.
+            masked: The part that the ledger must mask; None for no such part.
+
+        Returns:
+            The step's number.
+        """
         self._raw_seqs = True
         self._accept(event)
         self.next_seq = max(self.next_seq, seq + 1)
@@ -153,20 +181,30 @@ class ScriptBuilder:
     def refused(
         self, label: str, reason: str, event: str, detail: str, seq: int | None = None, **data: Any
     ) -> None:
-        """Add an event that is rejected though it is well signed. Its seq is the next one unless given."""
+        """Add an event with a valid signature that must be rejected for `reason`.
+
+        `label` is a text for the report. `seq` is the event's number; None takes the next one. `data` are more
+        fields of the event.
+        """
         body = self.body(event, self.next_seq if seq is None else seq, detail, **data)
         self.refused_bytes(label, reason, canonical(sign_event(body, self.actor.secret)))
 
     def refused_bytes(self, label: str, reason: str, payload: bytes, masked: str | None = None) -> None:
-        """Add bytes on the job's topic that are rejected."""
+        """Add any bytes on the job's MQTT topic, which must be rejected for `reason`.
+
+        `masked` is the part that the ledger must mask; None for no such part.
+        """
         self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
 
     def again(self, of: int, label: str) -> int:
-        """Add the bytes of an accepted step once more, which is a duplicate."""
+        """Add the bytes of the accepted step with the number `of` once more, which must be a duplicate.
+
+        Returns the number of the new step.
+        """
         return self._add(Step(SentAgain(of), label, DUPLICATE, masked=self._steps[of].masked))
 
     def reworded(self, event: str, detail: str) -> None:
-        """Add a signed event, then a duplicate of it with spaces and its keys in another order."""
+        """Add a signed event, then the same event with its keys in another order, which must be a duplicate."""
         seq = self.next_seq
         self.signed(f"{event}, sent past the publisher", event, seq, detail)
         signed = sign_event(self.body(event, seq, detail), self.actor.secret)
@@ -175,12 +213,12 @@ class ScriptBuilder:
         self._add(Step(raw, "the same event, keys in another order", DUPLICATE))
 
     def pick(self) -> None:
-        """Add the pick by the job's session."""
+        """Add the step that the job's session picks the job. The job's state becomes running."""
         self._state = states.RUNNING
         self._add(Step(Pick(), "picked at the gateway"))
 
     def cancel(self) -> None:
-        """Add the cancellation by the operator."""
+        """Add the step that the operator cancels the job. The job's state becomes cancelled."""
         self._state = states.CANCELLED
         self._add(Step(Cancellation(), "cancelled by the operator"))
 

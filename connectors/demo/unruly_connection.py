@@ -1,4 +1,4 @@
-"""An MQTT connection without rules: it receives all jobs' events and receipts, and sends any bytes.
+"""The demo's second MQTT connection, which sends any bytes for any job, and receives all events and receipts.
 
 The broker refuses strangers, and workers that write for another job. So this connection uses the operator's
 account, and does what a thief of that account could do.
@@ -25,10 +25,10 @@ _RECEIPTS_END: Final = "/receipts"
 
 
 class UnrulyConnection:
-    """A connection that is used as a context manager. Thread-safe.
+    """An MQTT connection that publishes any bytes and collects the receipts of all events. Thread-safe.
 
-    Raises BackboneUnreachable when the broker does not let it in, is lost, or a receipt does not come within
-    `receipt_timeout_s`.
+    Use it as a context manager. Entering and the sending methods raise BackboneUnreachable: when the broker
+    does not let it in, the connection is lost, or a receipt does not come within `mqtt.receipt_timeout_s`.
     """
 
     def __init__(self, mqtt: MqttSettings) -> None:
@@ -55,21 +55,29 @@ class UnrulyConnection:
         self._connection.close()
 
     def receipts(self) -> dict[str, list[Receipt]]:
-        """Return all receipts that came, by CloudEvents id."""
+        """Return all receipts that came so far, for events of any sender, by the event's CloudEvents id."""
         with self._changed:
             return {ce_id: list(receipts) for ce_id, receipts in self._receipts.items()}
 
     def note_sent(self, ce_id: str) -> int:
-        """Note that this event was sent, and return how often. `send` waits for as many receipts of it."""
+        """Count that another connection has sent the event `ce_id`, and return how often it was sent in all.
+
+        `send` then waits for as many receipts of it.
+        """
         with self._changed:
             self._sent[ce_id] += 1
             return self._sent[ce_id]
 
     def send(self, topic_id: str, payload: bytes, *, retain: bool = False) -> str:
-        """Publish below `<prefix>/<topic_id>/events` with QoS 1, and return the CloudEvents id.
+        """Publish bytes on the topic `<prefix>/<topic_id>/events`, and return the event's CloudEvents id.
 
-        Waits until the event is in Kafka: for its receipt, or, for a topic without a job id, which gets no
-        receipt, for the broker's PUBACK.
+        If `topic_id` is a valid job id, it waits for the receipt, which says that the event is in Kafka. Other
+        topics get no receipt, so it waits for the broker's PUBACK alone.
+
+        Args:
+            topic_id: The part of the topic that should be a job id.
+            payload: The bytes.
+            retain: Whether the broker retains the message.
         """
         topic = f"{self._mqtt.topic_prefix}/{topic_id}/events"
         ce_id = content_id(topic.encode("utf-8"), payload)
@@ -80,7 +88,10 @@ class UnrulyConnection:
         return ce_id
 
     def send_again(self, job_id: str, ce_id: str) -> str:
-        """Publish once more the event of a job that came under this id."""
+        """Publish the bytes of the event `ce_id` of a job once more, and return its CloudEvents id.
+
+        It first waits until this connection has received the event, as a subscriber.
+        """
         self._wait(lambda: ce_id in self._received, "the event was not received")
         return self.send(job_id, self._received[ce_id])
 
