@@ -29,7 +29,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """One command: the module that runs it, its summary, and its group in the help."""
+    """One command of `trunkline`: the module to import for it, its summary, and its group in the help."""
 
     module: str
     summary: str
@@ -93,7 +93,7 @@ Begin with: trunkline up   See it work: trunkline demo   Help on one: trunkline 
 
 
 def top_level_help() -> str:
-    """Return the help of the whole program: one line for each command, in groups."""
+    """Return the text of `trunkline --help`: one line for each command, in groups."""
     lines = [
         f"usage: {PROGRAM} COMMAND [arguments]",
         "Trunkline, an event backbone for multi-agent systems: many doors, one log, one fold.",
@@ -115,7 +115,10 @@ def _unknown(name: str) -> int:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command. The parsed arguments hold the function that runs it as `run`."""
+    """Import a command's module and return its parser.
+
+    The arguments that it parses have the function that runs the command, as `run`.
+    """
     module: Any = import_module(COMMANDS[name].module)
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} {name}",
@@ -180,7 +183,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command of `trunkline` and return its exit code. Known errors are printed on standard error.
+
+    Args:
+        argv: The arguments after the program's name; None for those of the process.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     prefix = " ".join([PROGRAM, *arguments[:1]])
     try:

@@ -18,9 +18,10 @@ _PRIVATE: Final = b"PRIVATE KEY"
 
 
 def new_key_file(path: Path, option: str) -> str:
-    """Make a key pair, write the private key to a new file, and return the public key.
+    """Make a key pair, write the private key to the new file `path` (mode 0600), and return the public key.
 
-    Raises UsageError that names `option` when the file exists or cannot be written.
+    Raises UsageError if the file exists or cannot be written. Its text names `option`, the command's option for
+    the file.
     """
     private, public = new_key_pair()
     with new_private_file(path, option) as file:
@@ -30,7 +31,10 @@ def new_key_file(path: Path, option: str) -> str:
 
 
 def public_key_in(path: Path) -> str:
-    """Return the public key in a PEM file, which may be a private key's. Raises UsageError."""
+    """Return the public key of a PEM file as PEM. If the file has a private key, its public half is returned.
+
+    Raises UsageError if the file cannot be read or has no key of an agent.
+    """
     pem = read_given(str(path), "the key", _LIMIT_BYTES)
     try:
         if _PRIVATE in pem:
@@ -41,7 +45,10 @@ def public_key_in(path: Path) -> str:
 
 
 def private_key(path: Path) -> RSAPrivateKey:
-    """Return the private key in a file. Raises UsageError (KeyFileError), also if others can read the file."""
+    """Read the private key in the file `path`.
+
+    Raises KeyFileError, a UsageError, if the file is missing, has no usable key or can be read by others.
+    """
     # Imported here: it imports the whole agent client, which takes a second.
     from connectors.agent_client.signed_auth import AgentKey
 
@@ -49,7 +56,11 @@ def private_key(path: Path) -> RSAPrivateKey:
 
 
 def successor_of(path: Path) -> str:
-    """Return the public half of the next key: a new one, or that of an interrupted rotation."""
+    """Return the public key, as PEM, that is to replace the key in the file `path` in a rotation.
+
+    The private key is made here and written to a hidden file beside `path`. If an interrupted rotation has left
+    such a file, its key is used.
+    """
     draft = _draft(path)
     if draft.exists():
         with suppress(UsageError):
@@ -60,12 +71,15 @@ def successor_of(path: Path) -> str:
 
 
 def drop_successor(path: Path) -> None:
-    """Remove the next key, which the gateway refused."""
+    """Delete the key that was to replace the one in the file `path`, because the gateway refused it."""
     _draft(path).unlink(missing_ok=True)
 
 
 def put_in_place(path: Path) -> None:
-    """Replace the key by its successor, in one step."""
+    """Replace the key in the file `path` by the one that `successor_of` made, in one step.
+
+    When this returns, the new key is safe from a power cut.
+    """
     _draft(path).replace(path)
     with suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Findings of `trunkline doctor`, and the tables of checks that make them."""
+"""The result of a check of `trunkline doctor` (a finding), and the tables of checks by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ RESTART = "see trunkline logs; then trunkline down and trunkline up"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `mend` says how to repair what is wrong; it is empty if nothing is."""
+    """The result of one check of `trunkline doctor`.
+
+    Attributes:
+        level: `ok`, `warn` or `fail`. Only `fail` makes the doctor's exit code 1.
+        found: A text about the state that was found.
+        mend: A text that says how to repair a fault; empty if there is none.
+    """
 
     level: str
     found: str
@@ -29,10 +35,10 @@ Check = Callable[[Settings], Finding]
 
 
 class Checks(dict[str, Check]):
-    """The checks of a module by name, in the order of the report."""
+    """The checks of one module by name, in the order in which the doctor reports them."""
 
     def add(self, name: str) -> Callable[[Check], Check]:
-        """Return a decorator that adds a check."""
+        """Return a decorator that adds a function as the check `name` and returns the function unchanged."""
 
         def decorate(check: Check) -> Check:
             self[name] = check
@@ -46,7 +52,10 @@ ok, warn, fail = partial(Finding, OK), partial(Finding, WARN), partial(Finding, 
 
 
 def private_file(path: Path, maker: str = "") -> Finding:
-    """Check that only the owner can read a file. `maker` says how a missing one is made."""
+    """Return a finding about a secret file: a failure if others can read it, a warning if it is missing.
+
+    `maker` is the text that says how a missing file is made.
+    """
     if not path.exists():
         return warn(f"{path} is not there yet", maker)
     mode = path.stat().st_mode & 0o777
@@ -56,6 +65,6 @@ def private_file(path: Path, maker: str = "") -> Finding:
 
 
 def is_started(settings: Settings, part: str) -> bool:
-    """Return whether the stack that runs on this data directory has this part."""
+    """Return whether a stack runs with this data directory and has the part `part`, such as `kafka`."""
     state = control.running_state(settings)
     return state is not None and part in state["parts"]

@@ -1,4 +1,7 @@
-"""Checks of the machine: programs, disk, keys, settings, ports."""
+"""Checks of `trunkline doctor` on the machine. Each returns a Finding: ok, or a fault and its repair.
+
+A check that raises an error counts as a failure.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def _stamp_fits(stamp: Path, source: Path) -> bool:
 
 @CHECKS.add("python")
 def check_python(_settings: Settings) -> Finding:
-    """Check that the environment is the one that requirements.lock describes."""
+    """Check that the Python packages in .venv are those of requirements.lock; a difference is a warning."""
     found = f"Python {platform.python_version()}"
     if _stamp_fits(PROJECT_ROOT / ".venv" / ".trunkline-stamp", PROJECT_ROOT / "requirements.lock"):
         return ok(f"{found}, packages as in requirements.lock")
@@ -44,14 +47,14 @@ def check_python(_settings: Settings) -> Finding:
 
 @CHECKS.add("java")
 def check_java(_settings: Settings) -> Finding:
-    """Check that Java 17 is installed."""
+    """Check that Java 17 is installed. Raises TrunklineError, which the doctor shows as a failure, if not."""
     java = find_java()
     return ok(f"{java_version(java)} at {java}")
 
 
 @CHECKS.add("jars")
 def check_jars(_settings: Settings) -> Finding:
-    """Check that the jar files are those of conf/ivy.xml."""
+    """Check that the jar files of Kafka and Spark are those of conf/ivy.xml; a difference is a warning."""
     found = f"{len(jar_files('kafka'))} for Kafka, {len(jar_files('spark'))} for Spark"
     if _stamp_fits(JARS / ".trunkline-stamp", PROJECT_ROOT / "conf" / "ivy.xml"):
         return ok(found)
@@ -60,13 +63,13 @@ def check_jars(_settings: Settings) -> Finding:
 
 @CHECKS.add("mosquitto")
 def check_mosquitto(_settings: Settings) -> Finding:
-    """Check that Mosquitto is installed."""
+    """Check that Mosquitto is installed. Raises TrunklineError, which the doctor shows as a failure, if not."""
     return ok(str(find_mosquitto()))
 
 
 @CHECKS.add("disk")
 def check_disk(settings: Settings) -> Finding:
-    """Check that the disk has room for the log and the tables."""
+    """Check that the disk of the data directory has enough free space; little is a warning, less a failure."""
     folder = settings.data_path
     while not folder.exists():
         folder = folder.parent
@@ -80,7 +83,7 @@ def check_disk(settings: Settings) -> Finding:
 
 @CHECKS.add("privacy")
 def check_data_dir(settings: Settings) -> Finding:
-    """Check that only the owner can open the data directory."""
+    """Check that other users can open no file or folder of the data directory."""
     root = settings.data_path
     found = find_open(root)
     if found.files or found.folders:
@@ -93,7 +96,7 @@ def check_data_dir(settings: Settings) -> Finding:
 
 @CHECKS.add("keys")
 def check_key_file(settings: Settings) -> Finding:
-    """Check that the master keys exist and that only the owner can read them."""
+    """Check that the file of the master keys exists and that only its owner can read it."""
     if settings.master_key is not None:
         return ok("the master key comes from the environment")
     return private_file(settings.key_file, "trunkline up makes it")
@@ -101,7 +104,10 @@ def check_key_file(settings: Settings) -> Finding:
 
 @CHECKS.add("settings")
 def check_settings(_settings: Settings) -> Finding:
-    """Show where the settings come from. They are valid, as every command checks them at its start."""
+    """Return an `ok` finding that names the settings file and the environment variables with settings.
+
+    The settings are valid, because every command validates them at its start.
+    """
     named = os.environ.get("TRUNKLINE_CONF")
     file = Path(named) if named else PROJECT_ROOT / "conf" / "trunkline.yaml"
     source = str(file) if file.exists() else "the defaults"
@@ -111,7 +117,7 @@ def check_settings(_settings: Settings) -> Finding:
 
 @CHECKS.add("ports")
 def check_ports(settings: Settings) -> Finding:
-    """Check that the ports of the parts are free, or are used by the stack that runs."""
+    """Check that each local port of the settings is free or used by this stack; else it is a warning."""
     wanted: list[tuple[str, str, Callable[[Settings], int]]] = [
         (KAFKA, "kafka.bootstrap_servers", kafka_port),
         (MOSQUITTO, "mqtt.port", mqtt_port),
@@ -140,7 +146,7 @@ def check_ports(settings: Settings) -> Finding:
 
 @CHECKS.add("listeners")
 def check_plain_listeners(settings: Settings) -> Finding:
-    """Check that no listener of the gateway takes tokens in clear from other machines."""
+    """Check that no HTTP port of the gateway accepts tokens without TLS from other machines."""
     found = ", ".join(f"{setting} is {host!r}" for setting, host in open_plain_listeners(settings).items())
     if not found:
         return ok("HTTPS, or loopback alone")

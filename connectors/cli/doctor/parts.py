@@ -1,4 +1,4 @@
-"""Checks of the stack's parts: MQTT broker, accounts, bridges, gateway, XML pump."""
+"""Checks of `trunkline doctor` on the stack's parts. Each returns a Finding: ok, or a fault and its repair."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_kafka(settings: Settings) -> Finding:
 
 @CHECKS.add("login")
 def check_login(settings: Settings) -> Finding:
-    """Check that Kafka asks its clients for a login."""
+    """Check that the settings let clients log in to Kafka safely; otherwise it is a warning."""
     kafka = settings.kafka
     unsafe = missing_login(kafka.security_protocol, kafka.ssl_certfile)
     if unsafe is None:
@@ -78,7 +78,7 @@ def check_login(settings: Settings) -> Finding:
 
 @CHECKS.add("replicas")
 def check_replicas(settings: Settings) -> Finding:
-    """Check that each partition has the copies of the settings, and that all are in sync."""
+    """Check that the topic has as many replicas as the settings want, and that all are in sync."""
     from connectors.log.kafka_topic import replication
     from schemas.log_access.event_topic import reach_kafka
 
@@ -124,7 +124,10 @@ def check_mqtt(settings: Settings) -> Finding:
 
 
 def check_part(settings: Settings, part: str) -> Finding:
-    """Check that a part of the stack runs."""
+    """Check that the part `part` of the stack, such as `bridge`, runs and is ready.
+
+    A part that was not started, or was restarted, is a warning. A part that is not ready is a failure.
+    """
     status = next((status for status in control.part_statuses(settings) if status.name == part), None)
     if status is None or not is_started(settings, part):
         return warn("not started by this stack", START)
@@ -149,7 +152,7 @@ def _why_no_tls(mqtt: MqttSettings, context: ssl.SSLContext) -> str | None:
 
 @CHECKS.add("accounts")
 def check_accounts(settings: Settings) -> Finding:
-    """Check that the MQTT broker refuses clients without an account, and takes the operator's."""
+    """Check that the MQTT broker refuses clients without an account, and accepts the operator's account."""
     mqtt, path = settings.mqtt, role_file(settings)
     nobody = try_login(mqtt)
     if nobody is LoginAnswer.SILENT:
@@ -180,7 +183,7 @@ for _bridge in (BRIDGE, FILES):
 
 @CHECKS.add(GATEWAY)
 def check_gateway(settings: Settings) -> Finding:
-    """Check that the gateway is ready, and that its other listeners can be opened."""
+    """Check that the gateway is ready, and that its ports for MCP and the dashboard accept connections."""
     part = check_part(settings, GATEWAY)
     url = f"{settings.gateway_url}/readyz"
     # Without the proxies of the environment: the gateway is on this machine, or in our own network.
@@ -252,13 +255,13 @@ def _message(body: bytes) -> str:
 
 @CHECKS.add("token")
 def check_token(settings: Settings) -> Finding:
-    """Check that the operator's token exists and that only the owner can read it."""
+    """Check that the file of the operator's token exists and that only its owner can read it."""
     return private_file(settings.operator_token_file, "the gateway makes it at its first start")
 
 
 @CHECKS.add(XML_PUMP)
 def check_xml_pump(settings: Settings) -> Finding:
-    """Check that each pump of the stack runs."""
+    """Check that each process of the XML pump in the stack runs and is ready."""
     state = control.running_state(settings) or {"parts": ()}
     names = [name for name in state["parts"] if name == XML_PUMP or name.startswith(f"{XML_PUMP}_")]
     if not names and settings.xml_pump.processes == 0:
@@ -272,7 +275,7 @@ def check_xml_pump(settings: Settings) -> Finding:
 
 @CHECKS.add("organism")
 def check_organism(settings: Settings) -> Finding:
-    """Check that the file of the listeners can be loaded, with its handlers."""
+    """Check that conf/organism.yaml and its handlers can be loaded, here and by the gateway that runs."""
     from connectors.organism.organism_file import OrganismError, check_agents, load_organism, organism_path
 
     file, path = settings.xml_pump.organism_file, organism_path(settings)
@@ -304,7 +307,7 @@ def _fault_at_the_gateway(settings: Settings) -> str | None:
 
 @CHECKS.add("commands")
 def check_commands(settings: Settings) -> Finding:
-    """Check that a gateway takes signed commands, and that all files of keys are valid."""
+    """Check that the gateway accepts signed commands on its Unix socket, and that all key files are valid."""
     from connectors.out_of_band.command_keys import read_keys
     from connectors.unix_socket.claimed_socket import address_of
 

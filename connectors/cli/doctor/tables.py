@@ -1,4 +1,7 @@
-"""Checks of the streams and their tables: views, ledger, and the anchors of the audit chain."""
+"""Checks of `trunkline doctor` on tables and anchors. Each returns a Finding: ok, or a fault and its repair.
+
+Anchors are signatures of the audit chain.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ CHECKS.add(STREAMS)(partial(check_part, part=STREAMS))
 
 @CHECKS.add("views")
 def check_views(settings: Settings) -> Finding:
-    """Check that the views' tables exist."""
+    """Check that the Delta tables of all views exist; a missing one is a warning.
+
+    Tables in object storage are not looked at.
+    """
     if "://" in settings.tables_root:
         return ok(f"below {settings.tables_root}, not looked into")
     missing = [name for name in VIEW_TABLES if not Path(settings.table_path(name), "_delta_log").is_dir()]
@@ -43,7 +49,10 @@ def check_views(settings: Settings) -> Finding:
 
 
 def check_tables(settings: Settings, behind_s: float = BEHIND_S) -> Finding:
-    """Check that ledger and views have all records that are older than `behind_s` seconds."""
+    """Check that ledger and views have all records of the log that are older than `behind_s` seconds.
+
+    Missing records are a warning, which says how many they are.
+    """
     ledger, views = LedgerProgressReader(settings).read(), ViewProgressReader(settings).read()
     try:
         old = old_records(settings.kafka, time.time() - behind_s)
@@ -70,9 +79,10 @@ CHECKS.add("tables")(check_tables)
 
 
 def old_records(kafka: KafkaSettings, before_s: float) -> dict[int, int]:
-    """Return per partition the end of the records that Kafka logged before a moment.
+    """Return for each partition the offset of the first record that Kafka logged at `before_s` or later.
 
-    `before_s` is in seconds since 1970 UTC by Kafka's clock. Raises BackboneUnreachable.
+    Without such a record, it is the end of the partition. `before_s` is in seconds since 1970 UTC by Kafka's
+    clock. Raises BackboneUnreachable if Kafka does not answer.
     """
     with topic_reader(kafka) as consumer:
         partitions = sorted(consumer.assignment())
@@ -93,7 +103,10 @@ def _mend(settings: Settings) -> str:
 
 @CHECKS.add("anchors")
 def check_anchors(settings: Settings) -> Finding:
-    """Check that the audit chain has been signed up to its end, or will be soon."""
+    """Check that the newest anchor signs the whole audit chain, or that the next one is not overdue.
+
+    A chain that is shorter than the anchor says, or an overdue anchor of a running stack, is a failure.
+    """
     path = anchors_file(settings)
     if not path.exists():
         return warn(f"{path} is not there yet", "the streams make it with the first rows")
@@ -119,7 +132,7 @@ def check_anchors(settings: Settings) -> Finding:
 
 @CHECKS.add("anchors place")
 def check_anchors_place(settings: Settings) -> Finding:
-    """Check that the anchors are not stored beside the ledger that they protect."""
+    """Check that the anchors are stored apart from the ledger that they protect; otherwise it is a warning."""
     place = anchors_file(settings).parent
     if is_beside_the_ledger(settings, place):
         found = f"{place} is beside the ledger: its end could be cut off with its anchors, unseen"

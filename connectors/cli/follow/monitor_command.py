@@ -29,7 +29,7 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Follow until interrupted. Raises TrunklineError."""
+    """Run `trunkline monitor` and return its exit code. Without `--once` it runs until Ctrl-C."""
     from connectors.cli.follow.monitor_loop import monitor
 
     return monitor(call.settings, once=call.once, mend=call.mend, as_json=call.json)

@@ -1,4 +1,4 @@
-"""The loop of `trunkline monitor`: receives changes, looks for drift, shows and repairs it."""
+"""The loop of `trunkline monitor`: it shows changes, and finds, shows and repairs contradictions (drift)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,20 @@ _NOTES: Final = Notes("monitor")
 
 
 def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int:
-    """Follow until Ctrl-C, or look once. Returns the exit code. Raises TrunklineError."""
+    """Show changes of jobs and sessions, and their contradictions (drift), until Ctrl-C or once.
+
+    Args:
+        settings: The settings, which name the gateway.
+        once: Whether to show the current state alone and return.
+        mend: Whether to repair drift that can be repaired.
+        as_json: Whether to print JSON instead of text.
+
+    Returns:
+        With `once`, 1 if there is drift that was not repaired, else 0.
+
+    Raises:
+        TrunklineError: The gateway does not answer or refuses the token.
+    """
     view = JsonLines() if as_json else PlainLines()
     screen: AbstractContextManager[Any] = nullcontext()
     if not (as_json or once) and sys.stdout.isatty():
@@ -81,7 +94,13 @@ def _look_once(watcher: DriftWatch) -> int:
 
 
 class Outcome(NamedTuple):
-    """The result of a drift: whether it was repaired, a text, and whether to try again while it lasts."""
+    """The result of the repair of a drift.
+
+    Attributes:
+        is_mended: Whether it was repaired.
+        text: A text about the repair or its failure; None if no repair was tried.
+        try_again: Whether to try the repair again while the drift lasts.
+    """
 
     is_mended: bool
     text: str | None = None
@@ -89,10 +108,17 @@ class Outcome(NamedTuple):
 
 
 class DriftWatch:
-    """Looks for drift, shows it once, and repairs it if `mend` is set. Not thread-safe.
+    """A search for drift, that is, for rows of jobs and sessions that contradict each other, and its repair.
 
-    A drift is shown when two looks in a row find it, because the reactor may repair it in between. A repair
-    that failed and was not refused is tried again at each look.
+    A drift is shown once, when two looks in a row find it, because the reactor may repair it in between. A
+    repair that failed and was not refused is tried again at each look. Not thread-safe.
+
+    Args:
+        gateway: The client that carries out repairs.
+        rows: The current rows of jobs and sessions.
+        host: The sessions' processes on this machine.
+        view: The output.
+        mend: Whether to repair drift.
     """
 
     def __init__(
@@ -108,16 +134,19 @@ class DriftWatch:
 
     @property
     def drifts(self) -> list[Drift]:
-        """The drifts that the last two looks found."""
+        """The drifts that both of the last two looks found, repaired or not."""
         return list(self._outcomes)
 
     @property
     def unmended(self) -> list[Drift]:
-        """The drifts of the last two looks that were not repaired."""
+        """The drifts that both of the last two looks found and that were not repaired."""
         return [drift for drift, outcome in self._outcomes.items() if not outcome.is_mended]
 
     def look(self) -> list[Drift]:
-        """Return the drifts that exist now."""
+        """Find all drifts that exist now, and return them.
+
+        A drift that the last look found too is shown, unless it was before, and repaired if `mend` is set.
+        """
         rows = self.registries
         jobs, sessions = list(rows.jobs.values()), list(rows.sessions.values())
         found = find_drift(jobs, sessions, rows.job_status, dead_here(self._host))
@@ -134,7 +163,7 @@ class DriftWatch:
         return found
 
     def reload(self) -> None:
-        """Read the rows of the drifts again."""
+        """Read the rows of the drifts that the last look found from the gateway again."""
         self.registries.touch(
             {drift.session for drift in self._seen}, {d.job_id for d in self._seen if d.job_id}
         )

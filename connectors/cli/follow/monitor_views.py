@@ -31,7 +31,7 @@ _STYLES: Final = {
 
 
 def change_text(change: RowChange) -> str:
-    """Return a change in words, not escaped."""
+    """Return one line of text about a changed row of a job or session. The caller must escape it."""
     row, before = change.row, change.before
     status = row["status"]
     if before is not None and before["status"] != status:
@@ -56,40 +56,46 @@ def change_text(change: RowChange) -> str:
 
 
 def drift_text(drift: Drift, outcome: str | None = None) -> str:
-    """Return a drift in words, not escaped."""
+    """Return one line of text about a drift, rows of a job and a session that contradict each other.
+
+    `outcome` is the text about its repair, None without one. The caller must escape the line.
+    """
     job = "" if drift.job_id is None else f", job {drift.job_id}"
     return f"session {drift.session}{job}: {drift.why}" + ("" if outcome is None else f"; {outcome}")
 
 
 class PlainLines:
-    """One line for each change of state, each event of a job, each drift. Other forms of output override it."""
+    """The output of `trunkline monitor` as text: a line for each change of a row and each drift.
+
+    A drift is a contradiction between the rows of a job and a session. Other forms of output are subclasses.
+    """
 
     def stands(self, row: RowChange) -> None:
-        """Show a row that exists when the command starts."""
+        """Print a row that exists when the command starts."""
         self.changed(row)
 
     def changed(self, change: RowChange) -> None:
-        """Show that a row has changed."""
+        """Print that a row of a job or session has changed."""
         print(f"{_now()}  {escaped(change_text(change))}", flush=True)
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
-        """Show a drift. `outcome` says what was done about it."""
+        """Print a drift. `outcome` is the text about its repair; None if no repair was tried."""
         print(f"{_now()}  drift    {escaped(drift_text(drift, outcome))}", flush=True)
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
-        """Show the current state, after each look at it. Lines do nothing here."""
+        """Draw the current state of all rows anew. The loop calls this often. Here it does nothing."""
 
 
 class JsonLines(PlainLines):
-    """The same as JSON, one object a line."""
+    """The output of `trunkline monitor` as JSON: an object on a line for each change and each drift."""
 
     def changed(self, change: RowChange) -> None:
-        """Print the change."""
+        """Print the change of a row as JSON."""
         before = None if change.before is None else change.before["status"]
         _print_json(kind=change.kind, name=change.name, status_before=before, by=change.by, row=change.row)
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
-        """Print the drift."""
+        """Print a drift as JSON, with the text about its repair or null."""
         found = {"drift": drift.kind, "session": drift.session, "job_id": drift.job_id, "why": drift.why}
         _print_json(kind="drift", **found, outcome=outcome)
 
@@ -103,25 +109,28 @@ def _now() -> str:
 
 
 class LiveTable(PlainLines):
-    """A table that is redrawn in place, within the context manager `live`."""
+    """The output of `trunkline monitor` on a terminal: a table of jobs and sessions, redrawn in place.
+
+    Use its attribute `live`, a context manager, while the table is shown.
+    """
 
     def __init__(self) -> None:
         self.live = Live(Text("waiting for the gateway"), refresh_per_second=4)
         self._last: deque[str] = deque(maxlen=_LAST_MOST)
 
     def stands(self, row: RowChange) -> None:
-        """Do nothing: the table shows the row."""
+        """Do nothing, because the table shows each existing row anyway."""
 
     def changed(self, change: RowChange) -> None:
-        """Add the change to the list of the last ones."""
+        """Add a line about the change to the list of the last changes below the table."""
         self._last.append(escaped(change_text(change)))
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
-        """Add the drift to the same list."""
+        """Add a line about the drift to the list of the last changes below the table."""
         self._last.append(escaped("drift    " + drift_text(drift, outcome)))
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
-        """Draw the whole table."""
+        """Draw the table of jobs and sessions, the drifts and the last changes anew."""
         parts: list[Any] = [_jobs(registries), _sessions(registries)]
         parts += [Text(escaped("drift: " + drift_text(drift)), style="bold red") for drift in drifts]
         parts += [Text(line, style="dim") for line in self._last]

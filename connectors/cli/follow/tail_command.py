@@ -63,7 +63,10 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Print rows until interrupted; return the exit code. Raises NotFound, UsageError, TrunklineError."""
+    """Run `trunkline tail`: print rows of the ledger, or of the gateway with `--live`, until Ctrl-C.
+
+    With `--no-follow` it prints the existing rows and returns. Raises NotFound, UsageError or TrunklineError.
+    """
     if call.live:
         if call.no_follow:
             raise UsageError("--live shows only new records; without it, --no-follow shows the existing ones")

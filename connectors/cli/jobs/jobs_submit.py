@@ -51,7 +51,15 @@ def say(text: str) -> None:
 
 @dataclass
 class Submission:
-    """A job that an agent works on in a session of its own, and the subscriber that follows it."""
+    """A job that an agent works on in a session of its own.
+
+    Attributes:
+        job_id: The job.
+        session: The name of the session.
+        handle: The name of the session's run, by which its process is found.
+        folder: The folder for the job's files on this machine.
+        subscriber: The process of `trunkline watch` that writes the job's events to a file.
+    """
 
     job_id: str
     session: str
@@ -61,11 +69,11 @@ class Submission:
 
     @property
     def output(self) -> Path:
-        """The accepted events, one JSON line each, as the subscriber writes them."""
+        """The path of the file to which the subscriber writes the job's accepted events, one JSON line each."""
         return self.folder / f"{self.job_id}.subscriber.out"
 
     def end_subscriber(self) -> None:
-        """Stop the subscriber if it still runs."""
+        """Stop the subscriber's process if it still runs. After five seconds it is killed."""
         if self.subscriber.poll() is None:
             self.subscriber.terminate()
             try:
@@ -76,7 +84,15 @@ class Submission:
 
 
 def submit(call: Call) -> int:
-    """Submit, show the job's events and return `watch`'s exit code. Raises TrunklineError."""
+    """Run `trunkline jobs submit`: start an agent for a new job, and show the job's events until its end.
+
+    Returns:
+        0 if the job completed, 1 if it failed or the agent ended without a word, 2 if a time limit was reached,
+        130 after Ctrl-C. The agent goes on after 2 and 130.
+
+    Raises:
+        TrunklineError: The job could not be started. It is cancelled then.
+    """
     if not call.command:
         raise UsageError(
             "give the agent's command behind '--', e.g. … -- python -m connectors.samples.sample_agent"

@@ -66,7 +66,7 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Publish and return the exit code. Raises TrunklineError."""
+    """Run `trunkline publish`: publish one event or resend the outbox, and return 0. Raises TrunklineError."""
     if (call.event is None) != call.resend:
         raise UsageError("give --event, or --resend to send only what is in the outbox")
     if call.attempts is not None:
@@ -89,9 +89,9 @@ def run(call: Call) -> int:
 
 
 def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
-    """Return the job's secret from `file` (0600), the environment, or the store of this machine.
+    """Return the secret of a job from `file`, or without a file from the environment or this machine's store.
 
-    Raises UsageError that says how to give it.
+    Raises UsageError if there is no secret, or the file cannot be read or is readable by others.
     """
     if file is None:
         found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)

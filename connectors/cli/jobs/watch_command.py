@@ -32,7 +32,10 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Watch and return the exit code. Raises TrunklineError."""
+    """Run `trunkline watch`: print events until the jobs' end or a time limit, and return the exit code.
+
+    Raises TrunklineError if a job is unknown or its events cannot be followed.
+    """
     # Imported here, because help must be quick.
     from connectors.agent_sdk.job_watcher import Outcomes, Timers
     from connectors.cli.jobs.watch_sources import mqtt_source, settled_source, watch

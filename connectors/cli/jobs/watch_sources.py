@@ -43,7 +43,7 @@ from schemas.wire.ids import JOB
 from schemas.wire.verdicts import ACCEPTED
 
 NextSights = Callable[[float], list[Sight]]
-"""Waits at most this many seconds, and returns the sights until then."""
+"""A function that waits at most the given number of seconds for messages, and returns reports about them."""
 READY_VARIABLE: Final = "TRUNKLINE_READY_FILE"
 _LOOK_S: Final = 1.0
 _LIST_LIMIT: Final = 1000
@@ -52,7 +52,18 @@ _NOTES: Final = Notes("watch")
 
 
 def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
-    """Print accepted events until all jobs have ended or a timer has run out. Returns the exit code."""
+    """Print the accepted events of jobs until all jobs have ended or a time limit is reached.
+
+    Events go to standard output, one JSON object per line. Notes go to standard error.
+
+    Args:
+        next_sights: The source of reports about the jobs' messages.
+        outcomes: The jobs to follow, which records how they end.
+        timers: The time limits.
+
+    Returns:
+        0 if all jobs have completed, 1 if all have ended but not all have completed, 2 after a time limit.
+    """
     while True:
         code = outcomes.exit_code()
         if code is not None:
@@ -75,10 +86,19 @@ def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
 
 @contextmanager
 def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
-    """Follow events over MQTT, from our broker and the jobs' own brokers, and verify them.
+    """Subscribe to job events over MQTT, at the common broker and per-job brokers, and verify their signatures.
 
-    Raises NotFound for a job without a stored secret, Refused and BackboneUnreachable for the broker of a job
-    that is named.
+    It yields the function for `watch` that returns reports about the next messages.
+
+    Args:
+        settings: The settings of the brokers and of stored secrets.
+        jobs: The jobs to follow; an empty list follows all jobs.
+        outcomes: The record of the jobs. If `jobs` is empty, the jobs that are followed are added to it.
+
+    Raises:
+        NotFound: The secret of a job in `jobs` is not stored on this machine.
+        Refused: The broker of a job in `jobs` refuses the login or the subscription.
+        BackboneUnreachable: The broker of a job in `jobs` does not answer.
     """
 
     def watcher(job: str, secret: str) -> JobWatcher:
@@ -118,9 +138,18 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
 
 @contextmanager
 def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
-    """Follow the events that the gateway settles. The current state of the jobs comes first.
+    """Follow the events of jobs that the gateway has settled, through its stream of events.
 
-    Raises NotFound for a job that does not exist.
+    It yields the function for `watch` that returns reports. The first call reports the current state of the
+    jobs.
+
+    Args:
+        settings: The settings, which name the gateway.
+        jobs: The jobs to follow; an empty list follows all jobs.
+        outcomes: The jobs that have not ended, which are looked up again when events were missed.
+
+    Raises:
+        NotFound: A job in `jobs` does not exist.
     """
     path = path_of("jobs", jobs[0], "events") if len(jobs) == 1 else path_of("events")
     parameters = None if len(jobs) == 1 else {"kind": JOB}

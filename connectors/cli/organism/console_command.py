@@ -39,7 +39,7 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run the console until the end of input. Raises TrunklineError."""
+    """Run `trunkline console` until the end of input, and return 0. Raises TrunklineError."""
     from connectors.cli.organism.console_session import ConsoleSession
 
     return ConsoleSession(call.settings, call.listener, is_json=call.json).run()

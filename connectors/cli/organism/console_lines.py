@@ -1,4 +1,4 @@
-"""Lines of the console: typed ones become documents for the pump, and XML of agents is shown escaped (CM-06).
+"""Lines of `trunkline console`: typed lines become XML documents, and received XML becomes safe text (CM-06).
 
 @calculator <calculate><expression>1+2</expression></calculate>    to that listener
 <calculate><expression>1+2</expression></calculate>                to all that take the tag
@@ -33,9 +33,12 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 @dataclass(frozen=True)
 class Known:
-    """Facts that complete a line: namespaces by root tag and by listener, and the messages that were shown.
+    """The facts that are needed to turn a typed line into a document.
 
-    `shown` maps the number of a message to its sender and thread.
+    Attributes:
+        namespace_of_tag: The XML namespace of payloads, by root tag.
+        namespace_of_listener: The XML namespace of the payloads that a listener takes, by its name.
+        shown: Sender and thread of each message that the console has shown, by its number.
     """
 
     namespace_of_tag: Mapping[str, str]
@@ -44,7 +47,11 @@ class Known:
 
 
 def document_of(line: str, known: Known) -> bytes:
-    """Return the document for a line that is not empty. Raises UsageError that shows the right form."""
+    """Turn a typed line into the XML document to send: an envelope with recipient, thread and payload.
+
+    `line` must not be blank. Missing namespaces are added from `known`. Raises UsageError, whose text shows the
+    right form, if the line cannot be understood.
+    """
     to = thread = None
     rest = line.strip()
     if rest[0] in "@#":
@@ -119,7 +126,10 @@ def _namespace(tag: str, to: str | None, known: Known) -> str:
 
 
 def shown_xml(text: str) -> str:
-    """Return XML as indented and escaped lines, so that none of them looks like a line of the console."""
+    """Return the XML `text` as indented and escaped lines for a terminal.
+
+    No line of it can look like one of the console's own. Text that is no XML is shown in the same way.
+    """
     from lxml import etree  # type: ignore[import-untyped]
 
     try:

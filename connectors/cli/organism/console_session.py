@@ -47,7 +47,13 @@ _HELP: Final = """\
 
 
 class ConsoleSession:
-    """The console of one person at one terminal. `run` may be called once."""
+    """The console of one person at one terminal, for one human listener of the XML pump.
+
+    Args:
+        settings: The settings, which name the gateway.
+        listener: The name of the human listener whose messages are shown.
+        is_json: Whether to print messages as JSON.
+    """
 
     def __init__(self, settings: Settings, listener: str, *, is_json: bool = False) -> None:
         self._settings = settings
@@ -65,7 +71,11 @@ class ConsoleSession:
         self._failure: TrunklineError | None = None
 
     def run(self) -> int:
-        """Run until the end of input, /quit, or a signal. Raises TrunklineError when it cannot go on."""
+        """Show messages and send typed lines until the end of input, `/quit` or a signal, and return 0.
+
+        Call this once, on the main thread. It retries while the gateway does not answer. Raises TrunklineError
+        if there is no such listener, or the gateway refuses the token.
+        """
         try:
             return self._run()
         except KeyboardInterrupt:

@@ -20,25 +20,28 @@ if TYPE_CHECKING:
     from connectors.cli.shared.call import Call
 
 Argument = Callable[[argparse._ActionsContainer], object]
-"""Adds one argument, or a group of arguments, to a parser."""
+"""A function that adds one argument, or a group of arguments, to a parser of argparse."""
 Run = Callable[["Call"], int]
-"""Runs an action and returns its exit code. Raises TrunklineError."""
+"""A function that runs an action and returns its exit code. It raises TrunklineError."""
 
 
 def argument(name: str, text: str, **options: Any) -> Argument:
-    """Return an argument with a help text and with options of `ArgumentParser.add_argument`."""
+    """Declare an argument of an action: return a function that adds it to a parser.
+
+    `text` is its help. `options` are further arguments of `ArgumentParser.add_argument`.
+    """
     if not name.startswith("-"):
         options.setdefault("metavar", name.upper())
     return lambda parser: parser.add_argument(name, help=text, **options)
 
 
 def flag(name: str, text: str) -> Argument:
-    """Return an option without a value."""
+    """Declare an option without a value, which is True if it is given. `text` is its help."""
     return argument(name, text, action="store_true")
 
 
 def one_of(*choices: Argument, required: bool = False) -> Argument:
-    """Return arguments of which at most one may be given, or exactly one if `required`."""
+    """Declare a group of arguments of which at most one may be given, or exactly one if `required` is set."""
 
     def add(parser: argparse._ActionsContainer) -> None:
         group = parser.add_mutually_exclusive_group(required=required)
@@ -50,12 +53,19 @@ def one_of(*choices: Argument, required: bool = False) -> Argument:
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a command. An action with `kinds` has no `run`; its sub-actions have.
+    """One action of a command, such as `list` in `trunkline jobs list`.
 
-    `epilog` is shown below the help, with its line breaks. `takes_json` adds the option `--json`. With
-    `takes_command`, all that follows `--` becomes `args.command`, a list that is empty without `--`. `usage`
-    replaces the line that argparse makes. `late` names an optional positional argument that may also follow
-    the options.
+    Attributes:
+        name: The name of the action.
+        text: Its help in one line.
+        run: The function that runs it; None for an action with `kinds`.
+        arguments: Its arguments.
+        epilog: A text that is shown below the help, with its line breaks.
+        takes_json: Whether it has the option `--json`.
+        takes_command: Whether all that follows `--` becomes the list `args.command`, empty without `--`.
+        usage: The line that replaces the usage that argparse makes.
+        late: The name of an optional positional argument that may also follow the options.
+        kinds: Its sub-actions, each with a `run` of its own.
     """
 
     name: str
@@ -74,7 +84,15 @@ class Actions(list[Action]):
     """The actions of a command, in the order of its help."""
 
     def add(self, *arguments: Argument, example: str | None = None, **more: Any) -> Callable[[Run], Run]:
-        """Return a decorator that adds a function as an action. `more` are fields of `Action`."""
+        """Return a decorator that adds a function as an action and returns the function unchanged.
+
+        The function's name becomes the action's name, and the first line of its docstring the help.
+
+        Args:
+            arguments: The arguments of the action.
+            example: A command line to show below the help.
+            more: Further fields of `Action`.
+        """
 
         def decorate(run: Run) -> Run:
             name = run.__name__.strip("_").replace("_", "-")
@@ -109,7 +127,10 @@ class _ActionParser(argparse.ArgumentParser):
 
 
 def add_actions(parser: argparse.ArgumentParser, actions: Sequence[Action], metavar: str = "ACTION") -> None:
-    """Add a sub-parser for each action. The parsed arguments hold the action's function as `run`."""
+    """Add a sub-parser for each action to `parser`. The parsed arguments have the action's function as `run`.
+
+    `metavar` is the placeholder for the action's name in the usage.
+    """
     commands = parser.add_subparsers(required=True, metavar=metavar, parser_class=_ActionParser)
     for action in actions:
         found = commands.add_parser(

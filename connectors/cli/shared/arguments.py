@@ -1,4 +1,4 @@
-"""Types of arguments for argparse, and arguments that several commands have.
+"""Types for argparse, which convert and validate an argument's text, and arguments that several commands have.
 
 A type raises UsageError for a value that is not well formed; argparse passes the error on to `main`.
 """
@@ -29,7 +29,10 @@ _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,255}").fullmatch
 
 
 def name_of(what: str) -> Callable[[str], str]:
-    """Return a type for names, which become part of an address; `what` is named in the error, "an agent"."""
+    """Return a function, a type for argparse, that returns its argument if it is a valid name.
+
+    Otherwise it raises UsageError. `what` is the named thing for the error's text, such as "an agent".
+    """
 
     def checked(text: str) -> str:
         if not is_name(text):
@@ -40,14 +43,14 @@ def name_of(what: str) -> Callable[[str], str]:
 
 
 def job_id(text: str) -> str:
-    """Return `text` if it is a job id."""
+    """Return `text` if it is a job id (8 lower-case hex digits). Raises UsageError otherwise."""
     if not is_job_id(text):
         raise UsageError(f"not a job id (8 lower-case hex digits): {text!r}")
     return text
 
 
 def stream_key(text: str) -> tuple[str, str]:
-    """Return kind and id of a stream that is written as KIND/ID."""
+    """Split the name of a stream, written as KIND/ID, in its two parts. Raises UsageError for another form."""
     found = parse_stream_key(text.encode("utf-8", "surrogateescape"))
     if found is None:
         raise UsageError(f"expected KIND/ID such as refused/mqtt: {text!r}")
@@ -55,7 +58,10 @@ def stream_key(text: str) -> tuple[str, str]:
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds of `90`, `90s`, `5m`, `2h` or `1d`."""
+    """Convert a duration such as `90`, `90s`, `5m`, `2h` or `1d` to seconds.
+
+    Raises argparse.ArgumentTypeError for another form.
+    """
     found = _DURATION(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, found {text!r}")
@@ -69,22 +75,25 @@ def _request_id(text: str) -> str:
 
 
 def request_id(effect: str) -> Argument:
-    """Return the option `--request-id`; `effect` says what a request with the same name is."""
+    """Declare the option `--request-id`, by which a repeated command is the same request.
+
+    `effect` is the end of its help: the text after "the same name again is".
+    """
     return argument("--request-id", f"the same name again is {effect}", type=_request_id, metavar="NAME")
 
 
 def duration(name: str, text: str) -> Argument:
-    """Return an option with a duration."""
+    """Declare an option whose value is a duration such as `5m`; parsing gives seconds. `text` is its help."""
     return argument(name, text, type=duration_s, metavar="TIME")
 
 
 def path(name: str, text: str, metavar: str = "PATH") -> Argument:
-    """Return an option that names a file or a folder."""
+    """Declare an argument that is the path of a file or a folder. `text` is its help."""
     return argument(name, text, type=Path, metavar=metavar)
 
 
 def limit(default: int = 50) -> Argument:
-    """Return the option `--limit` of a list."""
+    """Declare the option `--limit`, the largest number of rows that a command lists."""
     return argument("--limit", f"at most (default: {default})", type=int, default=default, metavar="N")
 
 
@@ -105,9 +114,10 @@ ROTATION: Final = (
 
 
 def read_broker(call: Call) -> dict[str, Any] | None:
-    """Return the MQTT broker of the job's own (JE-13) that `BROKER` names, None without it.
+    """Return the job's own MQTT broker (JE-13) from `--broker` or `--broker-file`, or None without an option.
 
-    Raises UsageError when the file cannot be read, is no JSON object, or holds a password that others can read.
+    The result has fields such as `host`, `port`, `username` and `password`. Raises UsageError if the file
+    cannot be read, is no JSON object, or has a password and is readable by others.
     """
     name: str | None = call.broker_file
     found: dict[str, Any] | None = call.broker

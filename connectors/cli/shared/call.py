@@ -22,28 +22,36 @@ Columns = Mapping[str, str | Callable[[Row], object]]
 
 
 class Call(argparse.Namespace):
-    """The arguments of one call, and the settings. Each request raises what `GatewayClient` raises."""
+    """The parsed arguments of one command line, the settings, and methods for requests and output.
+
+    Each argument is an attribute. The requests raise TrunklineError: BackboneUnreachable if the gateway does
+    not answer, Refused, NotFound or UsageError if it refuses the request.
+    """
 
     settings: Settings
 
     def gateway(self) -> GatewayClient:
-        """Return a new client of the gateway."""
+        """Return a new client of the gateway, which the caller closes (`with`)."""
         # Imported here, because it is slow to import and help must be quick.
         from connectors.gateway_client.gateway_client import GatewayClient
 
         return GatewayClient(self.settings)
 
     def get(self, *path: str, **parameters: object) -> Any:
-        """Return the decoded answer to a GET of `path`. Parameters that are None are left out."""
+        """Send a GET request to the gateway and return the decoded JSON answer.
+
+        `path` are the parts of the path below `/api/hub/`. Parameters that are None are left out.
+        """
         from connectors.gateway_client.gateway_client import path_of
 
         with self.gateway() as gateway:
             return gateway.get(path_of(*path), parameters)
 
     def post(self, *path: str, request_id: str | None = None, **body: object) -> Any:
-        """Return the decoded answer to a POST to `path`. Fields that are None are left out.
+        """Send a POST request to the gateway and return the decoded JSON answer.
 
-        Requests with the same `request_id` are one request; None makes a new one.
+        `path` are the parts of the path below `/api/hub/`. `body` are the fields of the JSON body; None leaves
+        a field out. Requests with the same `request_id` take effect once. None makes a new id.
         """
         from connectors.gateway_client.gateway_client import path_of
 
@@ -51,19 +59,22 @@ class Call(argparse.Namespace):
             return gateway.post(path_of(*path), body, request_id=request_id)
 
     def post_named(self, *path: str, possible_effect: str, **body: object) -> Row:
-        """Post as the request that `--request-id` names, and return the answer with `request_id`.
+        """Send a POST request under the id of `--request-id`, or a new id, and return the answer.
 
-        For `possible_effect` see `named_request`.
+        The answer also has the field `request_id`. If no answer comes, a note on stderr says how to repeat the
+        request. `possible_effect` is its text about the effect that the request may have had, such as "the
+        message was delivered".
         """
         with self.named_request(possible_effect) as request_id:
             return {**self.post(*path, request_id=request_id, **body), "request_id": request_id}
 
     @contextmanager
     def named_request(self, possible_effect: str) -> Iterator[str]:
-        """Yield the name of a request: that of `--request-id`, or a new one.
+        """Yield the id for a request in the `with` block: that of `--request-id`, or a new one.
 
-        When no answer comes, the request may have been done or not. Then stderr says how to send the same
-        request again; `possible_effect` names what may have happened, such as "the message was delivered".
+        If the block raises BackboneUnreachable or is interrupted, the request may have been carried out or not.
+        Then a note on stderr says how to repeat it. `possible_effect` is its text about the effect that the
+        request may have had, such as "the message was delivered".
         """
         name: str = self.request_id or str(uuid.uuid4())
         try:
@@ -74,7 +85,7 @@ class Call(argparse.Namespace):
             raise
 
     def print_answer(self, answer: object, *lines: str) -> int:
-        """Print the answer as JSON with `--json`, else the lines. Return exit code 0."""
+        """Print `answer` as JSON if the command has `--json`, else print `lines`. Return the exit code 0."""
         if self.json:
             print_json(answer)
         else:

@@ -1,4 +1,4 @@
-"""Files that arguments name: read up to a limit, or made new for the owner alone."""
+"""Functions that read a file which an argument names, or create one for a secret."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ STANDARD_INPUT: Final = "-"
 
 
 def read_given(name: str, what: str, limit_bytes: int) -> bytes:
-    """Return the content of the file `name`, or of standard input for `-`.
+    """Return the bytes of the file `name`, or of standard input if `name` is `-`.
 
-    Raises UsageError that begins with `what` when it cannot be read or is longer than `limit_bytes`.
+    Raises UsageError if it cannot be read or is longer than `limit_bytes`. The error's text begins with `what`,
+    the argument's name.
     """
     try:
         if name == STANDARD_INPUT:
@@ -33,7 +34,11 @@ def read_given(name: str, what: str, limit_bytes: int) -> bytes:
 
 
 def read_given_text(name: str, what: str, limit_bytes: int) -> str:
-    """Return the same as UTF-8 text, without the line break at its end."""
+    """Return the UTF-8 text of the file `name`, or of standard input for `-`, without a line break at its end.
+
+    Raises UsageError if it cannot be read, is longer than `limit_bytes` or is not UTF-8. The error's text
+    begins with `what`, the argument's name.
+    """
     try:
         return read_given(name, what, limit_bytes).decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError:
@@ -42,11 +47,17 @@ def read_given_text(name: str, what: str, limit_bytes: int) -> str:
 
 @contextmanager
 def new_private_file(path: Path | None, option: str) -> Iterator[IO[str] | None]:
-    """Make a new file with mode 0600 for a secret; remove it again when the block fails.
+    """Create a new file with mode 0600 for a secret, and yield it open for writing text.
 
-    The file is made before the block, so that no secret is created that cannot be stored. It is on the disk
-    when the block has ended. Yields None without a path. Raises UsageError that names `option` when the file
-    exists or cannot be made.
+    The file is created before the `with` block, so that no secret is made that cannot be stored. It is synced
+    to the disk at the block's end, and deleted if the block raises.
+
+    Args:
+        path: The path of the file; None yields None and creates no file.
+        option: The option that named the file, for errors.
+
+    Raises:
+        UsageError: The file exists or cannot be created.
     """
     if path is None:
         yield None

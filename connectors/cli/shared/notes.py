@@ -9,17 +9,21 @@ from connectors.terminal.terminal_text import escaped
 
 
 class Notes:
-    """Prints notes under a command's name, escaped."""
+    """A printer of notes for the user on standard error, each after the command's name, safe for a terminal."""
 
     def __init__(self, command: str) -> None:
         self._command = command
 
     def say(self, text: str) -> None:
-        """Print a note."""
+        """Print one note on standard error. Characters that could control a terminal are escaped."""
         print(f"trunkline {self._command}: {escaped(text)}", file=sys.stderr, flush=True)
 
     def lost(self, what: str) -> Callable[[str | None], None]:
-        """Return a function for the state of a connection: why it was lost, or None once it is back."""
+        """Return a function that prints a note when a connection is lost or is back.
+
+        Call it with the reason of the loss, or with None when there is a connection again. `what` is the name
+        of the other side, such as "gateway".
+        """
 
         def report(why: str | None) -> None:
             self.say(f"{what}: connected again" if why is None else f"{what}: {why}; trying again")

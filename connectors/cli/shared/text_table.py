@@ -14,7 +14,10 @@ _CELL_LIMIT: Final = 60
 
 
 def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit: int = _CELL_LIMIT) -> str:
-    """Return a heading and rows in columns. None is shown as `-`; a longer cell than `cell_limit` is cut."""
+    """Return the text of a table with a heading, in aligned columns.
+
+    None is shown as `-`. A cell with more than `cell_limit` characters is cut.
+    """
     lines = [list(heading), *([_cell(value, cell_limit) for value in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
     texts = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
@@ -22,13 +25,17 @@ def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit
 
 
 def fields(row: dict[str, Any]) -> str:
-    """Return one line for each field of a row, with the field's name before its value."""
+    """Return a text with one line for each field of `row`: its name and its value, None as `-`."""
     width = max((len(name) for name in row), default=0)
     return "\n".join(f"{name:<{width}}  {_whole(value)}" for name, value in row.items())
 
 
 def age_of(moment: object, now: datetime | None = None) -> str:
-    """Return how long ago an ISO 8601 time was, in its largest unit; `-` for None."""
+    """Return how long ago the ISO 8601 time `moment` was, in its largest unit, such as `3d` or `12s`.
+
+    None gives `-`, and a text that is no time is returned escaped. `now` is the current time; None reads the
+    clock.
+    """
     if not isinstance(moment, str):
         return "-"
     try:

@@ -20,7 +20,7 @@ _SUFFIX = "_bench"
 
 
 def benchmarks() -> dict[str, str]:
-    """Return the benchmarks, each with the first line of its docstring.
+    """Return the names of the benchmarks in tests/benchmarks, each with the first line of its docstring.
 
     `queue_bench.py` is named `queue`: a file `queue.py` would hide Python's own module.
     """
@@ -40,7 +40,10 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run the benchmark as a program of its own, or list the benchmarks."""
+    """Run the named benchmark in a child process and return its exit code. Without a name, list all benchmarks.
+
+    Raises NotFound for an unknown name.
+    """
     known = benchmarks()
     if call.name is None:
         for name, summary in known.items():

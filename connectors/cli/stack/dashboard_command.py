@@ -20,7 +20,10 @@ ARGUMENTS = (flag("--no-token", "the bare address; the page asks for a token"),)
 
 
 def run(call: Call) -> int:
-    """Print the address and return the exit code. Raises TrunklineError."""
+    """Print the dashboard's address, which has the operator's token unless `--no-token` is given, and return 0.
+
+    Raises UsageError if there is no dashboard, and NotFound if there is no token yet.
+    """
     # Imported here, because it is slow to import and help must be quick.
     from connectors.local_stack.ports import port_is_free
 

@@ -40,7 +40,7 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run the demo and return the exit code. Raises TrunklineError."""
+    """Run `trunkline demo`, print its report and return the exit code. Raises TrunklineError."""
     # Imported here, because Arrow, paho and rich are slow to import and help must be quick.
     from connectors.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
 

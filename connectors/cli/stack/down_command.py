@@ -18,7 +18,10 @@ ARGUMENTS = (flag("--sessions", "end the sessions of agents on this machine, too
 
 
 def run(call: Call) -> int:
-    """Stop the stack. A stack that does not run is no error."""
+    """Stop the local stack, with `--sessions` also all sessions of this machine, and return 0.
+
+    A stack that does not run is no error.
+    """
     started = time.monotonic()
     if control.stop_detached(call.settings, lambda _state: None):
         print(f"Stopped after {time.monotonic() - started:.1f} s.")

@@ -65,9 +65,10 @@ def _switch(call: Call) -> int:
 
 
 def check_doors_closed(settings: Settings) -> None:
-    """Raise Refused while a door of this machine is open, or a gateway answers elsewhere.
+    """Raise Refused if something can still append to the log: a part of the local stack, or any gateway.
 
-    This needs no token; but a token file that cannot be used is a UsageError.
+    The local stack may run Kafka and Mosquitto alone. The check needs no token, but raises UsageError for a
+    token file that cannot be used.
     """
     from connectors.gateway_client.gateway_client import GatewayClient
     from connectors.local_stack.control import running_state

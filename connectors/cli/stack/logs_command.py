@@ -52,7 +52,7 @@ def _follow(logs: dict[str, Path], prefixed: bool) -> None:
 
 
 def run(call: Call) -> int:
-    """Print the ends of the logs, and with `--follow` new lines."""
+    """Print the last lines of the parts' log files, and with `--follow` new lines until Ctrl-C."""
     folder = call.settings.data_path / "logs"
     more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
     names = (*ALL_PARTS, *more, _SUPERVISOR)

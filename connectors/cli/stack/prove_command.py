@@ -39,7 +39,7 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run the seeds in a program of their own."""
+    """Run `trunkline prove`: test all seeds in a child process, and return its exit code."""
     if call.seeds < 1 or call.first_seed < 0:
         raise UsageError("--seeds is 1 or more, --first-seed 0 or more")
     if not (PROJECT_ROOT / _MODULE.replace(".", "/")).with_suffix(".py").exists():

@@ -39,7 +39,10 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Print the settings that were asked for. Raises UsageError for a name that does not exist."""
+    """Print the named settings, or all, with value and source, and return 0.
+
+    With `--sample` it prints a settings file instead. Raises UsageError for a name that does not exist.
+    """
     found = list(_chosen(call.name))
     if call.sample:
         print(sample_file(found), end="")
@@ -57,7 +60,10 @@ def run(call: Call) -> int:
 
 
 def sample_file(settings: list[Setting]) -> str:
-    """Return a settings file with every setting commented out at its default; secrets are left out."""
+    """Return the text of a settings file (YAML) in which every setting is commented out and has its default.
+
+    Secrets are left out.
+    """
     lines = ["# Settings of Trunkline. Remove the # before a setting, and before its section, to change it."]
     for section, members in groupby(settings, lambda one: one.name.rpartition(".")[0]):
         lines += ["", f"# {section}:"] if section else [""]

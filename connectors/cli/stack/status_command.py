@@ -20,7 +20,7 @@ ARGUMENTS = (flag("--json", "one JSON object instead of a table"),)
 
 
 def age_text(seconds: float | None) -> str:
-    """Return an age in its two largest units, such as `3d 4h` or `2m 5s`; `-` for None."""
+    """Return an age in seconds as text in its two largest units, such as `3d 4h` or `2m 5s`; `-` for None."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -40,7 +40,7 @@ def _table(parts: list[PartStatus]) -> str:
 
 
 def run(call: Call) -> int:
-    """Print the table and the reasons of parts that are not ready."""
+    """Print a table of the stack's parts, and why parts are not ready. Return 0 if all are ready, else 1."""
     state = control.running_state(call.settings)
     parts = control.part_statuses(call.settings)
     chosen = state["parts"] if state else {}

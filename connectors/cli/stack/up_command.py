@@ -48,7 +48,10 @@ ARGUMENTS = (
 
 
 class Progress:
-    """Prints a line when a part becomes ready or fails, and in between the last log lines of the others."""
+    """The display of a starting stack on standard error, called with each new state of the stack.
+
+    It prints a line when a part becomes ready or fails, and in between the last log lines of the other parts.
+    """
 
     def __init__(self) -> None:
         self._started = self._shown_at = time.monotonic()
@@ -57,7 +60,7 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def __call__(self, state: dict[str, Any]) -> None:
-        """Show the changes since the last state."""
+        """Print the changes between the last state and `state`, the state of the stack as JSON."""
         waiting: dict[str, dict[str, Any]] = {}
         for name, part in state["parts"].items():
             if part["state"] != "ready":
@@ -116,7 +119,10 @@ def _close_to_others(settings: Settings) -> None:
 
 
 def run(call: Call) -> int:
-    """Start the stack, add missing parts, or report that it runs."""
+    """Start the local stack in the background, or missing parts of a running one, and wait until it is ready.
+
+    Returns 0. Raises TrunklineError if a part is not ready in time.
+    """
     settings = call.settings
     parts = [name.strip() for name in call.only.split(",") if name.strip()]
     before = control.running_state(settings)
