@@ -149,8 +149,8 @@ class DeliveryConnection:
 
         The broker confirms it with a PUBACK and Trunkline, if a receipt is wanted, with the receipt. Without
         the wait for a receipt, the result has no verdict. While the broker reports that no client is
-        subscribed, the same bytes are published again, because the bridge connects to a job's own broker some
-        seconds after the registration.
+        subscribed, the same bytes are published again. (The bridge connects to a job's own broker some seconds
+        after the registration.)
 
         Raises:
             ReceiptMissing: No receipt came in time.

@@ -60,12 +60,12 @@ def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
 
 
 def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
-    """Wait until no other bridge serves the queue, then carry messages in both directions until `stop` is set.
+    """Wait until no other bridge serves the queue, then pass messages in both directions until `stop` is set.
 
     Args:
         settings: The settings of the queue, the log and the gateway.
         stop: Ends the bridge when it is set; it is also set when the bridge fails.
-        ready_file: A file to create or touch whenever nothing is left to carry; None for no such file.
+        ready_file: A file to create or touch whenever no message waits in the files; None for no such file.
 
     Raises:
         TrunklineError: The topic does not match the settings.

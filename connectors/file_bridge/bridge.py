@@ -117,10 +117,10 @@ class FileBridge:
     Args:
         settings: The settings of the queue and the log.
         stop: Ends `run` when it is set.
-        consumers: The object in which each `look` sets the agents that poll the queue.
+        consumers: The object into which each `look` writes the agents that poll the queue.
         agents: Returns the names of the agents with a definition, None while they are not known. They get the
             broadcasts of the session `default`, too.
-        ready: Called after each successful look that has left nothing to carry.
+        ready: Called whenever all messages and polls in the files have been appended.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class FileBridge:
         self._waiting = PutOff(_report)
 
     def run(self) -> None:
-        """Look again and again, when a file changes and at regular times, until `stop` is set.
+        """Call `look` when a file of the queue changes, and at regular times, until `stop` is set.
 
         While Kafka or a file is unavailable, it logs that and tries again. Raises TrunklineError when the topic
         does not match the settings.
@@ -174,7 +174,7 @@ class FileBridge:
         A session that cannot be read is tried again at a later look and does not delay the others.
 
         Returns:
-            Whether nothing is left to carry. False also when `stop` was set meanwhile.
+            Whether nothing is left to append. False also when `stop` was set meanwhile.
 
         Raises:
             BackboneUnreachable: Kafka did not acknowledge the records.

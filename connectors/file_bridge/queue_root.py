@@ -20,9 +20,8 @@ _TICK_S: Final = 0.01
 def queue_root(settings: Settings) -> Path:
     """Return the folder of the file queue that the bridge serves.
 
-    This is the setting `files.root`. Without it, a stack with a data directory of its own (a test, a
-    demonstration) has a queue there, so that it does not take messages from the user's queue. Any other stack
-    uses the user's queue.
+    This is the setting `files.root`. Without it, a stack with the default data directory serves the user's
+    queue. A stack with another one, such as a test, has a queue there and leaves the user's queue alone.
     """
     if settings.files.root is not None:
         return settings.files.root

@@ -242,7 +242,7 @@ def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, by
     """Yield each line between two offsets that ends with a newline, as its start, its end and its content.
 
     The end includes the newline, the content does not. The content is None for a line over 16 MiB, which is
-    never in memory as a whole, and for the rest of a line if `start` is within that line.
+    never in memory as a whole. It is also None for the rest of a line if `start` is within that line.
     """
     whole = start == 0 or os.pread(fd, 1, start - 1) == b"\n"
     line_start, offset, held, held_bytes = start, start, [], 0

@@ -1,4 +1,4 @@
-"""The newest settled records, as a ring in memory with a rising cursor, and the waits for single records.
+"""The newest settled records in memory, which readers follow by a cursor, and the waits for single records.
 
 The live view's thread adds records, any thread reads them, and asyncio tasks wait for them. Readers have no
 queue of their own. A reader that is too slow gets `FellBehind`, and costs no memory before that. `SettledWaits`

@@ -1,8 +1,8 @@
 """Readers of the progress of ledger and views: the offset up to which the tables have the log's records.
 
-The ledger's commits carry an entry of the audit chain, which names the next offset of each partition (decision
-0020), and the duration of the micro-batch. Commits of `stream_entries` carry the views' progress. Both readers
-follow the log of their table, so that a call reads one or two small files.
+Each commit of the ledger carries an entry of the audit chain, which names the next offset of each partition
+(decision 0020). It also carries the duration of the micro-batch. Commits of `stream_entries` carry the views'
+progress. Both readers follow the log of their table, so that a call reads one or two small files.
 """
 
 from __future__ import annotations

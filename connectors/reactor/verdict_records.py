@@ -57,8 +57,8 @@ def depends_on_verdict(record: Record, get: GetRow) -> bool:
 def records_by_verdict(record: Record, verdict: str, reason: str | None, get: GetRow) -> list[OutgoingRecord]:
     """Return the records that the reactor has to append because `record` was settled with `verdict`.
 
-    They are messages: an agent's MQTT message to its recipient, a notice to the agent that it could not be
-    delivered, or a notice to a job's delegator that the job needs permission. Usually the list is empty.
+    Usually the list is empty. The records post messages. An agent's MQTT message goes to its recipient. If that
+    is impossible, a notice goes to the agent. If a job needs permission, a notice goes to its delegator.
 
     Args:
         record: The settled record.

@@ -55,8 +55,8 @@ def xml_records(
 ) -> list[OutgoingRecord]:
     """Return the records that the reactor has to append for the XML pump because `record` was settled.
 
-    Usually the list is empty. The records post a handler's answers, open a thread, open or close the mailboxes
-    of added or removed listeners, or notify the sender of a message that will not be handled.
+    Usually the list is empty. The records post a handler's answers or open a thread. They open the mailboxes of
+    added listeners and close those of removed ones. If a message will not be handled, they notify its sender.
 
     Args:
         record: The settled record.

@@ -21,8 +21,8 @@ class ChatMessage:
     """One message of a conversation as a language model sees it.
 
     Attributes:
-        role: `user` for the requester, `assistant` for the model itself, `tool` for the answer of a listener
-            that the model called, and `system` for a remark of the pump.
+        role: `user` for the requester, `assistant` for the model itself, `system` for a remark of the pump.
+            `tool` is the answer of a listener that the model called.
         name: The sender; for a message of the model itself, the recipient.
         content: The payload as XML; for a remark, plain text.
         call: The message id of the call that the message is, or that it answers; None for other messages.

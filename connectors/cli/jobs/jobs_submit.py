@@ -87,8 +87,8 @@ def submit(call: Call) -> int:
     """Run `trunkline jobs submit`: start an agent for a new job, and show the job's events until its end.
 
     Returns:
-        0 if the job completed, 1 if it failed or the agent ended without a word, 2 if a time limit was reached,
-        130 after Ctrl-C. The agent goes on after 2 and 130.
+        0 if the job completed. 1 if it failed, was cancelled, or the agent's process ended without an end
+        event. 2 after a time limit and 130 after Ctrl-C; then the agent goes on.
 
     Raises:
         TrunklineError: The job could not be started. It is cancelled then.

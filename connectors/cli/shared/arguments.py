@@ -29,9 +29,9 @@ _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,255}").fullmatch
 
 
 def name_of(what: str) -> Callable[[str], str]:
-    """Return a function, a type for argparse, that returns its argument if it is a valid name.
+    """Return a type for argparse: a function that returns its text if it is a valid name.
 
-    Otherwise it raises UsageError. `what` is the named thing for the error's text, such as "an agent".
+    For any other text it raises UsageError. `what` is the named thing for the error, such as "an agent".
     """
 
     def checked(text: str) -> str:
