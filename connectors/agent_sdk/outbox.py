@@ -52,7 +52,7 @@ class OutboxMessage(msgspec.Struct, frozen=True):
 
     @property
     def wire_bytes(self) -> bytes:
-        """The MQTT payload, the same at every attempt."""
+        """The bytes to publish over MQTT, the same at every attempt to send the message."""
         return self.payload.encode("utf-8")
 
 

@@ -31,10 +31,10 @@ def queue_root(settings: Settings) -> Path:
 
 
 def lock_soon(folder: SessionFolder, wait_s: float) -> None:
-    """Take the lock of a session, and finish or undo the work of an expire that was killed.
+    """Take the lock of a session, and finish or undo the work of a `Queue.expire` that was killed.
 
-    Raises QueueError if the lock is not free within `wait_s` seconds. An expire of a large file or a stopped
-    program may have the lock for long, and the other sessions must not wait for it.
+    Raises QueueError if the lock is not free within `wait_s` seconds. Another program may have the lock for
+    long, as when it removes messages from a large file. The other sessions must not wait for it.
     """
     wait_free(folder, wait_s)
     # A program that takes the lock in between is running, and releases it soon.

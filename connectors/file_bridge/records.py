@@ -83,7 +83,7 @@ def refusal_of(session: str, line: bytes) -> OutgoingRecord:
 def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
     """Yield the records that mark the messages of a poll as taken by the agent that polled (FQ-16).
 
-    `poll` is the poll's entry in the audit. Its ids depend on the entry alone, so repeated records are
+    `poll` is the poll's entry in the audit. The ids of the records depend on it alone, so repeated records are
     duplicates.
     """
     session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]

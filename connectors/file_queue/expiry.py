@@ -96,10 +96,11 @@ class _Scan:
 
 
 def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], None]) -> tuple[int, int]:
-    """Remove the expired messages of a session, their side-files and orphaned side-files.
+    """Remove the expired messages of a session with their side-files, and also side-files without a message.
 
-    The caller has the session's lock. Without a file `messages.jsonl` nothing is removed, because no line says
-    which side-files are in use.
+    A side-file has the body of one message. A side-file that no line names is an orphan. Orphans older than a
+    day are removed. The caller has the session's lock. Without a file `messages.jsonl` nothing is removed,
+    because no line says which side-files are in use.
 
     Args:
         folder: The session's open folder.

@@ -350,9 +350,9 @@ class Queue:
 
 
 def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) -> int | None:
-    """Wait for the session's lock, take it, and then finish or undo the work of an expire that was killed.
+    """Wait for the session's lock and take it. Then finish or undo the work of an `expire` that was killed.
 
-    Returns the number of messages that the killed expire has removed, or None if nothing was to finish.
+    Returns the number of messages that the killed call has removed, or None if nothing was to finish.
     """
     folder.lock()
     if not folder.has(PLAN):

@@ -101,7 +101,7 @@ class SessionFolder:
             os.close(fd)
 
     def hold_bodies(self) -> None:
-        """Take the shared lock that keeps an expire from deleting side-files which no line names yet.
+        """Take the shared lock that keeps `Queue.expire` from deleting side-files which no line names yet.
 
         A sender takes it before it writes a side-file. `unlock`, or the end of the process, releases it.
         """
@@ -172,8 +172,8 @@ class SessionFolder:
     def write_body(self, name: str, body: bytes) -> None:
         """Write a new side-file with a message's body and sync it to the disk.
 
-        An incomplete file is removed again. Until `unlock`, no expire deletes side-files. Raises OSError if the
-        file exists or cannot be written.
+        An incomplete file is removed again. Until `unlock`, `Queue.expire` does not delete the file as unused.
+        Raises OSError if the file exists or cannot be written.
         """
         self.hold_bodies()
         with self.open_folder(BODIES) as folder:

@@ -102,7 +102,7 @@ class TableMaker:
     A module is imported again when its file has changed since. The modules that it imports are not.
 
     Args:
-        schemas_folder: The folder in which compiled listeners' schemas are cached.
+        schemas_folder: The folder in which the XML schemas of listeners are cached.
         limits: The limits for the XML of messages.
     """
 
@@ -116,8 +116,8 @@ class TableMaker:
     def make(self, version: int, infos: Sequence[ListenerInfo]) -> ListenerTable:
         """Import the handlers of the listeners `infos`, and return a new table of the listeners.
 
-        It may block for long and runs users' code. A listener that cannot be loaded is logged, and `runnable`
-        lacks it. So does a human listener, which has no code.
+        It may block for long and runs users' code. A listener that cannot be loaded is logged and is missing in
+        the table's `runnable`. Human listeners, which have no code, are missing there too.
         """
         looked_at: dict[str, ModuleType] = {}
         runnable: dict[str, RunnableListener] = {}
