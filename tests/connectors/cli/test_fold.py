@@ -86,7 +86,7 @@ def test_the_status_says_how_many_records_of_the_log_ledger_and_views_lack(
     assert "left: 1 for the ledger, 2 for the views" in told
     settle_by_an_earlier_version(hub_settings)
     refused = trunkline.call("fold", "switch")
-    assert (refused.returncode, "the ledger lack records of the log, 1 in all" in refused.stderr) == (4, True)
+    assert (refused.returncode, "the ledger lacks records of the log, 1 in all" in refused.stderr) == (4, True)
     assert "until ./trunkline fold status says that none are left" in refused.stderr
     write_ledger(hub_settings, keyring, records)
     write_views(hub_settings, keyring, records)

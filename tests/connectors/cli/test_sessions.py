@@ -195,7 +195,7 @@ def test_a_submitted_agent_learns_how_to_publish_from_what_it_reads(
     ]
     assert [event["event"] for event in events] == ["started", "progress", "completed"]
     assert (tmp_path / "read").read_text().endswith("# Your instructions:\ncount the stars\n")
-    script = f"{PROJECT_ROOT}/trunkline publish --job $TRUNKLINE_JOB_ID --event completed --detail ok\n"
+    script = f"'{PROJECT_ROOT}/trunkline' publish --job $TRUNKLINE_JOB_ID --event completed --detail ok\n"
     bare = ("--bare-instructions", *arguments[:-1], f"tee {tmp_path}/bare | sh")
     assert trunkline.run("jobs", "submit", "x", "--session", "bare", *bare, stdin=script).returncode == 0
     assert (tmp_path / "bare").read_text() == script
