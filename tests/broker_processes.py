@@ -253,6 +253,11 @@ class ProgramProcess:
             self.process.wait(timeout_s)
             pytest.fail(f"did not end:\n{self.log_path.read_text()[-3000:]}")
 
+    def kill(self) -> None:
+        """End it at once, if it has not ended yet."""
+        self.process.kill()
+        self.process.wait(STOP_S)
+
     def log(self) -> str:
         """Return the text that it has logged so far."""
         return self.log_path.read_text()

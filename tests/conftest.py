@@ -24,7 +24,7 @@ from connectors.local_stack.spark_command import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import STOP_S, BrokerProcess, ProgramProcess, make_kafka, make_mosquitto
+from tests.broker_processes import BrokerProcess, ProgramProcess, make_kafka, make_mosquitto
 from tests.class_archives import QUICK_JVM, use_archives
 from tests.own_settings import own_settings
 
@@ -197,9 +197,7 @@ def start_bridge(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callab
     start.started = started  # type: ignore[attr-defined]
     yield start
     for bridge in started:
-        if bridge.process.poll() is None:
-            bridge.process.kill()
-        bridge.process.wait(STOP_S)
+        bridge.kill()
 
 
 _GIVEN = (b"control/topology", b"agent/")

@@ -85,5 +85,4 @@ class Gateways:
     def stop(self) -> None:
         """End both."""
         for gateway in self._running:
-            gateway.process.kill()
-            gateway.process.wait(10)
+            gateway.kill()

@@ -53,9 +53,7 @@ def streams(
 
     yield start
     for program in started:
-        if program.process.poll() is None:
-            program.process.kill()
-            program.process.wait(20)
+        program.kill()
 
 
 def status_of(settings: Settings) -> str | None:

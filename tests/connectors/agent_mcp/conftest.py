@@ -17,7 +17,7 @@ from schemas.keys.pem import private_key_pem
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.agent_signing import KEY_BITS, new_key_pair, public_pem
-from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, free_port, kafka_at
+from tests.broker_processes import LOOPBACK, BrokerProcess, free_port, kafka_at
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.own_settings import make_topic
 
@@ -92,8 +92,7 @@ def shared_gateway(
         gateway.wait_ready()
         yield gateway
     finally:
-        gateway.program.process.kill()
-        gateway.program.process.wait(STOP_S)
+        gateway.program.kill()
 
 
 @pytest.fixture(scope="module")

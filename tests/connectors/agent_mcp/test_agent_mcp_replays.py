@@ -58,8 +58,7 @@ def test_replays_are_refused_at_once_after_a_crash_and_by_another_gateway(
         late, fresh = call_body("update_my_status"), call_body("update_my_status", status="working")
         signed["late"], signed["fresh"] = here.headers(late), here.headers(fresh)
         assert there.post(late, signed["late"]).status_code == 200
-        first.program.process.kill()
-        first.program.process.wait()
+        first.program.kill()
     again = start_gateway()
     with SignedCaller(agent, again) as caller:
         for tool, body in changing.items():

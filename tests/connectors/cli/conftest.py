@@ -100,9 +100,7 @@ def gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[ProgramProcess]:
     program = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "gateway")
     program.wait_ready(60)
     yield program
-    if program.process.poll() is None:
-        program.process.kill()
-    program.process.wait(20)
+    program.kill()
 
 
 @pytest.fixture

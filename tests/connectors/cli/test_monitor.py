@@ -44,14 +44,11 @@ def switch(gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path) -> I
             )
             running[-1].wait_ready(60)
         else:
-            running[-1].process.kill()
-            running[-1].process.wait(20)
+            running[-1].kill()
 
     yield turn
     for program in running:
-        if program.process.poll() is None:
-            program.process.kill()
-        program.process.wait(20)
+        program.kill()
 
 
 def _follower(client: GatewayClient, stream: EventStream) -> RegistryFollower:

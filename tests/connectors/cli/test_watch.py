@@ -206,8 +206,7 @@ def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
     job, outgoing = _registered(hub, hub_settings, tmp_path)
     wanted = ["--job", job] if which == "--job" else ["--all"]
     process = watching(*wanted, "--settled", "--timeout", "60s")
-    gateway.process.kill()
-    gateway.process.wait(10)
+    gateway.kill()
     outgoing.publish("completed", "while nobody looked")
     again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "again")
     try:

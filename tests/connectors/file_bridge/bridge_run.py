@@ -40,8 +40,7 @@ class BridgeRun:
 
     def kill(self) -> None:
         """kill -9 of the bridge."""
-        self.bridge.process.kill()
-        self.bridge.process.wait(10)
+        self.bridge.kill()
 
     def start(self) -> None:
         """Start it again, and wait until it has looked at everything once."""

@@ -122,8 +122,7 @@ def test_what_is_sent_while_the_gateway_is_away_comes_when_it_is_back_once(
     other = GatewayProcess(run.settings.model_copy(update={"gateway": GatewaySettings()}), tmp_path)
     try:
         other.program.wait_ready()
-        run.gateway.program.process.kill()
-        run.gateway.program.process.wait(10)
+        run.gateway.program.kill()
         wait_until(lambda: run.says("gateway_away"), 20, "the bridge says that the gateway is away")
         with other.client() as client:
             missed = [_post(client, "bob", number) for number in range(5)]

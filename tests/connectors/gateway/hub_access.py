@@ -15,7 +15,7 @@ from connectors.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.wire.verdicts import ACCEPTED
-from tests.broker_processes import LOOPBACK, START_S, STOP_S, ProgramProcess, free_port, wait_until
+from tests.broker_processes import LOOPBACK, START_S, ProgramProcess, free_port, wait_until
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 TIMEOUT_S = 20.0
@@ -78,9 +78,7 @@ def starting(
         yield start
     finally:
         for gateway in started:
-            if gateway.program.process.poll() is None:
-                gateway.program.process.kill()
-            gateway.program.process.wait(STOP_S)
+            gateway.program.kill()
 
 
 class ServerEvent(NamedTuple):

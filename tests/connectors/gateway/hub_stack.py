@@ -23,7 +23,7 @@ from connectors.launcher.local_processes import stop_all
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, AgentMcpSettings, GatewaySettings, Settings, XmlPumpSettings
-from tests.broker_processes import STOP_S, BrokerProcess, kafka_at, wait_until
+from tests.broker_processes import BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
 from tests.own_settings import make_topic
 
@@ -185,9 +185,7 @@ class HubStack:
                 self.operator.post(f"{TASKS}/{task['id']}/cancel", json={})
         self._open.close()
         for gateway in self.gateways:
-            if gateway.program.process.poll() is None:
-                gateway.program.process.kill()
-            gateway.program.process.wait(STOP_S)
+            gateway.program.kill()
         stop_all(self.settings, 0.0)
         assert processes_with(str(self.folder)) == []
 

@@ -18,7 +18,7 @@ import pytest
 
 from connectors.tls_keys.tls_files import create
 from schemas.settings.settings import DashboardSettings, Settings
-from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, ProgramProcess, free_port, wait_until
+from tests.broker_processes import LOOPBACK, BrokerProcess, ProgramProcess, free_port, wait_until
 from tests.connection_flood import Flood, assert_slows_nobody
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller
@@ -56,8 +56,7 @@ def gateway(
         found.wait_ready()
         yield found
     finally:
-        found.program.process.kill()
-        found.program.process.wait(STOP_S)
+        found.program.kill()
 
 
 def ports_of(gateway: McpGateway) -> dict[str, int]:
@@ -329,5 +328,4 @@ def test_handshakes_that_never_end_are_counted_bounded_and_ended(
         assert 'trunkline_connections{listener="hub",state="anonymous"} 1.0' in page
         assert '"level": "error"' not in program.log()
     finally:
-        program.process.kill()
-        program.process.wait(STOP_S)
+        program.kill()

@@ -105,8 +105,7 @@ def test_a_gateway_that_is_killed_comes_back_with_all_that_it_answered(start_gat
         jobs = [register(operator) for _ in range(3)]
         first = operator.post(f"{JOBS}/pick", json={"session": "s"}).json()
     operator_token = gateway.operator_token
-    gateway.program.process.kill()
-    gateway.program.process.wait(10)
+    gateway.program.kill()
     gateway = start_gateway()
     assert gateway.operator_token == operator_token
     with gateway.client(token) as ann, gateway.client(revoked) as bo, gateway.client() as operator:
@@ -154,8 +153,7 @@ def test_16_pickers_on_two_gateways_never_get_the_same_job(backbone_settings, tm
         assert dict(won) == secrets
     finally:
         for gateway in gateways:
-            gateway.program.process.kill()
-            gateway.program.process.wait(10)
+            gateway.program.kill()
 
 
 def test_one_session_that_asks_many_times_at_once_gets_one_job(operator, gateway):

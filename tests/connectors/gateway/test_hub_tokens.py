@@ -237,8 +237,7 @@ class Restarted:
             pool.submit(submit)
             task_id = wait_until(submitted, what="the task")[0]["id"]
             wait_until(lambda: processes_of(task_id), what="the process")
-            gateway.program.process.kill()
-            gateway.program.process.wait(10)
+            gateway.program.kill()
         return task_id
 
 

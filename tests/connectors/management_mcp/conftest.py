@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters
 
 from connectors.launcher.local_processes import stop_all
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import STOP_S, program_environment
+from tests.broker_processes import program_environment
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, McpGateway
 from tests.programs import start_program
 
@@ -65,9 +65,7 @@ def start_gateway(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., 
         with suppress(httpx.HTTPError), gateway.client() as operator:
             for agent in participants(operator):
                 operator.post(f"{PARTICIPANTS}/{agent['id']}/stop")
-        if gateway.program.process.poll() is None:
-            gateway.program.process.kill()
-        gateway.program.process.wait(STOP_S)
+        gateway.program.kill()
     stop_all(settings, 0.0)
 
 

@@ -48,8 +48,7 @@ def test_a_killed_bridge_loses_nothing_in_either_direction(run: MailRun) -> None
     with ann as speaks, bob:
         speaks.send(bob.name, "count", 0)
         bob.wait(1)
-        run.bridge.process.kill()
-        run.bridge.process.wait(10)
+        run.bridge.kill()
         waiting = [run.post(bob.name, n) for n in range(5)]
         said = canonical(
             sign_said(
@@ -82,8 +81,7 @@ def test_the_bridge_that_stands_by_delivers_nothing_until_it_takes_over(run: Mai
             agent.wait(41)
             run.wait_status(agent.name, first)
             assert agent.ids() == before + first, "each once"
-            run.bridge.process.kill()
-            run.bridge.process.wait(10)
+            run.bridge.kill()
             after = [run.post(agent.name, n) for n in range(10)]
             agent.wait(51)
             run.wait_status(agent.name, after)

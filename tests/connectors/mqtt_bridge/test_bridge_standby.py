@@ -14,7 +14,7 @@ from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.bridge_standby import Presence, StandbyWatch, encode_presence, presence_topic
 from schemas.wire.strict_json import canonical
-from tests.broker_processes import STOP_S, ProgramProcess, make_mosquitto, wait_until, with_mqtt
+from tests.broker_processes import ProgramProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.folded_log import FoldedLog
 from tests.mqtt_wire import listening, publish_all
 from tests.schemas.job_records import signed
@@ -44,8 +44,7 @@ def start_named(tmp_path):
 
     yield start
     for bridge in started:
-        bridge.process.kill()
-        bridge.process.wait(STOP_S)
+        bridge.kill()
 
 
 @pytest.fixture

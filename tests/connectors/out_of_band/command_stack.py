@@ -22,7 +22,7 @@ from connectors.out_of_band.command_document import Action, AddListener, command
 from connectors.out_of_band.command_keys import key_id, load_private_key, private_key_file, sign
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import GatewaySettings, Settings, XmlPumpSettings
-from tests.broker_processes import STOP_S, BrokerProcess, kafka_at, wait_until
+from tests.broker_processes import BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.gateway.hub_stack import Logged, read_log
 
@@ -118,9 +118,7 @@ class CommandStack:
     def close(self) -> None:
         """End the gateways."""
         for gateway in self.gateways:
-            if gateway.program.process.poll() is None:
-                gateway.program.process.kill()
-            gateway.program.process.wait(STOP_S)
+            gateway.program.kill()
 
 
 def command_settings(broker: BrokerProcess, folder: Path) -> Settings:

@@ -18,7 +18,7 @@ import yaml
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, LimitSettings, Settings, XmlPumpSettings
-from tests.broker_processes import STOP_S, BrokerProcess, ProgramProcess, kafka_at, wait_until
+from tests.broker_processes import BrokerProcess, ProgramProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE, SPACE
 from tests.own_settings import make_topic
@@ -183,6 +183,4 @@ def pump_stack(
             finally:
                 stack.end_pumps()
         finally:
-            if gateway.program.process.poll() is None:
-                gateway.program.process.kill()
-            gateway.program.process.wait(STOP_S)
+            gateway.program.kill()
