@@ -1,17 +1,20 @@
-"""Records put into Kafka as they are, past all doors: any key, any bytes, any headers."""
+"""Records as Kafka has them: put there past all doors, with any key, bytes and headers, and read to the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import confluent_kafka
 from kafka import KafkaProducer
 
-from schemas.log_access.event_topic import partition_for
+from schemas.log_access.event_topic import partition_for, topic_reader
 from schemas.log_access.kafka_clients import client_options, librdkafka_options
-from schemas.settings.settings import Settings
+from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.record import OutgoingRecord, Record
+
+SILENCE_S = 30.0
 
 
 class _AnyBytes(str):
@@ -42,6 +45,18 @@ class Raw(NamedTuple):
 def raw(record: OutgoingRecord) -> Raw:
     """A well-made record as it goes to Kafka."""
     return Raw(record.key, record.value, list(record.headers()))
+
+
+def read_to_end(kafka: KafkaSettings) -> Iterator[Any]:
+    """Yield the records of the topic, as Kafka's client gives them, up to the end that it has now."""
+    with topic_reader(kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+        deadline = time.monotonic() + SILENCE_S
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            assert time.monotonic() < deadline, f"nothing was read for {SILENCE_S:g} s: {ends}"
+            for batch in consumer.poll(timeout_ms=200).values():
+                yield from batch
+                deadline = time.monotonic() + SILENCE_S
 
 
 def append_raw(settings: Settings, records: Iterable[Raw]) -> list[Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from deltalake import DeltaTable
@@ -13,29 +12,21 @@ from jobs.views.view_changes import CHANGE_COLUMNS, changes_of
 from jobs.views.view_tables import open_tables
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.record import Record
 from tests.audited_ledger import AuditedLedger
-
-READ_WITHIN_S = 30.0
+from tests.raw_records import read_to_end
 
 
 def records_in_topic(settings: Settings) -> dict[int, list[Record]]:
     """By partition, all records of the topic, with the names of their headers as Java reads them."""
     repair_kafka_client()
     found: dict[int, list[Record]] = {number: [] for number in range(settings.kafka.partitions)}
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        deadline = time.monotonic() + READ_WITHIN_S
-        while any(consumer.position(where) < end for where, end in ends.items()):
-            assert time.monotonic() < deadline, f"not read within {READ_WITHIN_S:g} s: {ends}"
-            for batch in consumer.poll(timeout_ms=200).values():
-                for one in batch:
-                    found[one.partition].append(to_record(one))
+    for one in read_to_end(settings.kafka):
+        found[one.partition].append(to_record(one))
     return found
 
 

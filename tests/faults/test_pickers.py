@@ -15,10 +15,10 @@ import orjson
 import pytest
 
 from connectors.job_tools.job_registry import register_job
+from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
 from schemas.streams.job.job_event import JOB_EVENT
@@ -27,6 +27,7 @@ from schemas.wire.record import OutgoingRecord, Record
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Asking, Gateways
+from tests.raw_records import read_to_end
 from tests.schemas.job_records import signed
 
 PICKERS = 16
@@ -117,18 +118,9 @@ class Picker(threading.Thread):
 def folded(settings: Settings, keyring: Keyring) -> Iterator[tuple[Record, str]]:
     """Each record of the log with its verdict."""
     entries: dict[bytes | None, Entries] = {}
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        while any(consumer.position(where) < end for where, end in ends.items()):
-            for batch in consumer.poll(timeout_ms=500).values():
-                for found in batch:
-                    names = tuple(name for name, _ in found.headers)
-                    values = tuple(value for _, value in found.headers)
-                    moment = found.timestamp * 1000
-                    where = (found.topic, found.partition, found.offset, moment, found.key, found.value)
-                    record = Record(*where, names, values)
-                    settled = settle(record, entries.setdefault(found.key, Entries()), keyring)
-                    yield record, settled.verdict
+    for record in map(to_record, read_to_end(settings.kafka)):
+        settled = settle(record, entries.setdefault(record.key, Entries()), keyring)
+        yield record, settled.verdict
 
 
 def started_event(job_id: str, secret: str) -> OutgoingRecord:

@@ -24,7 +24,6 @@ from jobs.refold import check_views
 from jobs.settling.settling import settle_run
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings, SparkSettings, ViewSettings
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
@@ -33,7 +32,7 @@ from schemas.tables.view_progress import read_progress
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.random_log import RandomLog
-from tests.raw_records import append_raw
+from tests.raw_records import append_raw, read_to_end
 from tests.spark_cluster import SparkCluster
 
 MEMORY = "700m"
@@ -106,12 +105,7 @@ def begun_and_not_finished(settings: Settings, at_least: int) -> int | None:
 
 def log_of(settings: Settings) -> list[Record]:
     """All records of the topic, by partition and offset."""
-    found: list[Record] = []
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        while any(consumer.position(at) < end for at, end in ends.items()):
-            for records in consumer.poll(timeout_ms=200).values():
-                found += map(to_record, records)
+    found = map(to_record, read_to_end(settings.kafka))
     return sorted(found, key=lambda record: (record.partition, record.offset))
 
 

@@ -34,6 +34,7 @@ from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
 from tests.programs import run_program
+from tests.raw_records import read_to_end
 
 JOB = "0badcafe"
 
@@ -59,14 +60,7 @@ def settled_by(settings: Settings, version: int | None = None) -> str:
 
 def switches(settings: Settings) -> list[bytes]:
     """The bodies of all records of a switch in the log."""
-    found = []
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        consumer.seek_to_beginning()
-        while any(consumer.position(where) < end for where, end in ends.items()):
-            for records in consumer.poll(timeout_ms=1000).values():
-                found += [one.value for one in records if one.key == FOLD_STREAM.encode()]
-    return found
+    return [one.value for one in read_to_end(settings.kafka) if one.key == FOLD_STREAM.encode()]
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import httpx
 
-from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import TIMEOUT_S
+from tests.raw_records import read_to_end
 
 MCP = "/mcp"
 ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
@@ -136,10 +136,5 @@ def open_stream(caller: SignedCaller) -> Iterator[Stream]:
 
 def logged(settings: Settings, record_type: str) -> list[Any]:
     """The log's records of one type, as Kafka has them."""
-    found: list[Any] = []
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        while any(consumer.position(partition) < end for partition, end in ends.items()):
-            for batch in consumer.poll(timeout_ms=200).values():
-                found += [one for one in batch if dict(one.headers).get("ce_type") == record_type.encode()]
-    return found
+    wanted = record_type.encode()
+    return [one for one in read_to_end(settings.kafka) if dict(one.headers).get("ce_type") == wanted]

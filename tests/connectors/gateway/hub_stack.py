@@ -21,11 +21,11 @@ import yaml
 
 from connectors.launcher.local_processes import stop_all
 from schemas.keys.sealing import ensure_keyring
-from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, AgentMcpSettings, GatewaySettings, Settings, XmlPumpSettings
 from tests.broker_processes import BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
 from tests.own_settings import make_topic
+from tests.raw_records import read_to_end
 
 TASKS, TOKENS, MESSAGES = "/api/hub/tasks", "/api/hub/tokens", "/api/hub/messages"
 AGENTS, CONTAINERS, AUDIT = "/api/hub/agents", "/api/hub/containers", "/api/hub/audit"
@@ -193,14 +193,10 @@ class HubStack:
 def read_log(settings: Settings) -> list[Logged]:
     """All records of the topic but the first, which is about the topic itself."""
     found: list[Logged] = []
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        while any(consumer.position(partition) < end for partition, end in ends.items()):
-            for batch in consumer.poll(timeout_ms=200).values():
-                for record in batch:
-                    headers = {name: value.decode() for name, value in record.headers}
-                    said = (headers["ce_type"], headers["ce_source"], json.loads(record.value))
-                    found.append(Logged(record.key.decode(), *said))
+    for record in read_to_end(settings.kafka):
+        headers = {name: value.decode() for name, value in record.headers}
+        said = (headers["ce_type"], headers["ce_source"], json.loads(record.value))
+        found.append(Logged(record.key.decode(), *said))
     return [one for one in found if one.stream != "control/topology"]
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledFeed
+from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable, Refused
 from schemas.fold.settled import FOLD_VERSION
-from schemas.log_access.event_topic import topic_reader
 from schemas.streams.control.control_fold import FoldSwitched, switched_record
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import REGISTRY_JOBS
@@ -27,7 +27,7 @@ from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
 from tests.jobs.topic_load import SECRET, event, raw_event, registration
 from tests.random_log import trouble
-from tests.raw_records import append_raw
+from tests.raw_records import append_raw, read_to_end
 
 JOB = "0a1b2c3d"
 
@@ -45,16 +45,7 @@ def opened(settings, keyring):
 
 def topology_of(settings) -> Record:
     """The log's first record."""
-    with topic_reader(settings.kafka) as consumer:
-        for batch in consumer.poll(timeout_ms=10_000).values():
-            for found in batch:
-                names = tuple(name for name, _ in found.headers)
-                values = tuple(value for _, value in found.headers)
-                moment = found.timestamp * 1000
-                return Record(
-                    found.topic, found.partition, found.offset, moment, found.key, found.value, names, values
-                )
-    raise AssertionError
+    return next(map(to_record, read_to_end(settings.kafka)))
 
 
 def assert_agrees(view: LiveView, folded: FoldedLog, timeout_s: float = 30) -> None:

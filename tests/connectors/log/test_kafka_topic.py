@@ -18,11 +18,11 @@ from schemas.log_access.event_topic import (
     TopicMissingError,
     check_topic,
     partition_for,
-    topic_reader,
 )
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.control.control_fold import topology_record
 from tests.broker_processes import with_kafka
+from tests.raw_records import read_to_end
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,6 @@ def test_a_key_lies_in_the_partition_that_java_chooses(key, java_hash):
         assert partition_for(key, partitions) == (java_hash & 0x7FFFFFFF) % partitions
 
 
-def _all_records(settings):
-    found = []
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-        while any(consumer.position(p) < end for p, end in ends.items()):
-            for batch in consumer.poll(timeout_ms=500).values():
-                found += batch
-    return found
-
-
 def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbone_settings):
     settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".raced")
     errors = []
@@ -67,12 +57,12 @@ def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbo
     for caller in callers:
         caller.join(60)
     assert not errors
-    records = _all_records(settings)
+    records = list(read_to_end(settings.kafka))
     assert 1 <= len(records) <= 3
     assert {r.value for r in records} == {topology_record(4, 1).value}
     assert {dict(r.headers)["ce_id"] for r in records} == {topology_record(4, 1).ce_id.encode()}
     ensure_topic(settings)
-    assert len(_all_records(settings)) == len(records)
+    assert len(list(read_to_end(settings.kafka))) == len(records)
 
 
 def test_kafka_stamps_the_time_and_keeps_everything(backbone_settings):

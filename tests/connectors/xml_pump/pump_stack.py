@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from schemas.keys.sealing import ensure_keyring
-from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, LimitSettings, Settings, XmlPumpSettings
 from tests.broker_processes import BrokerProcess, ProgramProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE, SPACE
 from tests.own_settings import make_topic
+from tests.raw_records import read_to_end
 
 HANDLERS = "tests.connectors.xml_pump.pump_handlers"
 ENVELOPE = "urn:trunkline:envelope:1"
@@ -130,23 +130,15 @@ class PumpStack:
 
     def records(self) -> list[dict[str, Any]]:
         """All records of mailboxes: type, stream, body."""
-        found = []
-        with topic_reader(self.settings.kafka) as consumer:
-            ends = consumer.end_offsets(sorted(consumer.assignment()))
-            while any(consumer.position(partition) < end for partition, end in ends.items()):
-                for batch in consumer.poll(timeout_ms=200).values():
-                    for record in batch:
-                        headers = dict(record.headers)
-                        if record.key.startswith(b"mailbox/"):
-                            body = json.loads(record.value)
-                            found.append(
-                                {
-                                    "type": headers["ce_type"].decode(),
-                                    "stream": record.key.decode(),
-                                    "body": body,
-                                }
-                            )
-        return found
+        return [
+            {
+                "type": dict(record.headers)["ce_type"].decode(),
+                "stream": record.key.decode(),
+                "body": json.loads(record.value),
+            }
+            for record in read_to_end(self.settings.kafka)
+            if record.key.startswith(b"mailbox/")
+        ]
 
     def messages(self, **fields: str) -> list[dict[str, Any]]:
         """Rows of `GET /api/hub/listeners` by name."""
