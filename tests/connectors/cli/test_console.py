@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from connectors.out_of_band.command_document import AddListener, RemoveListener
+from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
 from tests.connectors.cli.console_terminal import Terminal
-from tests.connectors.out_of_band.command_stack import CommandStack, running_commands
+from tests.connectors.out_of_band.conftest import CommandStack, running_commands
 
 __all__ = ["running_commands"]
 
@@ -23,11 +24,9 @@ HUMAN = "urn:trunkline:human:1"
 
 
 @pytest.fixture
-def trunkline(stack: CommandStack) -> Iterator[CommandLine]:
-    """The command line on the stack's own gateway."""
-    found = CommandLine(stack.gateways[-1].settings)
-    yield found
-    found.end()
+def hub_settings(stack: CommandStack) -> Settings:
+    """The settings of the stack's own gateway."""
+    return stack.gateways[-1].settings
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from connectors.cli.main import COMMANDS
+from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine
-from tests.connectors.out_of_band.command_stack import CommandStack, running_commands
+from tests.connectors.out_of_band.conftest import CommandStack, running_commands
 from tests.connectors.out_of_band.sample_handlers import MODULE, NAMESPACE
 
 __all__ = ["running_commands"]
@@ -21,11 +21,9 @@ pytestmark = pytest.mark.requirement("XP-11")
 
 
 @pytest.fixture
-def trunkline(stack: CommandStack) -> Iterator[CommandLine]:
-    """The command line on the stack's own gateway."""
-    found = CommandLine(stack.gateways[-1].settings)
-    yield found
-    found.end()
+def hub_settings(stack: CommandStack) -> Settings:
+    """The settings of the stack's own gateway."""
+    return stack.gateways[-1].settings
 
 
 def test_a_listener_is_added_shown_and_removed(trunkline: CommandLine):

@@ -10,7 +10,9 @@ import pytest
 
 from connectors.log.publisher import Publisher
 from schemas.settings.settings import Settings
+from tests.broker_processes import BrokerProcess
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
+from tests.connectors.gateway.hub_stack import HubStack, hub_settings
 
 
 @pytest.fixture
@@ -31,6 +33,18 @@ def operator(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     """A client with the operator's token."""
     with gateway.client() as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def hub(kafka_broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubStack]:
+    """One stack per test file: `operator` at the first gateway, `other` (the operator, too) at the second."""
+    folder = tmp_path_factory.mktemp("hub")
+    stack = HubStack(hub_settings(kafka_broker, folder), folder)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.close()
 
 
 @pytest.fixture

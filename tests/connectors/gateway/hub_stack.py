@@ -1,7 +1,4 @@
-"""Two gateways on one log with agents that they may launch, one such stack for each test file of the hub.
-
-A file that imports `running_hub` has the fixture `hub`. At its end nothing that was launched runs on.
-"""
+"""Two gateways on one log with agents that they may launch. At its end nothing that was launched runs on."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import psutil
-import pytest
 import yaml
 
 from connectors.launcher.local_processes import stop_all
@@ -278,15 +274,3 @@ def write_agent(folder: Path, name: str, **fields: Any) -> Path:
     draft = folder / f".{name}"
     draft.write_text(json.dumps(body))
     return draft.replace(folder / f"{name}.json")
-
-
-@pytest.fixture(scope="module", name="hub")
-def running_hub(kafka_broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubStack]:
-    """Two gateways that serve, `operator` at the first, `other` (the operator, too) at the second."""
-    folder = tmp_path_factory.mktemp("hub")
-    stack = HubStack(hub_settings(kafka_broker, folder), folder)
-    try:
-        stack.start()
-        yield stack
-    finally:
-        stack.close()

@@ -11,14 +11,7 @@ from connectors.gateway.web.answers import ApiError, check_task_text
 from schemas.settings.settings import PROJECT_ROOT, LimitSettings
 from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import (
-    AGENTS,
-    MESSAGES,
-    TASKS,
-    processes_of,
-    running_hub,  # noqa: F401  the fixture `hub`
-    write_agent,
-)
+from tests.connectors.gateway.hub_stack import AGENTS, MESSAGES, TASKS, processes_of, write_agent
 
 pytestmark = pytest.mark.requirement("HH-01")
 

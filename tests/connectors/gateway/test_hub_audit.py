@@ -8,13 +8,7 @@ import pytest
 
 from connectors.gateway.services.audit_log import why_refused
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import (
-    AUDIT,
-    MESSAGES,
-    TASKS,
-    one_of,
-    running_hub,  # noqa: F401  the fixture `hub`
-)
+from tests.connectors.gateway.hub_stack import AUDIT, MESSAGES, TASKS, one_of
 
 A_UUID = "71bafd82-93f4-4b8b-9397-2ffdb87e3c00"
 

@@ -21,11 +21,7 @@ from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import REJECTED
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import (
-    TASKS,
-    HubStack,
-    running_hub,  # noqa: F401  the fixture `hub`
-)
+from tests.connectors.gateway.hub_stack import TASKS, HubStack
 
 pytestmark = pytest.mark.requirement("HH-12")
 

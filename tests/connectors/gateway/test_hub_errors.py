@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_post_routes import OTHER_POSTS, PRINCIPALS, ROUTES, fresh
-from tests.connectors.gateway.hub_stack import (
-    AGENTS,
-    AUDIT,
-    CONTAINERS,
-    MESSAGES,
-    TASKS,
-    TOKENS,
-    one_of,
-    running_hub,  # noqa: F401  the fixture `hub`
-)
+from tests.connectors.gateway.hub_stack import AGENTS, AUDIT, CONTAINERS, MESSAGES, TASKS, TOKENS, one_of
 
 JSON = {"Content-Type": "application/json"}
 MIB = 1024 * 1024

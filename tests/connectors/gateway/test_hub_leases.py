@@ -9,11 +9,7 @@ import pytest
 from connectors.log.publisher import Publisher
 from schemas.streams.mailboxes.mailbox_requests import MESSAGE_RECLAIMED, ack_record, lease_record
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import (
-    MESSAGES,
-    one_of,
-    running_hub,  # noqa: F401  the fixture `hub`
-)
+from tests.connectors.gateway.hub_stack import MESSAGES, one_of
 
 WHO = {"door": "xml", "principal": "pump"}
 

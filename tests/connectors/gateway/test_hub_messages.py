@@ -13,12 +13,7 @@ from connectors.gateway.services.mailboxes import MailboxIndex
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MessageRow
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import (
-    MESSAGES,
-    TASKS,
-    one_of,
-    running_hub,  # noqa: F401  the fixture `hub`
-)
+from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, one_of
 
 SENT, DRAINERS, PATIENCE_S = 300, 4, 60.0
 

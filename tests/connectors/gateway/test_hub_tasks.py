@@ -26,7 +26,6 @@ from tests.connectors.gateway.hub_stack import (
     end,
     one_of,
     processes_of,
-    running_hub,  # noqa: F401  the fixture `hub`
     said,
     wait_quiet,
 )

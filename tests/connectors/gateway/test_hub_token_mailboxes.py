@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import (
-    MESSAGES,
-    one_of,
-    running_hub,  # noqa: F401  the fixture `hub`
-)
+from tests.connectors.gateway.hub_stack import MESSAGES, one_of
 
 pytestmark = pytest.mark.requirement("HH-06")
 

@@ -27,7 +27,6 @@ from tests.connectors.gateway.hub_stack import (
     hub_settings,
     one_of,
     processes_of,
-    running_hub,  # noqa: F401  the fixture `hub`
     said,
     wait_quiet,
 )

@@ -11,7 +11,7 @@ from connectors.out_of_band.command_document import AddListener, HotReload, Remo
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.local_stack.conftest import run_cli
-from tests.connectors.out_of_band.command_stack import CommandStack, command_settings
+from tests.connectors.out_of_band.conftest import CommandStack, command_settings
 from tests.connectors.out_of_band.sample_handlers import MODULE
 
 pytestmark = pytest.mark.requirement("XP-09")

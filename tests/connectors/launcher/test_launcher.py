@@ -26,17 +26,7 @@ from connectors.processes.process_tree import process_handle
 from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
-from tests.connectors.launcher.launcher_place import (
-    CANARY,
-    HUB,
-    IDLE,
-    TOKEN,
-    Place,
-    own_place,  # noqa: F401  the fixture `place`
-    patient_launcher,  # noqa: F401  the fixture `patient`
-    pid_of,
-    running,
-)
+from tests.connectors.launcher.conftest import CANARY, HUB, IDLE, TOKEN, Place, pid_of, running
 from tests.connectors.processes.session_processes import POLITE, STUBBORN
 
 pytestmark = pytest.mark.requirement("HH-05")

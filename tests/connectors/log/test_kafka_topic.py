@@ -13,12 +13,7 @@ from connectors.local_stack import free_port
 from connectors.log.kafka_topic import ensure_topic
 from connectors.log.publisher import Publisher
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.event_topic import (
-    TopicMismatchError,
-    TopicMissingError,
-    check_topic,
-    partition_for,
-)
+from schemas.log_access.event_topic import TopicMismatchError, TopicMissingError, check_topic, partition_for
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.control.control_fold import topology_record
 from tests.broker_processes import with_kafka

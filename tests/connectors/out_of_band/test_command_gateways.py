@@ -9,9 +9,7 @@ import pytest
 from connectors.out_of_band.command_document import AddListener, HotReload, RemoveListener
 from schemas.errors import BackboneUnreachable
 from tests.broker_processes import wait_until
-from tests.connectors.out_of_band.command_stack import CommandStack, running_commands
-
-__all__ = ["running_commands"]
+from tests.connectors.out_of_band.conftest import CommandStack
 
 pytestmark = pytest.mark.requirement("XP-11")
 

@@ -1,6 +1,6 @@
 """Gateways that take commands, and how tests sign commands for them: one such stack for a test file.
 
-A file that imports `running_commands` has the fixture `stack`.
+A file of another folder that imports `running_commands` has the fixture `stack`, too.
 """
 
 from __future__ import annotations
