@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -28,6 +29,12 @@ from tests.broker_processes import ProgramProcess, program_environment, wait_unt
 from tests.programs import run_program, start_program
 
 WAIT_S = 60.0
+
+
+def json_of(done: subprocess.CompletedProcess[str]) -> Any:
+    """The output of a command that succeeded and printed nothing but JSON."""
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 class CommandLine:
@@ -62,6 +69,10 @@ class CommandLine:
             except SystemExit as ended:
                 code = int(str(ended.code or 0))
         return subprocess.CompletedProcess(["trunkline", *arguments], code, out.getvalue(), err.getvalue())
+
+    def json(self, *arguments: str, **environment: str) -> Any:
+        """Run a command with `--json` to its end within this process; returns its output."""
+        return json_of(self.call(*arguments, "--json", **environment))
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command; it is ended with the test."""

@@ -8,7 +8,6 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -35,11 +34,6 @@ def hub_settings(hub_settings: Settings) -> Settings:
     return hub_settings.model_copy(update={"agent_mcp": door, "gateway": gateway})
 
 
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
 def works(settings: Settings, name: str, key: Path) -> bool:
     """Whether a call that is signed with this key is let in."""
 
@@ -63,12 +57,12 @@ def test_an_agent_is_spawned_listed_shown_and_stopped(
     hub: GatewayClient, agents_end: None, trunkline: CommandLine
 ) -> None:
     assert trunkline.call("agents", "active").returncode == 3
-    assert _json(trunkline.call("agents", "active", "--json")) == {"agents": []}
+    assert trunkline.json("agents", "active") == {"agents": []}
     spawn = ("agents", "spawn", HOSTILE.replace("\u202e", ""), "--name", "mailer", "--capability", "sum")
     made = trunkline.call(*spawn, "--capability", "sort", "--request-id", "s-1")
     assert (made.returncode, made.stderr) == (0, "")
     assert made.stdout.splitlines()[0] == "agent  mailer"
-    again = _json(trunkline.call(*spawn, "--capability", "sort", "--request-id", "s-1", "--json"))
+    again = trunkline.json(*spawn, "--capability", "sort", "--request-id", "s-1")
     assert (again["id"], again["capabilities"], again["request_id"]) == ("mailer", ["sum", "sort"], "s-1")
     assert trunkline.call("agents", "spawn", "x", "--name", "mailer").returncode == 4
     table = trunkline.call("agents", "active", "--capability", "sort").stdout
@@ -78,9 +72,9 @@ def test_an_agent_is_spawned_listed_shown_and_stopped(
     shown = trunkline.call("agents", "status", "mailer").stdout
     assert again["keys"][0]["key_id"] in shown
     assert trunkline.call("agents", "stop", "mailer", "--reason", "done").stdout == "agent mailer is stopped\n"
-    assert _json(trunkline.call("agents", "status", "mailer", "--json"))["status"] == "stopped"
+    assert trunkline.json("agents", "status", "mailer")["status"] == "stopped"
     assert trunkline.call("agents", "active").returncode == 3
-    assert len(_json(trunkline.call("agents", "active", "--status", "stopped", "--json"))["agents"]) == 1
+    assert len(trunkline.json("agents", "active", "--status", "stopped")["agents"]) == 1
     for wrong, code in (("stranger", 3), ("../principals", 2)):
         assert trunkline.call("agents", "stop", wrong).returncode == code
         assert trunkline.call("agents", "status", wrong).returncode == code
@@ -91,7 +85,7 @@ def test_one_that_joins_has_its_key_in_a_file_for_its_owner_alone_and_nothing_is
     hub: GatewayClient, hub_settings: Settings, trunkline: CommandLine, tmp_path: Path
 ) -> None:
     key, public = tmp_path / "ann.pem", tmp_path / "bo.pub"
-    made = _json(trunkline.call("agents", "join", "ann", "--new-key", str(key), "--task", "counts", "--json"))
+    made = trunkline.json("agents", "join", "ann", "--new-key", str(key), "--task", "counts")
     assert (made["id"], made["task"], made["key_file"]) == ("ann", "counts", str(key))
     assert [one["key_id"] for one in made["keys"]] == [key_id(public_key_in(key))]
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -132,8 +126,8 @@ def test_a_key_is_rotated_with_an_overlap_and_what_breaks_off_in_between_is_mend
     key, old = tmp_path / "ann.pem", tmp_path / "old.pem"
     trunkline.call("agents", "join", "ann", "--new-key", str(key))
     shutil.copy2(key, old)
-    rotate = ("agents", "rotate", "ann", str(key), "--json")
-    first = _json(trunkline.call(*rotate))
+    rotate = ("agents", "rotate", "ann", str(key))
+    first = trunkline.json(*rotate)
     assert first["key_id"] == key_id(public_key_in(key)) != key_id(public_key_in(old))
     assert [one["valid_until"] is None for one in first["keys"]] == [False, True]
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -141,14 +135,14 @@ def test_a_key_is_rotated_with_an_overlap_and_what_breaks_off_in_between_is_mend
     assert works(hub_settings, "ann", old)
     # Killed before the gateway knew, and killed before the file was put in its place.
     following = successor_of(key)
-    assert _json(trunkline.call(*rotate))["key_id"] == key_id(following)
+    assert trunkline.json(*rotate)["key_id"] == key_id(following)
     following = successor_of(key)
     hub.post(path_of("participants", "ann", "keys"), {"public_key": following, "overlap_s": 60})
-    assert _json(trunkline.call(*rotate))["key_id"] == key_id(following) == key_id(public_key_in(key))
+    assert trunkline.json(*rotate)["key_id"] == key_id(following) == key_id(public_key_in(key))
     assert works(hub_settings, "ann", key)
     half = key.with_name(f".{key.name}.next")
     half.write_text("-----BEGIN")
-    assert _json(trunkline.call(*rotate, "--overlap", "1s"))["key_id"] == key_id(public_key_in(key))
+    assert trunkline.json(*rotate, "--overlap", "1s")["key_id"] == key_id(public_key_in(key))
     ends = time.monotonic()
     wait_until(lambda: not works(hub_settings, "ann", old), what="the end of the old key")
     assert time.monotonic() - ends < 10
@@ -219,13 +213,13 @@ def test_messages_are_broadcast_cleared_and_exported(
     for name in ("ann", "bo"):
         trunkline.call("agents", "join", name, "--new-key", str(tmp_path / f"{name}.pem"))
     send = ("messages", "broadcast", "news", "--text", "soup", "--request-id", "b-1")
-    first = _json(trunkline.call(*send, "--json"))
+    first = trunkline.json(*send)
     assert (first["recipients"], first["request_id"]) == (2, "b-1")
     assert trunkline.call(*send).stdout == f"broadcast {first['broadcast_id']} lies in 2 mailboxes\n"
-    assert _json(trunkline.call("messages", "broadcast", "list", "--json", "[1]"))["recipients"] == 2
+    assert trunkline.json("messages", "broadcast", "list", "[1]")["recipients"] == 2
     cleared = trunkline.call("messages", "clear", "ann")
     assert (cleared.returncode, cleared.stdout) == (0, "2 messages were taken out of ann\n")
-    assert _json(trunkline.call("messages", "clear", "default/ann", "--json"))["cleared"] == 0
+    assert trunkline.json("messages", "clear", "default/ann")["cleared"] == 0
     assert hub.get(path_of("mailboxes", "default", "bo"), {"pending": True})["total"] == 2
     assert trunkline.call("messages", "clear", "../ann").returncode == 2
     # There are no tables here; with them the export is tested in test_message_export.py.

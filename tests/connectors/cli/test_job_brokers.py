@@ -28,7 +28,7 @@ from connectors.processes.session_host import SessionHost
 from schemas.errors import TrunklineError, UsageError
 from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, make_mosquitto, wait_until, with_mqtt
-from tests.connectors.cli.conftest import CommandLine
+from tests.connectors.cli.conftest import CommandLine, json_of
 
 pytestmark = pytest.mark.requirement("JE-13")
 USER, PASSWORD = "bo", "canary-broker-51d0"
@@ -78,11 +78,6 @@ def elsewhere(hub_settings: Settings, tmp_path: Path) -> Iterator[CommandLine]:
     found.end()
 
 
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
 def _wait_for_bridge(bridge: Any, overlay: str) -> None:
     # With a watch there the broker no longer says that nobody listens, and publish would not send again.
     name = f"{LOOPBACK}:{json.loads(Path(overlay).read_text())['port']}"
@@ -115,7 +110,7 @@ def test_a_job_is_picked_published_and_watched_at_its_own_broker_by_our_commands
     tmp_path: Path,
 ) -> None:
     made = trunkline.call("jobs", "register", "--description", "x", "--broker-file", overlay, "--json")
-    job = _json(made)["job_id"]
+    job = json_of(made)["job_id"]
     picked = elsewhere.call("jobs", "pick", "--session", "s1")
     assert picked.returncode == 0
     assert f"broker  host {LOOPBACK}, port " in picked.stdout
@@ -134,7 +129,7 @@ def test_a_job_is_picked_published_and_watched_at_its_own_broker_by_our_commands
     assert hub.get(path_of("jobs", job))["status"] == "completed"
     # The registering machine keeps the broker, too; a late watch gets the retained end, also with --all.
     assert _ended(_watch(trunkline, tmp_path, "--job", job))[:2] == (0, ["completed"])
-    second = _json(trunkline.call("jobs", "register", "--description", "y", "--broker-file", overlay, "--json"))
+    second = trunkline.json("jobs", "register", "--description", "y", "--broker-file", overlay)
     following = _watch(trunkline, tmp_path, "--all")
     published = trunkline.run("publish", "--job", second["job_id"], "--event", "error", "--detail", "red")
     assert published.returncode == 0, published.stderr
@@ -155,8 +150,7 @@ def test_without_a_kept_broker_watch_asks_the_gateway_and_says_what_to_do_when_i
     overlay: str,
     tmp_path: Path,
 ) -> None:
-    arguments = ("jobs", "register", "--description", "x", "--broker-file", overlay, "--json")
-    told = _json(trunkline.call(*arguments))
+    told = trunkline.json("jobs", "register", "--description", "x", "--broker-file", overlay)
     job, secret = told["job_id"], told["secret"]
     _wait_for_bridge(bridge, overlay)
     # A machine that has the secret and nothing else.
@@ -173,8 +167,8 @@ def test_without_a_kept_broker_watch_asks_the_gateway_and_says_what_to_do_when_i
     assert published.returncode == 0, published.stderr
     assert _ended(watching)[:2] == (0, ["completed"])
     # A client that may only read jobs gets the broker's address, but not even the sealed password.
-    viewer = _json(trunkline.call("principals", "add", "ann", "--role", "viewer", "--json"))["token"]
-    shown = _json(elsewhere.call("jobs", "show", job, "--json", TRUNKLINE_TOKEN=viewer))["broker"]
+    viewer = trunkline.json("principals", "add", "ann", "--role", "viewer")["token"]
+    shown = elsewhere.json("jobs", "show", job, TRUNKLINE_TOKEN=viewer)["broker"]
     assert (shown["host"], shown["username"], shown["sealed_password"]) == (LOOPBACK, USER, None)
     assert hub.get(path_of("jobs", job))["broker"]["sealed_password"] is not None
     # Without a gateway it says so, and listens at the broker of the settings.
@@ -228,8 +222,8 @@ def test_the_broker_option_takes_an_address_and_nothing_secret(
         ("[::1]:1884", "::1", 1884),
     ):
         file = tmp_path / f"secret-{host}-{port}"
-        arguments = ("--broker", text, "--secret-file", str(file), "--json")
-        job = _json(trunkline.call("jobs", "register", "--description", "x", *arguments))
+        arguments = ("--broker", text, "--secret-file", str(file))
+        job = trunkline.json("jobs", "register", "--description", "x", *arguments)
         assert job["broker_file"] == f"{file}.broker"
         shown = hub.get(path_of("jobs", job["job_id"]))["broker"]
         assert (shown["host"], shown["port"]) == (host, port)
@@ -244,9 +238,7 @@ def test_the_broker_option_takes_an_address_and_nothing_secret(
     assert trunkline.call("jobs", "register", "--description", "x", *both).returncode == 2
     # A job without a broker of its own has none, and nothing is left beside its secret's file.
     file = tmp_path / "plain"
-    plain = _json(
-        trunkline.call("jobs", "register", "--description", "x", "--secret-file", str(file), "--json")
-    )
+    plain = trunkline.json("jobs", "register", "--description", "x", "--secret-file", str(file))
     assert hub.get(path_of("jobs", plain["job_id"]))["broker"] is None
     assert not broker_file(file).exists()
 

@@ -15,14 +15,9 @@ from connectors.job_tools.job_files import secret_path
 from schemas.keys.sealing import job_secret_purpose
 from schemas.settings.settings import Settings
 from schemas.wire.ids import is_job_id
-from tests.connectors.cli.conftest import CommandLine
+from tests.connectors.cli.conftest import CommandLine, json_of
 
 HOSTILE = "red bidi \u202e zero\u200b"
-
-
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 @pytest.mark.requirement("JE-10")
@@ -30,7 +25,7 @@ def _json(done: Any) -> Any:
 def test_register_prints_id_and_secret_once_and_keeps_the_secret_for_its_owner_alone(
     hub: GatewayClient, trunkline: CommandLine, hub_settings: Settings, keyring: Any, read_topic: Any
 ) -> None:
-    told = _json(trunkline.run("jobs", "register", "--description", "build", "--session", "s1", "--json"))
+    told = json_of(trunkline.run("jobs", "register", "--description", "build", "--session", "s1", "--json"))
     (record,) = read_topic(1)
     assert told["position"] == [record.partition, record.offset]
     body = json.loads(record.value)
@@ -75,11 +70,11 @@ def test_register_writes_the_secret_to_a_new_file_and_nowhere_else(
 def test_pick_gives_the_oldest_job_again_to_the_same_session_and_exit_3_to_the_next(
     hub: GatewayClient, trunkline: CommandLine
 ) -> None:
-    jobs = [_json(trunkline.call("jobs", "register", "--description", text, "--json")) for text in ("a", "b")]
+    jobs = [trunkline.json("jobs", "register", "--description", text) for text in ("a", "b")]
     for _ in range(2):
-        got = _json(trunkline.call("jobs", "pick", "--session", "s1", "--json"))
+        got = trunkline.json("jobs", "pick", "--session", "s1")
         assert (got["job_id"], got["secret"], got["description"]) == (jobs[0]["job_id"], jobs[0]["secret"], "a")
-    assert _json(trunkline.call("jobs", "pick", "--session", "s2", "--json"))["job_id"] == jobs[1]["job_id"]
+    assert trunkline.json("jobs", "pick", "--session", "s2")["job_id"] == jobs[1]["job_id"]
     none = trunkline.call("jobs", "pick", "--session", "s3")
     assert (none.returncode, none.stdout) == (3, "")
     assert "no_match" in none.stderr
@@ -90,8 +85,8 @@ def test_cancel_says_the_state_and_the_same_request_again_is_the_same_cancellati
     hub: GatewayClient, trunkline: CommandLine
 ) -> None:
     job = hub.post(path_of("jobs"), {"description": "x"})["job_id"]
-    arguments = ("jobs", "cancel", job, "--reason", "not needed", "--request-id", "r-1", "--json")
-    assert [_json(trunkline.call(*arguments))["verdict"] for _ in range(2)] == ["accepted", "duplicate"]
+    arguments = ("jobs", "cancel", job, "--reason", "not needed", "--request-id", "r-1")
+    assert [trunkline.json(*arguments)["verdict"] for _ in range(2)] == ["accepted", "duplicate"]
     other = trunkline.call("jobs", "cancel", job)
     assert other.returncode == 4
     assert "after_terminal" in other.stderr
@@ -108,13 +103,11 @@ def test_list_filters_and_shows_what_others_wrote_escaped(hub: GatewayClient, tr
     assert "\\u202e" in shown
     assert "\u202e" not in shown
     assert trunkline.call("jobs", "list", "--json").stdout.isascii()
-    assert [
-        j["job_id"] for j in _json(trunkline.call("jobs", "list", "--session", "s1", "--json"))["jobs"]
-    ] == [job]
-    assert len(_json(trunkline.call("jobs", "list", "--newer-than", "1h", "--json"))["jobs"]) == 2
+    assert [j["job_id"] for j in trunkline.json("jobs", "list", "--session", "s1")["jobs"]] == [job]
+    assert len(trunkline.json("jobs", "list", "--newer-than", "1h")["jobs"]) == 2
     for nothing in (("--older-than", "1h"), ("--state", "error"), ("--session", "s9")):
         assert trunkline.call("jobs", "list", *nothing).returncode == 3
-        assert _json(trunkline.call("jobs", "list", *nothing, "--json")) == {"jobs": [], "total": 0}
+        assert trunkline.json("jobs", "list", *nothing) == {"jobs": [], "total": 0}
     assert "1 of 2" in trunkline.call("jobs", "list", "--limit", "1").stderr
     assert trunkline.call("jobs", "list", "--newer-than", "soon").returncode == 2
 
@@ -132,12 +125,12 @@ def test_the_brokers_password_comes_from_a_file_that_only_its_owner_reads(
     assert refused.returncode == 2
     assert "chmod 600" in refused.stderr
     file.chmod(0o600)
-    _json(trunkline.call(*arguments))
+    json_of(trunkline.call(*arguments))
     (record,) = read_topic(1)
     assert b"canary-pw" not in record.value
     secret = tmp_path / "job.secret"
     picked = trunkline.call("jobs", "pick", "--session", "s1", "--secret-file", str(secret), "--json")
-    got = _json(picked)
+    got = json_of(picked)
     # Output may be logged, so the password is only written to the private file beside the secret.
     assert "canary-pw" not in picked.stdout
     assert got["broker"] == {"host": "broker.example", "port": 8883, "tls": True}
@@ -152,25 +145,23 @@ def test_principals_get_a_token_once_do_what_their_role_may_and_are_revoked(
     hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
 ) -> None:
     file = tmp_path / "ann.token"
-    arguments = ("principals", "add", "ann", "--role", "viewer", "--token-file", str(file), "--json")
-    assert _json(trunkline.call(*arguments)) == {"principal": "ann", "role": "viewer", "token_file": str(file)}
+    arguments = ("principals", "add", "ann", "--role", "viewer", "--token-file", str(file))
+    assert trunkline.json(*arguments) == {"principal": "ann", "role": "viewer", "token_file": str(file)}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     token = file.read_text().strip()
-    assert _json(trunkline.call("jobs", "list", "--json", TRUNKLINE_TOKEN=token))["total"] == 0
+    assert trunkline.json("jobs", "list", TRUNKLINE_TOKEN=token)["total"] == 0
     refused = trunkline.call("jobs", "register", "--description", "x", TRUNKLINE_TOKEN=token)
     assert refused.returncode == 4
     assert "policy" in refused.stderr
     assert token not in trunkline.call("principals", "list").stdout
-    bo = _json(trunkline.call("principals", "add", "bo", "--role", "delegator", "--json"))
-    job = _json(trunkline.call("jobs", "register", "--description", "x", "--json", TRUNKLINE_TOKEN=bo["token"]))
+    bo = trunkline.json("principals", "add", "bo", "--role", "delegator")
+    job = trunkline.json("jobs", "register", "--description", "x", TRUNKLINE_TOKEN=bo["token"])
     assert is_job_id(job["job_id"])
     assert trunkline.call("principals", "revoke", "ann").returncode == 0
     gone = trunkline.call("jobs", "list", TRUNKLINE_TOKEN=token)
     assert gone.returncode == 4
     assert token not in gone.stderr
-    states = {
-        p["principal"]: p["status"] for p in _json(trunkline.call("principals", "list", "--json"))["principals"]
-    }
+    states = {p["principal"]: p["status"] for p in trunkline.json("principals", "list")["principals"]}
     assert states == {"ann": "revoked", "bo": "active"}
     assert trunkline.call("principals", "revoke", "nobody").returncode == 3
 
@@ -179,7 +170,7 @@ def test_publish_finds_the_secret_that_register_kept(
     hub: GatewayClient, trunkline: CommandLine, start_bridge: Any, hub_settings: Settings
 ) -> None:
     start_bridge(hub_settings)
-    job = _json(trunkline.call("jobs", "register", "--description", "x", "--json"))["job_id"]
+    job = trunkline.json("jobs", "register", "--description", "x")["job_id"]
     assert trunkline.call("publish", "--job", job, "--event", "started").returncode == 0
     other = hub.post(path_of("jobs"), {"description": "y"})
     missing = trunkline.call("publish", "--job", other["job_id"], "--event", "started")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import time
 from pathlib import Path
@@ -15,20 +14,13 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import kept_secrets, secret_path
 from schemas.keys.mqtt_password import job_user
 from schemas.settings.settings import Settings
-from tests.connectors.cli.conftest import CommandLine
+from tests.connectors.cli.conftest import CommandLine, json_of
 
 pytestmark = pytest.mark.requirement("CM-05")
 
 
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
 def _registered(trunkline: CommandLine, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = _json(
-        trunkline.call("jobs", "register", "--description", "x", "--json", *arguments)
-    )
+    found: dict[str, Any] = trunkline.json("jobs", "register", "--description", "x", *arguments)
     return found
 
 
@@ -37,7 +29,7 @@ def test_a_rotation_prints_the_new_secret_once_and_keeps_it_beside_the_old_one_f
 ) -> None:
     job = _registered(trunkline)
     job_id = job["job_id"]
-    told = _json(trunkline.run("keys", "rotate", "job", job_id, "--overlap", "10m", "--json"))
+    told = json_of(trunkline.run("keys", "rotate", "job", job_id, "--overlap", "10m", "--json"))
     assert told["secret"] != job["secret"] and told["mqtt_user"] == job_user(job_id, told["secret"])
     kept = kept_secrets(hub_settings, job_id)
     assert kept is not None and (kept.secret, kept.former) == (told["secret"], job["secret"])
@@ -61,12 +53,12 @@ def test_the_same_request_is_the_same_rotation_also_for_a_file_that_was_not_writ
     second = file.read_text()
     assert done.returncode == 0 and second != first and second.strip() not in done.stdout
     file.unlink()
-    again = _json(trunkline.call(*rotate, "--json"))
+    again = trunkline.json(*rotate)
     assert (file.read_text(), again["request_id"], again.get("secret")) == (second, "r-1", None)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert hub.get(path_of("jobs", job_id))["secret_rotations"] == 1
     assert not secret_path(hub_settings, job_id).exists()
-    picked = _json(trunkline.call("jobs", "pick", "--session", "s", "--json"))
+    picked = trunkline.json("jobs", "pick", "--session", "s")
     assert picked["secret"] == second.strip()
 
 
@@ -75,13 +67,13 @@ def test_both_secrets_publish_during_the_overlap_and_the_receipts_say_so(
 ) -> None:
     start_bridge(hub_settings)
     job = _registered(trunkline)
-    told = _json(trunkline.call("keys", "rotate", "job", job["job_id"], "--json"))
+    told = trunkline.json("keys", "rotate", "job", job["job_id"])
     for secret, event in ((job["secret"], "started"), (told["secret"], "progress")):
         publisher = JobPublisher(hub_settings, job["job_id"], secret, tmp_path / "state")
         assert publisher.publish(event, "x").verdict == "accepted"
     own = trunkline.call("publish", "--job", job["job_id"], "--event", "completed", "--json", "--state-dir",
                          str(tmp_path / "state"))  # fmt: skip
-    assert _json(own)["verdict"] == "accepted"
+    assert json_of(own)["verdict"] == "accepted"
 
 
 def test_what_cannot_be_rotated_is_refused_with_its_exit_code(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,9 @@ import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.broker_processes import wait_until
-from tests.connectors.cli.conftest import CommandLine
+from tests.connectors.cli.conftest import CommandLine, json_of
 
 HOSTILE = "red bidi \u202e zero\u200b"
-
-
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 @pytest.mark.requirement("HH-06")
@@ -30,11 +24,11 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
     file.write_text('["from", {"a": "file"}]')
     to = ("messages", "send", "operator")
     sent = [
-        _json(trunkline.call(*to, "k1", '{"n": 1}', "--json")),
-        _json(trunkline.call(*to, "k2", "--json", f"@{file}")),
-        _json(trunkline.run(*to, "k3", "--json", "-", stdin='"from standard input"')),
-        _json(trunkline.call(*to, "k4", "--json", "--text", HOSTILE)),
-        _json(trunkline.call(*to, "k5", "--json")),
+        trunkline.json(*to, "k1", '{"n": 1}'),
+        trunkline.json(*to, "k2", f"@{file}"),
+        json_of(trunkline.run(*to, "k3", "--json", "-", stdin='"from standard input"')),
+        trunkline.json(*to, "k4", "--text", HOSTILE),
+        trunkline.json(*to, "k5"),
     ]
     assert all(answer["delivered"] for answer in sent)
     table = trunkline.call("messages", "peek").stdout
@@ -45,7 +39,7 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
     assert "4 taken, 1 left; the same again: --request-id d-1" in drained.stderr
     assert '{"text": "red bidi \\u202e zero\\u200b"}' in drained.stdout
     assert "\u202e" not in drained.stdout
-    again = _json(trunkline.call("messages", "drain", "--limit", "4", "--request-id", "d-1", "--json"))
+    again = trunkline.json("messages", "drain", "--limit", "4", "--request-id", "d-1")
     assert [(m["type"], m["payload"]) for m in again["messages"]] == [
         ("k1", {"n": 1}),
         ("k2", ["from", {"a": "file"}]),
@@ -53,11 +47,11 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
         ("k4", {"text": HOSTILE}),
     ]
     assert [m["id"] for m in again["messages"]] == [answer["message_id"] for answer in sent[:4]]
-    rest = _json(trunkline.call("messages", "drain", "--json"))
+    rest = trunkline.json("messages", "drain")
     assert ([(m["type"], m["payload"]) for m in rest["messages"]], rest["left"]) == ([("k5", {})], 0)
     assert trunkline.call("messages", "drain").returncode == 3
-    assert _json(trunkline.call("messages", "drain", "--json"))["messages"] == []
-    peeked = _json(trunkline.call("messages", "peek", "default/operator", "--json"))
+    assert trunkline.json("messages", "drain")["messages"] == []
+    peeked = trunkline.json("messages", "peek", "default/operator")
     assert {m["status"] for m in peeked["messages"]} == {"claimed"}
 
 
@@ -66,7 +60,7 @@ def test_the_same_request_id_is_the_same_message_and_a_payload_that_cannot_be_re
     hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
 ) -> None:
     send = ("messages", "send", "operator", "ask", "--request-id", "m-1", "--json")
-    assert _json(trunkline.call(*send, "[1]")) == _json(trunkline.call(*send, "[1]"))
+    assert json_of(trunkline.call(*send, "[1]")) == json_of(trunkline.call(*send, "[1]"))
     assert trunkline.call(*send, "[2]").returncode == 4
     for wrong in ("{", '{"a": 1, "a": 2}', f"@{tmp_path}/none.json", f"@{tmp_path}"):
         done = trunkline.call("messages", "send", "operator", "ask", wrong)
@@ -96,7 +90,7 @@ def test_a_drain_whose_answer_was_lost_is_given_again(
         return answer
 
     monkeypatch.setattr(httpx2.Client, "request", losing)
-    drained = _json(trunkline.call("messages", "drain", "--json", *given))
+    drained = trunkline.json("messages", "drain", *given)
     assert [m["payload"] for m in drained["messages"]] == [{"text": "first"}]
     assert asked == [drained["request_id"]] * 2
     assert given in ((), ("--request-id", drained["request_id"]))
@@ -108,8 +102,8 @@ def test_the_audit_shows_what_was_delivered_and_what_was_refused(
     hub: GatewayClient, trunkline: CommandLine
 ) -> None:
     assert trunkline.call("messages", "audit").returncode == 3
-    assert _json(trunkline.call("messages", "audit", "--json")) == {"entries": []}
-    told = _json(trunkline.call("messages", "send", "operator", "ask", "--json"))
+    assert trunkline.json("messages", "audit") == {"entries": []}
+    told = trunkline.json("messages", "send", "operator", "ask")
     refused = trunkline.call("messages", "send", "stranger", "ask")
     assert (refused.returncode, "unknown_recipient" in refused.stderr) == (3, True)
     assert trunkline.call("messages", "send", "operator", " ").returncode == 4
@@ -124,7 +118,7 @@ def test_the_audit_shows_what_was_delivered_and_what_was_refused(
     assert told["message_id"] in rows[0]
     assert "unknown_recipient" in rows[1]
     assert "policy" in rows[2]
-    (last,) = _json(trunkline.call("messages", "audit", "--limit", "1", "--json"))["entries"]
+    (last,) = trunkline.json("messages", "audit", "--limit", "1")["entries"]
     assert (last["verdict"], last["reason"]) == ("rejected", "policy")
 
 
@@ -144,6 +138,6 @@ def test_who_drains_is_said_by_the_token_and_nobody_looks_into_anothers_mailbox(
     for no_mailbox in ("../jobs", "default/..", "a/b/c", "/"):
         assert trunkline.call("messages", "peek", no_mailbox).returncode == 2
     assert trunkline.call("messages", "peek", "nobody").returncode == 3
-    drained = _json(trunkline.call("messages", "drain", "--json", TRUNKLINE_TOKEN=token))
+    drained = trunkline.json("messages", "drain", TRUNKLINE_TOKEN=token)
     assert [(m["recipient"], m["payload"]) for m in drained["messages"]] == [("bo", {"text": "for Bo"})]
     assert "claimed" in trunkline.call("messages", "peek", "default/bo").stdout

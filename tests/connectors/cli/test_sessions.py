@@ -21,15 +21,10 @@ from connectors.processes.session_runner import HANDLE_VARIABLE
 from schemas.errors import Refused
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
-from tests.connectors.cli.conftest import CommandLine, read_line
+from tests.connectors.cli.conftest import CommandLine, json_of, read_line
 
 AGENT = (sys.executable, "-m", "connectors.samples.sample_agent")
 SLEEPER = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)")
-
-
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 def _status(hub: GatewayClient, kind: str, name: str) -> str:
@@ -41,7 +36,7 @@ def _status(hub: GatewayClient, kind: str, name: str) -> str:
 def test_a_session_is_created_stopped_resumed_and_ended_here_and_in_the_registry(
     hub: GatewayClient, trunkline: CommandLine, host: SessionHost
 ) -> None:
-    row = _json(trunkline.call("sessions", "create", "desk.1", "--json", "--", *SLEEPER))
+    row = json_of(trunkline.call("sessions", "create", "desk.1", "--json", "--", *SLEEPER))
     assert (row["status"], row["host"], row["handle"].split("/")[0]) == ("running", host.name, "tmux")
     wait_until(lambda: "here" in host.capture("desk.1", row["handle"]), what="the command")
     taken = trunkline.call("sessions", "create", "desk.1", "--", *SLEEPER)
@@ -55,12 +50,12 @@ def test_a_session_is_created_stopped_resumed_and_ended_here_and_in_the_registry
     after = json.loads(stopped.stdout)
     assert (after["status"], after["reason"], after["capture_id"]) == ("stopped", "lunch", "c-1")
     assert not host.alive(row["handle"])
-    again = _json(trunkline.call("sessions", "resume", "desk.1", "--json"))
+    again = trunkline.json("sessions", "resume", "desk.1")
     assert (again["status"], host.alive(again["handle"])) == ("running", True)
     assert again["handle"] != row["handle"]
     assert trunkline.call("sessions", "stop", "desk.1", "--mode", "soft").returncode == 0
     assert host.alive(again["handle"])
-    assert _json(trunkline.call("sessions", "resume", "desk.1", "--json"))["handle"] == again["handle"]
+    assert trunkline.json("sessions", "resume", "desk.1")["handle"] == again["handle"]
     assert trunkline.call("sessions", "stop", "desk.1", "--mode", "hard").returncode == 0
     assert (host.alive(again["handle"]), host.is_prepared("desk.1")) == (False, False)
     assert trunkline.call("sessions", "resume", "desk.1").returncode == 4
@@ -237,14 +232,14 @@ def test_monitor_shows_how_the_reactor_closes_a_session_and_mends_drift_both_way
     assert (closed["name"], closed["status_before"], closed["by"]) == ("s1", "running", "reactor/reactor")
     # A session that dies while its job runs.
     second = hub.post(path_of("jobs"), {"description": "y", "session": "s2"})["job_id"]
-    dies = _json(trunkline.call("sessions", "create", "s2", "--json", "--", *SLEEPER))
+    dies = json_of(trunkline.call("sessions", "create", "s2", "--json", "--", *SLEEPER))
     hub.post(path_of("jobs", "pick"), {"session": "s2"})
     host.stop(dies["handle"])
     drift = json.loads(read_line(watching, "job_without_session"))
     assert (drift["job_id"], drift["outcome"]) == (second, f"job {second} is cancelled")
     # A session that was released while its job ran, and is taken back after the job has ended.
     third = hub.post(path_of("jobs"), {"description": "z"})["job_id"]
-    late = _json(trunkline.call("sessions", "create", "s3", "--job", third, "--json", "--", *SLEEPER))
+    late = json_of(trunkline.call("sessions", "create", "s3", "--job", third, "--json", "--", *SLEEPER))
     hub.post(path_of("sessions", "s3", "stop"), {"mode": "soft"})
     hub.post(path_of("jobs", third, "cancel"))
     wait_until(lambda: hub.get(path_of("sessions", "s3"))["jobs_ended"] == 1, what="the reactor has told it")
@@ -259,7 +254,7 @@ def test_the_process_of_a_session_made_for_a_job_ends_with_the_job_without_a_pic
     hub: GatewayClient, trunkline: CommandLine, host: SessionHost
 ) -> None:
     job = hub.post(path_of("jobs"), {"description": "x"})["job_id"]
-    made = _json(trunkline.call("sessions", "create", "s1", "--job", job, "--json", "--", *SLEEPER))
+    made = json_of(trunkline.call("sessions", "create", "s1", "--job", job, "--json", "--", *SLEEPER))
     hub.post(path_of("jobs", job, "cancel"))
     wait_until(lambda: not host.alive(made["handle"]), 30, what="its process ended")
     assert hub.get(path_of("sessions", "s1"))["status"] == "terminated"

@@ -13,14 +13,9 @@ import pytest
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
-from tests.connectors.cli.conftest import CommandLine, read_line, recycled
+from tests.connectors.cli.conftest import CommandLine, json_of, read_line, recycled
 
 HOSTILE = "red bidi \u202e zero\u200b"
-
-
-def _json(done: Any) -> Any:
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -47,7 +42,7 @@ def test_a_task_is_submitted_shown_and_cancelled_and_its_token_is_told_only_when
     submit = ("tasks", "submit", echo, f"answer Ann {HOSTILE}", "--request-id", "r-1")
     done = trunkline.run(*submit)
     assert (done.returncode, done.stderr) == (0, "")
-    told = _json(trunkline.call(*submit, "--json"))
+    told = trunkline.json(*submit)
     task, token = told["task"]["id"], told["token"]
     assert done.stdout.splitlines()[0] == f"task   {task}"
     assert "--request-id r-1 --show-token" in done.stdout
@@ -58,7 +53,7 @@ def test_a_task_is_submitted_shown_and_cancelled_and_its_token_is_told_only_when
     assert "answer Ann red bidi \\u202e zero\\u200b" in shown.stdout
     listed = trunkline.call("tasks", "list", "--status", "running", "--agent", echo)
     assert task in listed.stdout
-    assert _json(trunkline.call("tasks", "list", "--json"))["total"] == 1
+    assert trunkline.json("tasks", "list")["total"] == 1
     tokens = trunkline.call("tokens", "list", "--status", "active")
     (row,) = tokens.stdout.splitlines()[1:]
     token_id, state, _, left, *others = row.split()
@@ -66,16 +61,16 @@ def test_a_task_is_submitted_shown_and_cancelled_and_its_token_is_told_only_when
     assert others == [echo, task, "answer", "-"]
     assert token not in shown.stdout + listed.stdout + tokens.stdout
     wait_until(lambda: "monitoring" in trunkline.call("tasks", "containers").stdout, what="the launch")
-    (container,) = _json(trunkline.call("tasks", "containers", "--json"))["containers"]
+    (container,) = trunkline.json("tasks", "containers")["containers"]
     assert (container["task_id"], container["state"]) == (task, "monitoring")
     cancelled = trunkline.call("tasks", "cancel", task, "--reason", "lunch")
     assert (cancelled.returncode, cancelled.stdout) == (0, f"task {task} is cancelled\n")
-    row = _json(trunkline.call("tasks", "show", task, "--json"))
+    row = trunkline.json("tasks", "show", task)
     assert (row["status"], row["error"]) == ("cancelled", "lunch")
     again = trunkline.call("tasks", "cancel", task)
     assert (again.returncode, "after_terminal" in again.stderr) == (4, True)
     assert trunkline.call("tokens", "list", "--status", "active").returncode == 3
-    assert _json(trunkline.call("tokens", "list", "--status", "revoked", "--json"))["total"] == 1
+    assert trunkline.json("tokens", "list", "--status", "revoked")["total"] == 1
     wait_until(lambda: recycled(hub), 40, "the end of what was launched")
 
 
@@ -84,11 +79,9 @@ def test_a_task_is_submitted_shown_and_cancelled_and_its_token_is_told_only_when
 def test_a_task_is_completed_with_a_result_from_standard_input_or_failed_with_an_error(
     trunkline: CommandLine, echo: str
 ) -> None:
-    first, second = (
-        _json(trunkline.call("tasks", "submit", echo, text, "--json"))["task"]["id"] for text in ("a", "b")
-    )
+    first, second = (trunkline.json("tasks", "submit", echo, text)["task"]["id"] for text in ("a", "b"))
     done = trunkline.run("tasks", "complete", first, "--result", "-", "--json", stdin=f"two\nlines {HOSTILE}\n")
-    assert _json(done)["result"] == f"two\nlines {HOSTILE}"
+    assert json_of(done)["result"] == f"two\nlines {HOSTILE}"
     assert "result        two\\nlines red bidi \\u202e" in trunkline.call("tasks", "show", first).stdout
     failed = trunkline.call("tasks", "fail", second, "the mail is away")
     assert failed.stdout == f"task {second} is failed\n"
@@ -98,7 +91,7 @@ def test_a_task_is_completed_with_a_result_from_standard_input_or_failed_with_an
     assert "1 of 2" in trunkline.call("tasks", "list", "--limit", "1").stderr
     for nothing in (("--status", "running"), ("--agent", "flaky")):
         assert trunkline.call("tasks", "list", *nothing).returncode == 3
-        assert _json(trunkline.call("tasks", "list", *nothing, "--json")) == {"tasks": [], "total": 0}
+        assert trunkline.json("tasks", "list", *nothing) == {"tasks": [], "total": 0}
     too_long = trunkline.run("tasks", "complete", second, "--result", "-", stdin="x" * 300_000)
     assert (too_long.returncode, "--result: longer than" in too_long.stderr) == (2, True)
 
@@ -120,15 +113,15 @@ def test_what_does_not_exist_is_exit_3_and_what_is_no_name_is_exit_2(trunkline: 
 
 @pytest.mark.requirement("HH-02")
 def test_a_revoked_token_locks_its_agent_out_while_the_task_goes_on(trunkline: CommandLine, echo: str) -> None:
-    told = _json(trunkline.call("tasks", "submit", echo, "x", "--json"))
+    told = trunkline.json("tasks", "submit", echo, "x")
     task, token, token_id = told["task"]["id"], told["token"], told["task"]["token_id"]
-    assert _json(trunkline.call("tasks", "show", task, "--json", TRUNKLINE_TOKEN=token))["status"] == "running"
+    assert trunkline.json("tasks", "show", task, TRUNKLINE_TOKEN=token)["status"] == "running"
     given = trunkline.call("tokens", "revoke", token)
     assert given.returncode == 2
     assert token not in given.stderr
     done = trunkline.call("tokens", "revoke", token_id, "--reason", "it was in a log")
     assert (done.returncode, done.stdout) == (0, f"token {token_id} of task {task} is revoked\n")
-    assert _json(trunkline.call("tokens", "revoke", token_id, "--json"))["revoked_why"] == "it was in a log"
+    assert trunkline.json("tokens", "revoke", token_id)["revoked_why"] == "it was in a log"
     locked_out = trunkline.call("tasks", "show", task, TRUNKLINE_TOKEN=token)
     assert locked_out.returncode == 4
     assert token not in locked_out.stderr
@@ -143,9 +136,7 @@ def test_waiting_ends_as_the_task_does_with_its_result_and_the_agent_answers_mea
     waiting = trunkline.start("tasks", "submit", echo, "answer Ann", "--wait", "60")
     read_line(waiting, "token")
     assert trunkline.call("messages", "send", echo, "ask", "--text", "what time is it?").returncode == 0
-    answer = wait_until(
-        lambda: _json(trunkline.call("messages", "drain", "--json"))["messages"], 40, "the agent's answer"
-    )
+    answer = wait_until(lambda: trunkline.json("messages", "drain")["messages"], 40, "the agent's answer")
     assert [(m["sender"], m["type"]) for m in answer] == [(echo, "answer")]
     assert answer[0]["payload"]["text"] == "echo was asked: what time is it?"
     assert trunkline.call("messages", "send", echo, "finish").returncode == 0
