@@ -59,6 +59,21 @@ def read_to_end(kafka: KafkaSettings) -> Iterator[Any]:
                 deadline = time.monotonic() + SILENCE_S
 
 
+def begin_transaction(kafka: KafkaSettings) -> confluent_kafka.Producer:
+    """Append a record about a job in a transaction, which the caller ends."""
+    producer = confluent_kafka.Producer(
+        {
+            **librdkafka_options(kafka),
+            "transactional.id": f"somebody-{kafka.topic}",
+        }
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(kafka.topic, b"{}", b"job/0a1b2c3d", 0)
+    assert producer.flush(20) == 0
+    return producer
+
+
 def append_raw(settings: Settings, records: Iterable[Raw]) -> list[Record]:
     """Append the records, those with a null header last; returns them as Kafka has them, by partition and
     offset.

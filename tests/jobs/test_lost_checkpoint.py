@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,11 +16,10 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
-from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
+from tests.jobs.conftest import Rows, ledger_rows, settle_all
 from tests.jobs.test_crashes_around_the_commit import crash
 from tests.jobs.topic_load import append_all, event, raw_event, registration
 
-Rows = list[dict[str, Any]]
 JOBS = [f"{number:08x}" for number in range(12)]
 ENDED, OPEN = JOBS[:6], JOBS[6:]
 # A JVM that starts, recovers and dies.
@@ -37,19 +35,12 @@ def lose_checkpoint(settings: Settings) -> Path:
     return checkpoint
 
 
-def drained(spark: SparkSession, settings: Settings) -> Rows:
-    """Settle all that is in the topic, and read the ledger."""
-    query = settle_events.start(spark, settings, available_now=True)
-    assert query.awaitTermination(DRAIN_LIMIT_S), "the query did not end in time"
-    return ledger_rows(settings)
-
-
 def undisturbed(spark: SparkSession, settings: Settings) -> Rows:
     """The ledger of a run over the same topic that never lost anything."""
     own = StorageSettings(
         tables=str(settings.data_path / "other"), checkpoints=str(settings.data_path / "other-cp")
     )
-    return drained(spark, settings.model_copy(update={"storage": own}))
+    return settle_all(spark, settings.model_copy(update={"storage": own}))
 
 
 def first_part(keyring: Keyring) -> list[OutgoingRecord]:
@@ -91,10 +82,10 @@ def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, first_part(keyring))
-    before = drained(spark, backbone_settings)
+    before = settle_all(spark, backbone_settings)
     lose_checkpoint(backbone_settings)
     append_all(backbone_settings, second_part(keyring))
-    rows = drained(spark, backbone_settings)
+    rows = settle_all(spark, backbone_settings)
     assert each_once(rows)
     later = [r for r in rows if r not in before]
     assert {(r["verdict"], r["reason"]) for r in later if r["stream_id"] in JOBS} == {
@@ -107,7 +98,7 @@ def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
     assert {r["stream_id"] for r in later if r["late"]} == set(OPEN)
     # And the new checkpoint carries on, which Spark reads without the tables.
     append_all(backbone_settings, [*first_part(keyring), *(event(job, 8, "completed") for job in OPEN)])
-    rows = drained(spark, backbone_settings)
+    rows = settle_all(spark, backbone_settings)
     assert each_once(rows)
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
     # One audit chain, over both checkpoints, and the same roots after maintenance has put all files together.
@@ -122,12 +113,12 @@ def test_a_checkpoint_lost_twice_with_nothing_new_in_the_topic_changes_no_row(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, first_part(keyring))
-    before = drained(spark, backbone_settings)
+    before = settle_all(spark, backbone_settings)
     for _ in range(2):
         lose_checkpoint(backbone_settings)
-        assert drained(spark, backbone_settings) == before
+        assert settle_all(spark, backbone_settings) == before
     append_all(backbone_settings, first_part(keyring))
-    rows = drained(spark, backbone_settings)
+    rows = settle_all(spark, backbone_settings)
     assert each_once(rows)
     again = [row for row in rows if row not in before]
     assert {row["verdict"] for row in again} == {"duplicate"}
@@ -139,7 +130,7 @@ def test_a_kill_around_the_first_commit_after_a_recovery_neither_loses_nor_doubl
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
 ) -> None:
     append_all(backbone_settings, first_part(keyring))
-    before = drained(spark, backbone_settings)
+    before = settle_all(spark, backbone_settings)
     checkpoint = lose_checkpoint(backbone_settings)
     append_all(backbone_settings, second_part(keyring))
     crash(backbone_settings, "before", 0, tmp_path / "first", CRASH_LIMIT_S)
@@ -151,7 +142,7 @@ def test_a_kill_around_the_first_commit_after_a_recovery_neither_loses_nor_doubl
     assert list((checkpoint / "commits").glob("[0-9]*")) == []
     assert len(ledger_rows(backbone_settings)) > len(before)
     append_all(backbone_settings, [event(job, 8, "completed") for job in OPEN])
-    rows = drained(spark, backbone_settings)
+    rows = settle_all(spark, backbone_settings)
     assert each_once(rows)
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
 
@@ -189,7 +180,7 @@ def test_a_checkpoint_deleted_under_load_costs_a_restart_and_no_record(
         stopping.set()
         feeding.join(30)
         query.stop()
-    rows = drained(spark, settings)
+    rows = settle_all(spark, settings)
     assert each_once(rows)
     assert len(rows) == len(sent) + len(JOBS) + 1 > at_the_crash
     assert {(row["verdict"], row["late"]) for row in rows} == {("accepted", False)}

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from jobs import run_streams, settle_events
 from jobs.ledger.ledger_table import prepare_ledger
@@ -86,6 +87,22 @@ def test_a_second_start_goes_on_where_the_first_ended_and_knows_its_streams(
     assert len({(r["partition"], r["offset"]) for r in rows}) == len(rows) == 5
 
 
+def settled(records: DataFrame, settings: Settings, *source: Callable[[], Keyring]) -> StreamingQuery:
+    """Settle all records by a query of their own, to its end."""
+    prepare_ledger(settings)
+    sink = OnceSink(settings.table_path(LEDGER))
+    query = (
+        settle_events.settle_frame(settle_events.settled_rows(records, settings, *source), settings)
+        .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/own")
+        .trigger(availableNow=True)
+        .foreachBatch(sink)
+        .start()
+    )
+    sink.started(query.id)
+    assert query.awaitTermination(DRAIN_LIMIT_S)
+    return query
+
+
 def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
@@ -101,18 +118,7 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "140")
     try:
         # Several map tasks read one Kafka partition, each in chunks of 140.
-        records = settle_events.read_records(spark, settings, {"minPartitions": "16"})
-        prepare_ledger(settings)
-        sink = OnceSink(settings.table_path(LEDGER))
-        query = (
-            settle_events.settle_frame(settle_events.settled_rows(records, settings), settings)
-            .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/order")
-            .trigger(availableNow=True)
-            .foreachBatch(sink)
-            .start()
-        )
-        sink.started(query.id)
-        assert query.awaitTermination(DRAIN_LIMIT_S)
+        query = settled(settle_events.read_records(spark, settings, {"minPartitions": "16"}), settings)
     finally:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [count + 2]
@@ -172,19 +178,8 @@ def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
             event(JOB, 3, "completed"),
         ],
     )
-    prepare_ledger(settings)
-    sink = OnceSink(settings.table_path(LEDGER))
     source = functools.partial(keyring_with_a_bug, settings.key_file)
-    records = settle_events.read_records(spark, settings)
-    query = (
-        settle_events.settle_frame(settle_events.settled_rows(records, settings, source), settings)
-        .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/bug")
-        .trigger(availableNow=True)
-        .foreachBatch(sink)
-        .start()
-    )
-    sink.started(query.id)
-    assert query.awaitTermination(DRAIN_LIMIT_S)
+    settled(settle_events.read_records(spark, settings), settings, source)
     job = [row for row in ledger_rows(settings) if row["stream_id"] == JOB]
     assert [(r["verdict"], r["reason"]) for r in job] == [
         ("accepted", None),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import confluent_kafka
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -13,7 +12,6 @@ from connectors.local_stack import LocalStack, free_port
 from connectors.log.topic_consumer import LogTail
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
-from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import Settings
 from schemas.tables.fold_version import FOLD_PROPERTY
 from schemas.tables.ledger import LEDGER, ledger_row
@@ -23,6 +21,7 @@ from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.cli.conftest import CommandLine
 from tests.connectors.folded_log import FoldedLog
 from tests.jobs.topic_load import append_all, event, registration
+from tests.raw_records import begin_transaction
 
 JOB = "0badcafe"
 
@@ -98,18 +97,7 @@ def test_the_status_says_how_many_records_of_the_log_ledger_and_views_lack(
 def test_the_end_of_a_transaction_is_nothing_that_is_left_and_holds_up_no_switch(
     trunkline: CommandLine, hub_settings: Settings, keyring: Keyring, ending: str
 ) -> None:
-    kafka = hub_settings.kafka
-    producer = confluent_kafka.Producer(
-        {
-            **librdkafka_options(kafka),
-            "transactional.id": f"somebody-{kafka.topic}",
-        }
-    )
-    producer.init_transactions(20)
-    producer.begin_transaction()
-    producer.produce(kafka.topic, b"{}", b"job/0a1b2c3d", 0)
-    assert producer.flush(20) == 0
-    getattr(producer, ending)(20)
+    getattr(begin_transaction(hub_settings.kafka), ending)(20)
     topology, strange = sorted(records_of(hub_settings, 2), key=lambda record: record.key == b"job/0a1b2c3d")
     write_ledger(hub_settings, keyring, [topology])
     write_views(hub_settings, keyring, [topology])

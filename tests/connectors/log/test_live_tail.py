@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import confluent_kafka
 import psutil
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
@@ -17,13 +16,13 @@ from connectors.log.kafka_records import records_between
 from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.kafka_clients import client_options, librdkafka_options
+from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
 from tests.broker_processes import wait_until, with_kafka
 from tests.connectors.live.test_live_view import opened
 from tests.jobs.topic_load import event
-from tests.raw_records import Raw, any_name, append_raw
+from tests.raw_records import Raw, any_name, append_raw, begin_transaction
 
 JOB = "0a1b2c3d"
 WITHIN_S = 30.0
@@ -64,18 +63,8 @@ def test_a_tail_begins_where_it_is_told_gives_a_bounded_number_at_once_and_says_
 def test_the_end_of_a_transaction_is_no_record_and_holds_up_nobody_who_waits_for_the_logs_end(
     backbone_settings, keyring, ending
 ):
-    kafka = backbone_settings.kafka
-    producer = confluent_kafka.Producer(
-        {
-            **librdkafka_options(kafka),
-            "transactional.id": "somebody",
-        }
-    )
-    producer.init_transactions(20)
     with opened(backbone_settings, keyring) as view:
-        producer.begin_transaction()
-        producer.produce(kafka.topic, b"{}", b"job/0a1b2c3d", 0)
-        assert producer.flush(20) == 0
+        producer = begin_transaction(backbone_settings.kafka)
         getattr(producer, ending)(20)
         view.catch_up(10)
     with opened(backbone_settings, keyring) as view:
@@ -83,18 +72,8 @@ def test_the_end_of_a_transaction_is_no_record_and_holds_up_nobody_who_waits_for
 
 
 def test_what_another_transaction_has_not_ended_is_read_as_spark_reads_it(backbone_settings):
-    kafka = backbone_settings.kafka
-    producer = confluent_kafka.Producer(
-        {
-            **librdkafka_options(kafka),
-            "transactional.id": "somebody",
-        }
-    )
-    producer.init_transactions(20)
-    producer.begin_transaction()
-    producer.produce(kafka.topic, b"{}", b"job/0a1b2c3d", 0)
-    assert producer.flush(20) == 0
-    with LogTail(kafka, {}) as tail:
+    producer = begin_transaction(backbone_settings.kafka)
+    with LogTail(backbone_settings.kafka, {}) as tail:
         polls_until(tail, lambda found: any(record.key == b"job/0a1b2c3d" for record in found))
     producer.abort_transaction(20)
 

@@ -68,39 +68,42 @@ def _event(job, seq):
     return f"{job.job_id}/events", canonical(signed(seq, kind, job.secret, job_id=job.job_id))
 
 
-def _assert_each_accepted_once_in_order(records, job, keyring, count):
-    """Fold the log: every seq is accepted exactly once, in the order it was published."""
-    log = FoldedLog(keyring)
-    accepted = []
-    for record in sorted(records, key=lambda r: (r.partition, r.offset)):
-        found = log.add(to_record(record))
-        if dict(record.headers)["ce_type"] == b"job.event" and record.key == f"job/{job.job_id}".encode():
-            assert found.verdict in ("accepted", "duplicate"), found
-            assert not found.late
-            if found.verdict == "accepted":
-                accepted.append(json.loads(record.value)["seq"])
-    assert accepted == list(range(1, count + 1))
-
-
 class _Load:
     """Publishes a job's events, a few at a time, on a thread, until told to end."""
 
     def __init__(self, mqtt, job):
         self.count = 0
-        self._mqtt, self._job = mqtt, job
+        self.mqtt, self.job = mqtt, job
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self):
         while not self._end.wait(0.05):
-            publish_all(self._mqtt, [_event(self._job, self.count + n) for n in range(1, 21)])
+            publish_all(self.mqtt, [_event(self.job, self.count + n) for n in range(1, 21)])
             self.count += 20
 
     def end(self):
         self._end.set()
         self._thread.join(60)
         return self.count
+
+
+def _assert_each_accepted_once_in_order(load, read_topic, keyring):
+    """End the load and fold the log: every seq is accepted exactly once, in the order it was published."""
+    count = load.end()
+    publish_all(load.mqtt, [("ffffffff/events", b"last")])
+    wait_until(lambda: any(r.value == b"last" for r in read_topic(count + 2)), what="the last message")
+    log = FoldedLog(keyring)
+    accepted = []
+    for record in sorted(read_topic(count + 2), key=lambda r: (r.partition, r.offset)):
+        found = log.add(to_record(record))
+        if dict(record.headers)["ce_type"] == b"job.event" and record.key == f"job/{load.job.job_id}".encode():
+            assert found.verdict in ("accepted", "duplicate"), found
+            assert not found.late
+            if found.verdict == "accepted":
+                accepted.append(json.loads(record.value)["seq"])
+    assert accepted == list(range(1, count + 1))
 
 
 @pytest.mark.requirement("JE-18")
@@ -117,10 +120,7 @@ def test_after_kill_9_of_the_active_bridge_the_other_is_active_within_10_s_and_n
     print("taken over after", round(time.monotonic() - killed, 2), "s")
     seen = load.count
     wait_until(lambda: load.count > seen, what="more load")
-    count = load.end()
-    publish_all(backbone_settings.mqtt, [("ffffffff/events", b"last")])
-    wait_until(lambda: any(r.value == b"last" for r in read_topic(count + 2)), what="the last message")
-    _assert_each_accepted_once_in_order(read_topic(count + 2), job, keyring, count)
+    _assert_each_accepted_once_in_order(load, read_topic, keyring)
 
 
 @pytest.mark.requirement("CM-03")
@@ -138,10 +138,7 @@ def test_a_bridge_that_hangs_is_replaced_and_stands_by_when_it_wakes_up(
     finally:
         first.process.send_signal(signal.SIGCONT)
     wait_until(lambda: first.role() == "standby", 30, "the first one stands by")
-    count = load.end()
-    publish_all(backbone_settings.mqtt, [("ffffffff/events", b"last")])
-    wait_until(lambda: any(r.value == b"last" for r in read_topic(count + 2)), what="the last message")
-    _assert_each_accepted_once_in_order(read_topic(count + 2), job, keyring, count)
+    _assert_each_accepted_once_in_order(load, read_topic, keyring)
     assert (first.role(), second.role()) == ("standby", "active")
     assert second.log().count('"subscribed"') == 1
 
