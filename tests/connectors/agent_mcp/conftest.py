@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.agent_signing import KEY_BITS, new_key_pair, public_pem
 from tests.broker_processes import LOOPBACK, BrokerProcess, free_port, kafka_at
+from tests.connectors.agent_mcp.signed_calls import SignedCaller
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.own_settings import make_topic
 
@@ -103,6 +105,21 @@ def new_agent(
     folder, numbers = tmp_path_factory.mktemp("keys"), itertools.count(1)
     with shared_gateway.client() as operator:
         yield lambda name: Agent(f"{name}-{next(numbers)}", folder).joined(operator)
+
+
+@pytest.fixture
+def calls_as(shared_gateway: McpGateway) -> Iterator[Callable[[Agent], SignedCaller]]:
+    """Gives an agent's client at the shared gateway."""
+    with ExitStack() as open_clients:
+        yield lambda agent: open_clients.enter_context(SignedCaller(agent, shared_gateway))
+
+
+@pytest.fixture
+def new_caller(
+    calls_as: Callable[[Agent], SignedCaller], new_agent: Callable[[str], Agent]
+) -> Callable[[str], SignedCaller]:
+    """Lets an agent take part and gives its client."""
+    return lambda name: calls_as(new_agent(name))
 
 
 @pytest.fixture

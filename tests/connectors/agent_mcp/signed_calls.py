@@ -7,16 +7,18 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
-from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import TIMEOUT_S
 from tests.raw_records import read_to_end
+
+if TYPE_CHECKING:
+    from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 
 MCP = "/mcp"
 ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}

@@ -15,6 +15,8 @@ from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, ope
 
 pytestmark = pytest.mark.requirement("AM-03")
 
+CallsAs = Callable[[Agent], SignedCaller]
+
 
 @pytest.fixture
 def operator(shared_gateway: McpGateway) -> Iterator[httpx.Client]:
@@ -43,52 +45,40 @@ def rotated(agent: Agent, operator: httpx.Client, folder: Path, overlap_s: int) 
 
 @pytest.mark.requirement("AM-08")
 def test_both_keys_are_good_for_the_overlap_and_then_the_new_one_alone(
-    shared_gateway: McpGateway, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
+    calls_as: CallsAs, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
 ) -> None:
     agent = new_agent("rotates")
-    with (
-        SignedCaller(agent, shared_gateway) as old,
-        SignedCaller(rotated(agent, operator, tmp_path, 3), shared_gateway) as new,
-    ):
-        assert answers(old) == LET_IN
-        assert answers(new) == LET_IN
-        wait_until(lambda: answers(old) == REFUSED, what="the end of the overlap")
-        assert answers(new) == LET_IN
+    old, new = calls_as(agent), calls_as(rotated(agent, operator, tmp_path, 3))
+    assert answers(old) == LET_IN
+    assert answers(new) == LET_IN
+    wait_until(lambda: answers(old) == REFUSED, what="the end of the overlap")
+    assert answers(new) == LET_IN
 
 
 def test_a_rotation_without_an_overlap_ends_the_old_key_at_once(
-    shared_gateway: McpGateway, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
+    calls_as: CallsAs, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
 ) -> None:
     agent = new_agent("hurries")
-    with (
-        SignedCaller(agent, shared_gateway) as old,
-        SignedCaller(rotated(agent, operator, tmp_path, 0), shared_gateway) as new,
-    ):
-        assert answers(old) == REFUSED
-        assert answers(new) == LET_IN
+    old, new = calls_as(agent), calls_as(rotated(agent, operator, tmp_path, 0))
+    assert answers(old) == REFUSED
+    assert answers(new) == LET_IN
 
 
 def test_a_removed_key_is_refused_at_once_and_others_stay(
-    shared_gateway: McpGateway, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
+    calls_as: CallsAs, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
 ) -> None:
     agent = new_agent("loses")
-    with (
-        SignedCaller(agent, shared_gateway) as old,
-        SignedCaller(rotated(agent, operator, tmp_path, 600), shared_gateway) as new,
-    ):
-        path = f"{PARTICIPANTS}/{agent.name}/keys/{key_id(agent.public_key)}/remove"
-        assert operator.post(path).status_code == 200
-        assert answers(old) == REFUSED
-        assert answers(new) == LET_IN
+    old, new = calls_as(agent), calls_as(rotated(agent, operator, tmp_path, 600))
+    path = f"{PARTICIPANTS}/{agent.name}/keys/{key_id(agent.public_key)}/remove"
+    assert operator.post(path).status_code == 200
+    assert answers(old) == REFUSED
+    assert answers(new) == LET_IN
 
 
-def test_a_key_of_another_size_is_as_good(
-    shared_gateway: McpGateway, operator: httpx.Client, tmp_path: Path
-) -> None:
+def test_a_key_of_another_size_is_as_good(calls_as: CallsAs, operator: httpx.Client, tmp_path: Path) -> None:
     for bits in (2056, 3072, 4096):
         agent = Agent(f"has-{bits}-bits", tmp_path, bits).joined(operator)
-        with SignedCaller(agent, shared_gateway) as caller:
-            assert answers(caller) == LET_IN
+        assert answers(calls_as(agent)) == LET_IN
 
 
 def test_an_agent_that_has_stopped_is_refused_and_its_streams_end(
@@ -106,16 +96,13 @@ def test_an_agent_that_has_stopped_is_refused_and_its_streams_end(
 
 
 def test_an_agent_that_joins_again_is_let_in_by_its_new_key_alone(
-    shared_gateway: McpGateway, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
+    calls_as: CallsAs, new_agent: Callable[[str], Agent], operator: httpx.Client, tmp_path: Path
 ) -> None:
     agent = new_agent("returns")
     assert operator.post(f"{PARTICIPANTS}/{agent.name}/stop").status_code == 200
-    with (
-        SignedCaller(agent, shared_gateway) as old,
-        SignedCaller(Agent(agent.name, tmp_path).joined(operator), shared_gateway) as new,
-    ):
-        assert answers(old) == REFUSED
-        assert answers(new) == LET_IN
+    old, new = calls_as(agent), calls_as(Agent(agent.name, tmp_path).joined(operator))
+    assert answers(old) == REFUSED
+    assert answers(new) == LET_IN
 
 
 def test_no_two_agents_have_one_key(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -34,13 +33,6 @@ CONTENTS = {
     "looks like JSON": '{"__proto__": 1, "a": [null]}',
     "blank": " ",
 }
-
-
-@pytest.fixture
-def new_caller(shared_gateway: McpGateway, new_agent: Callable[[str], Agent]) -> Iterator[NewCaller]:
-    """Lets an agent take part and gives its client."""
-    with ExitStack() as open_clients:
-        yield lambda name: open_clients.enter_context(SignedCaller(new_agent(name), shared_gateway))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from urllib.parse import urlsplit
 
@@ -20,13 +20,6 @@ pytestmark = pytest.mark.requirement("AM-01")
 
 NewCaller = Callable[[str], SignedCaller]
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def new_caller(shared_gateway: McpGateway, new_agent: Callable[[str], Agent]) -> Iterator[NewCaller]:
-    """Lets an agent take part and gives its client."""
-    with ExitStack() as open_clients:
-        yield lambda name: open_clients.enter_context(SignedCaller(new_agent(name), shared_gateway))
 
 
 def test_only_who_opened_a_stream_may_post_to_it(new_caller: NewCaller) -> None:
