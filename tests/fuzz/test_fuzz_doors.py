@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
-import httpx2
 import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
@@ -28,6 +26,7 @@ from schemas.errors import TrunklineError
 from schemas.settings.settings import MqttSettings
 from schemas.wire.ids import parse_stream_key
 from schemas.wire.strict_json import MalformedJsonError, decode
+from tests.connectors.gateway_client.test_gateway_client import event_stream
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text
 from tests.schemas.job_records import signed
 
@@ -80,14 +79,6 @@ def test_a_presence_is_one_by_its_form_or_nothing(case: bytes) -> str:
 
 
 EVENTS = b'event: settled\nid: boot-7\ndata: {"a":1}\n\n: a comment\r\ndata: [1,\ndata: 2]\r\n\r\n'
-
-
-def event_stream(pieces: Iterable[bytes]) -> httpx2.Response:
-    """Return an answer whose body arrives in these pieces."""
-    headers = {"Content-Type": "text/event-stream"}
-    return httpx2.Response(
-        200, headers=headers, content=pieces, request=httpx2.Request("GET", "http://gateway")
-    )
 
 
 @fuzzed(st.tuples(mutated(EVENTS), st.integers(0, 80)))

@@ -26,20 +26,12 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.mcp_protocol import ENVELOPE, INITIALIZE
 from tests.programs import run_program, start_program
 
 pytestmark = pytest.mark.requirement("AM-10")
 
 COMMAND = (sys.executable, "-m", "connectors.agent_client")
-ENVELOPE = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-INITIALIZE = {
-    "protocolVersion": "2025-06-18",
-    "capabilities": {},
-    "clientInfo": {"name": "test", "version": "1"},
-}
 
 
 def environment(url: str, key: Path | str, agent: str = "ann") -> dict[str, str]:

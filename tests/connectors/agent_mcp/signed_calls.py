@@ -15,6 +15,7 @@ from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
 from tests.connectors.gateway.hub_access import TIMEOUT_S
+from tests.mcp_protocol import INITIALIZE
 from tests.raw_records import read_to_end
 
 if TYPE_CHECKING:
@@ -117,9 +118,7 @@ class Stream:
 
 def first_words(caller: SignedCaller, path: str) -> None:
     """Open the session of a stream as the protocol has it; its answer comes on the stream."""
-    client = {"name": "test", "version": "1"}
-    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
-    first = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    first = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE}
     ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     for document in (first, ready):
         assert caller.post(json.dumps(document).encode(), path=path).status_code == 202

@@ -16,6 +16,7 @@ import pytest
 from schemas.streams.agents.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WINDOW_S
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, SignedCaller, call_body, now, open_stream
+from tests.mcp_protocol import ENVELOPE
 
 pytestmark = pytest.mark.requirement("AM-02")
 
@@ -186,10 +187,7 @@ HAS_EFFECT = {"none", "escaped name", "escaped method", "newer protocol, with wh
 def modern(text: str) -> str:
     """The call as the protocol without a handshake has it."""
     document = json.loads(text)
-    document["params"]["_meta"] = {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
+    document["params"]["_meta"] = ENVELOPE
     return json.dumps(document)
 
 

@@ -261,6 +261,14 @@ def said(answer: httpx.Response) -> tuple[int, str | None]:
     return answer.status_code, answer.json().get("reason")
 
 
+def post(
+    client: httpx.Client, recipient: str, payload: Any = None, kind: str = "note", **headers: str
+) -> httpx.Response:
+    """Send a message; returns the answer."""
+    body = {"recipient": recipient, "type": kind, "payload": payload}
+    return client.post(MESSAGES, json=body, headers=headers)
+
+
 def end(
     client: httpx.Client, task: Any, how: str, body: dict[str, Any] | None = None, **headers: str
 ) -> httpx.Response:

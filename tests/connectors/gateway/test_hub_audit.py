@@ -8,15 +8,9 @@ import pytest
 
 from connectors.gateway.services.audit_log import why_refused
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import AUDIT, MESSAGES, TASKS, one_of
+from tests.connectors.gateway.hub_stack import AUDIT, MESSAGES, TASKS, one_of, post
 
 A_UUID = "71bafd82-93f4-4b8b-9397-2ffdb87e3c00"
-
-
-def post(client, recipient, payload=None, kind="note", **headers):
-    """Send a message; the answer."""
-    body = {"recipient": recipient, "type": kind, "payload": payload}
-    return client.post(MESSAGES, json=body, headers=headers)
 
 
 def entries(client, sender=None, **params):

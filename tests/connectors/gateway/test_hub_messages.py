@@ -13,15 +13,9 @@ from connectors.gateway.services.mailboxes import MailboxIndex
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MessageRow
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, one_of
+from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, one_of, post
 
 SENT, DRAINERS, PATIENCE_S = 300, 4, 60.0
-
-
-def post(client, recipient, payload=None, kind="note", **headers):
-    """Send a message; the answer."""
-    body = {"recipient": recipient, "type": kind, "payload": payload}
-    return client.post(MESSAGES, json=body, headers=headers)
 
 
 def sent(client, recipient, payload=None):

@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import MESSAGES, one_of
+from tests.connectors.gateway.hub_stack import MESSAGES, one_of, post
 
 pytestmark = pytest.mark.requirement("HH-06")
-
-
-def post(client, recipient, payload=None, kind="note"):
-    """Send a message; the answer."""
-    return client.post(MESSAGES, json={"recipient": recipient, "type": kind, "payload": payload})
 
 
 def drained(client, request_id=None):

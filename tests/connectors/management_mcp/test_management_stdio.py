@@ -23,19 +23,11 @@ from tests.connectors.management_mcp.conftest import (
     refused,
     started,
 )
+from tests.mcp_protocol import ENVELOPE, INITIALIZE
 from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("AM-09")
 
-ENVELOPE = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-INITIALIZE = {
-    "protocolVersion": "2025-06-18",
-    "capabilities": {},
-    "clientInfo": {"name": "test", "version": "1"},
-}
 # As a library that does not know whose stdout it is.
 NOISY = """
 import os, sys, warnings
