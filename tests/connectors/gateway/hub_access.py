@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import SettledRecord
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.wire.verdicts import ACCEPTED
@@ -137,15 +138,20 @@ def sample(page: dict[str, Any], schema: dict[str, Any], names: dict[str, Any]) 
     return {"integer": schema.get("minimum", 1), "boolean": False, "array": []}.get(schema.get("type"), "x")
 
 
-def accepted_of_operator(settings: Settings) -> int:
-    """How many of the operator's requests but broadcasts have had an effect, by the whole log and the fold."""
-    found: list[Any] = []
+def settled_log(settings: Settings) -> list[SettledRecord]:
+    """The records of the log, with the fold's verdicts."""
+    found: list[SettledRecord] = []
     view = LiveView(settings, load_keyring(settings))
     view.on_settled(found.extend)
     try:
         view.open()
     finally:
         view.close()
-    own = [one for one in found if (one.principal, one.verdict) == ("http/operator", ACCEPTED)]
+    return found
+
+
+def accepted_of_operator(settings: Settings) -> int:
+    """How many of the operator's requests but broadcasts have had an effect, by the whole log and the fold."""
+    own = [one for one in settled_log(settings) if (one.principal, one.verdict) == ("http/operator", ACCEPTED)]
     # A broadcast is as many records as there are recipients.
     return len([one for one in own if b'"broadcast_id"' not in one.value])

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import pytest
 
 from connectors.gateway.web.policy import Action, Caller, decide
-from connectors.live.live_view import LiveView
-from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import AGENT, DELEGATOR, VIEWER, WORKER
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import REJECTED
 from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_access import settled_log
 from tests.connectors.gateway.hub_stack import TASKS, HubStack
 
 pytestmark = pytest.mark.requirement("HH-12")
@@ -92,15 +91,8 @@ def guarded(hub: HubStack) -> list[Operation]:
 
 def refused_rows(settings: Settings) -> Counter[Row]:
     """The refusals of the log that the fold gives the verdict and the reason that they say themselves."""
-    found: list[Any] = []
-    view = LiveView(settings, load_keyring(settings))
-    view.on_settled(found.extend)
-    try:
-        view.open()
-    finally:
-        view.close()
     rows: Counter[Row] = Counter()
-    for one in found:
+    for one in settled_log(settings):
         if one.type == REQUEST_REFUSED:
             body, _ = decode(one.value)
             assert (one.stream, one.verdict, one.reason) == ("refused/http", REJECTED, body["reason"])
