@@ -56,13 +56,14 @@ class ViewBuilder:
         return self.tables[STREAM_ENTRIES].progress
 
     def build(self) -> int:
-        """Apply the next commits of the ledger to the view tables, and return how many commits.
+        """Apply the next commits of the ledger to the view tables, and return the number of these commits.
 
-        The number of commits in one call is adapted to the number of their rows. 0 means that the views are at
-        the ledger's end.
+        0 means that the views already had all commits of the ledger. One call reads as many commits as have
+        about 50,000 rows together, or one commit if it has more rows.
 
         Raises:
-            Refused: The commits can no longer be read, so the views must be built anew.
+            Refused: The commits cannot be read, for example because maintenance has removed them. The views
+                must be rebuilt (jobs/rebuild_views.py).
         """
         ledger, seen = DeltaTable(self._ledger), self.progress.ledger_version
         last = min(ledger.version(), seen + self._span)
@@ -91,7 +92,7 @@ class ViewBuilder:
 class ViewThread(BackgroundThread):
     """A thread that brings the views up to the ledger every `views.interval_ms` milliseconds.
 
-    It ends at `stop` or after an error.
+    The thread runs from `start` until `stop` or until its first error.
 
     Attributes:
         is_ready: Whether the views have once reached the ledger's end since the start.
@@ -172,9 +173,10 @@ def prepare(settings: Settings) -> None:
 
 
 def catch_up(settings: Settings) -> None:
-    """Bring the views to the ledger's end, and return. Missing tables are created first.
+    """Apply all commits that the views lack, and return. Missing tables are created first.
 
-    If another process may write the views, the caller must hold `views_lock`.
+    The call blocks until the views are at the ledger's end. If another process may write the views, the caller
+    must hold `views_lock`.
 
     Raises:
         Refused: The views are ahead of the ledger, or the ledger's commits can no longer be read.

@@ -34,7 +34,7 @@ _SMALL_FILE_BYTES: Final = 2 * 1024 * 1024
 def tidy_views(builder: ViewBuilder, keep_h: float) -> None:
     """Compact each view table, and delete files that were replaced more than `keep_h` hours ago.
 
-    It holds `builder.lock` while it works on a table, so that the view builder waits.
+    The function holds `builder.lock` while it works on a table. Meanwhile, `builder.build` waits.
     """
     for table in builder.tables.values():
         with builder.lock:
@@ -116,10 +116,10 @@ class Maintenance(BackgroundThread):
                 print(f"maintain_tables: done in {time.monotonic() - began:.1f} s", file=sys.stderr)
 
     def tidy(self) -> None:
-        """Compact the views and the ledger and delete their unused files, unless the ledger is idle.
+        """Compact the views and the ledger and delete their unused files, unless the ledger is unchanged.
 
-        It is idle if it has no new commit since the last round. Each round itself adds commits to the ledger's
-        log.
+        The ledger is unchanged if it has no commit since the last call of this method has ended. The method
+        blocks until all tables are done, and may be called without starting the thread.
         """
         path = self._settings.table_path(LEDGER)
         if self._tidied == DeltaTable(path).version():

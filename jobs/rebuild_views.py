@@ -140,9 +140,9 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
 
 
 def swap(path: Path) -> None:
-    """Replace the table's directory `path` by `<path>.new`, and delete the old one.
+    """Replace the table's directory `path` by the directory `<path>.new`, and delete the old one.
 
-    Readers can still read the old files that they have open.
+    `path` may be missing, `<path>.new` must exist. Readers can still read the old files that they have open.
     """
     old = path.with_name(f"{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)

@@ -57,7 +57,10 @@ class Recovery(NamedTuple):
         }
 
     def state(self, spark: SparkSession, settings: Settings) -> GroupedData:
-        """Return all streams' state for a new checkpoint, read from the table `stream_entries`."""
+        """Return the state of all streams for a new checkpoint, read from the table `stream_entries`.
+
+        The result is grouped by bucket, as Spark's `transformWithState` expects an initial state.
+        """
         path = settings.table_path(STREAM_ENTRIES)
         entries = read_table(spark, path, self.entries_version, VIEW_ARROW[STREAM_ENTRIES])
         return initial_state(entries, self.next_offsets, settings.kafka.partitions)
@@ -146,11 +149,11 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
 def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[int, int]:
     """Return for each Kafka partition the first offset that is not in the ledger at `version`.
 
-    It counts all rows of the ledger with Spark.
+    Partitions without rows in the ledger are left out. Spark reads the offsets of all rows for this.
 
     Raises:
-        RecoveryRefused: An offset is missing or twice in the ledger, or the ledger has records of another
-            topic.
+        RecoveryRefused: An offset below the highest one is missing, the ledger has two rows for an offset, or
+            it has records of another topic than `settings.kafka.topic`.
     """
     ledger = read_table(spark, settings.table_path(LEDGER), version, LEDGER_ARROW)
     # Distinct offsets are counted exactly by bitmaps of 32,768 each, so that no row leaves its task.
@@ -190,6 +193,8 @@ _FROM_THE_LOG: Final = (
 def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
     """Raise RecoveryRefused unless Kafka still has all records that the ledger lacks.
 
+    Nothing is changed, and None is returned if Kafka has them.
+
     Args:
         kafka: The settings of Kafka.
         next_offsets: The first offset of each partition that is not in the ledger; 0 for others.
@@ -219,10 +224,10 @@ def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
 
 
 def check_view_progress(progress: ViewProgress, next_offsets: Mapping[int, int]) -> None:
-    """Raise RecoveryRefused unless the views were built from the whole ledger and from nothing else.
+    """Raise RecoveryRefused unless the views contain the same records as the ledger, none less and none more.
 
     Args:
-        progress: The progress of the views.
+        progress: The progress that a commit of `stream_entries` has recorded.
         next_offsets: The first offset of each partition that is not in the ledger.
     """
     for partition in sorted(next_offsets.keys() | progress.offsets.keys()):

@@ -139,9 +139,9 @@ class Refold:
         entries.take_writes()
 
     def finish(self) -> None:
-        """Add to `result` a difference for each refolded change that no ledger row has.
+        """Add to `result` one difference for each stream with refolded changes that no ledger row has.
 
-        Call it after the last row.
+        Call it once, after `settle` of the last row.
         """
         for key, changes in self._changes.items():
             name = (key or b"").decode("ascii", "replace")
@@ -154,8 +154,8 @@ class Refold:
         compared once. Call it after `finish`.
 
         Args:
-            table: The name of the view table.
-            stored: The open table.
+            table: The name of the view table. A second call for the same table raises KeyError.
+            stored: The open Delta table with that name.
         """
         names, expected, result = VIEW_ARROW[table].names, self._expected.pop(table), self._result
         keys = key_columns(table)
@@ -215,7 +215,8 @@ class Refold:
 def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> CheckResult:
     """Refold the whole ledger, compare ledger and view tables with the results, and return the differences.
 
-    It changes nothing. `ledger` is first updated to its newest version.
+    No table is changed. The open table `ledger` is first moved to its newest version. Differences raise
+    nothing: the caller checks `different` of the result.
 
     Raises:
         NotFound: A view table is missing.

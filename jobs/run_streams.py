@@ -60,7 +60,8 @@ def run(
 ) -> str | None:
     """Run the settling query, the view builder, maintenance and the audit trail; block until they end.
 
-    All end when `stopping` is set or when one of them fails.
+    All end when `stopping` is set, or when the settling query or the view builder fails. Errors of maintenance
+    and of the audit trail are printed to stderr, and both try again.
 
     Args:
         spark: The session.

@@ -120,10 +120,12 @@ def settle_frame(rows: DataFrame, settings: Settings) -> DataFrame:
 def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
     """Return the Kafka records with their bucket, and with their headers in two flat columns.
 
-    The columns are `bucket` and RECORD_COLUMNS. Spark computes the size of the Arrow batch after each record,
-    and for a list column that takes as long as the batch is. So the usual headers travel as one binary cell,
-    `usual_headers`, with separated values. Unusual headers (other names, missing values, values with the
-    separator) travel as JSON, `odd_headers`. A record without headers has neither.
+    The columns are `bucket` and RECORD_COLUMNS. If a record has exactly the standard headers, `usual_headers`
+    has their values as one binary cell, separated by SEPARATOR. Other headers (other names, missing values,
+    values with the separator) are JSON in `odd_headers`. Both are null for a record without headers.
+
+    Spark computes the size of an Arrow batch again after each record. For a list column, this takes time in
+    proportion to the size, so there is none.
     """
     separator = F.lit(SEPARATOR)
     values = [F.get(F.col("headers"), F.lit(i))["value"] for i in range(len(STANDARD_HEADERS))]
@@ -139,9 +141,9 @@ def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
 
 
 def worker_keyring(key_file: Path) -> Keyring:
-    """Return the master keys, read from the key file and the environment of the worker process that calls it.
+    """Return the master keys, read from `key_file` and the environment of the calling process.
 
-    So no key is part of a serialized task.
+    Spark's Python workers call it. So no key is part of a task that Spark serializes.
     """
     secret = os.environ.get(MASTER_KEY_VARIABLE)
     return load_keyring(Settings(master_key_file=key_file, master_key=SecretStr(secret) if secret else None))
@@ -163,7 +165,8 @@ def start(
     Args:
         spark: The session.
         settings: The settings of the tables, Kafka and Spark.
-        available_now: End the query when all current records of the topic are settled.
+        available_now: True: the query ends when all current records of the topic are settled. False: it runs
+            until it is stopped.
         after_batch: Called with the number of each committed micro-batch, before Spark records its end. None:
             nothing is called.
 

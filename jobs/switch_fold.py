@@ -64,7 +64,8 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
 
     Args:
         settings: The settings of the tables.
-        ends: The end offset of each Kafka partition. The ledger must contain all records before it.
+        ends: The end offset of each Kafka partition, by the partition's number as text. The ledger must contain
+            all records before these offsets.
 
     Raises:
         NotFound: There is no ledger.
@@ -93,9 +94,13 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program with `arguments` (None: the command line's), and return its exit code.
+    """Print the fold versions of ledger and program as one JSON object; with `--at`, first switch the ledger.
 
-    It prints the state of the fold versions as one JSON object. With `--at` it first switches the ledger.
+    Args:
+        arguments: The options. None: those of the command line.
+
+    Returns:
+        The exit code: 0 done, 3 no ledger, 4 the switch was refused and nothing was changed.
     """
     parser = argparse.ArgumentParser(prog="switch_fold", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(

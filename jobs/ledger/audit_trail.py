@@ -86,14 +86,14 @@ class AuditTrail:
     def anchor(self, *, at_once: bool = False) -> bool:
         """Sign the audit chain's newest entry and append it to the anchors file, if an anchor is due.
 
-        An anchor is due if the chain has grown since the last one and `audit.anchor_interval_s` has passed. The
-        first call makes the key that signs. The public key is stored beside it.
+        An anchor is due if the chain has grown since this object's last anchor and `audit.anchor_interval_s`
+        has passed. If there is no signing key, it is made. The public key is stored beside it.
 
         Args:
-            at_once: Do not wait for the interval.
+            at_once: Anchor a grown chain although the interval has not passed.
 
         Returns:
-            Whether an anchor was appended.
+            True: an anchor was appended. False: none was due, or `catch_up` and `follow` have found no entry.
         """
         due = time.monotonic() - self._anchored_at >= self._settings.audit.anchor_interval_s
         if self._last is None or self._last.entry.number < self._anchored or not (due or at_once):

@@ -43,7 +43,8 @@ class LedgerChain:
     def holds(self, query: str, batch: int, roots: Iterable[str]) -> bool:
         """Return whether the ledger already has this micro-batch, so that it must not be committed again.
 
-        It has it if Spark was killed between the ledger's commit and its own, and now repeats the micro-batch.
+        This happens if Spark was killed after the ledger's commit and before its own, and now repeats the
+        micro-batch. The offsets in `roots` decide. Without roots, the query and the number decide.
 
         Args:
             query: The id of the query.

@@ -60,8 +60,9 @@ class LastCommit(msgspec.Struct, frozen=True):
 def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
     """Return the newest micro-batch in the table's history, or None if there is no table or no such commit.
 
-    Commits of other programs are skipped. A marker without an entry of the audit chain counts only if no other
-    marker has one, because another program could have written it.
+    The history is the last 1,000 commits. Commits without a marker (`commit_marker`) are skipped. A marker
+    without an entry of the audit chain counts only if no other marker has one, because another program could
+    have written it.
 
     Args:
         path: The path or URI of the table.
@@ -127,6 +128,13 @@ class OnceSink:
         """Settle the micro-batch, and commit its files unless it is already in the table.
 
         An empty micro-batch is committed, too, because a start compares the checkpoint with the table.
+
+        Args:
+            frame: The micro-batch's frame, with the columns of LEDGER_FILE.
+            batch_id: The number that Spark gave the micro-batch.
+
+        Raises:
+            RuntimeError: `started` was not called within 60 seconds.
         """
         if not self._known.wait(timeout=60):
             raise RuntimeError("the sink does not know its query: call started(query.id)")
@@ -150,10 +158,12 @@ class OnceSink:
         return last is not None and last.batch_id >= batch_id
 
     def commit(self, files: Sequence[Row], batch_id: int, began: float | None = None) -> None:
-        """Commit `files` to the table as one micro-batch.
+        """Commit `files` to the table as one micro-batch, without a check whether the table already has it.
+
+        A commit that conflicts with commits of maintenance is tried 20 times, then delta-rs raises an error.
 
         Args:
-            files: Rows of LEDGER_FILE.
+            files: Rows of LEDGER_FILE: the written data files that become part of the table.
             batch_id: The number of the micro-batch.
             began: When the micro-batch began, by `time.monotonic()`. None: the commit names no duration.
         """

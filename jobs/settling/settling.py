@@ -135,7 +135,7 @@ class SettleStreams(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state in Spark's state store: each stream's entries, and the bucket's last offset.
 
-        Spark calls it once, before the first records.
+        Spark calls it once, before the first records. `handle` is Spark's access to the state store.
         """
         self._streams = StreamState(handle.getMapState("streams", STREAM_KEY, STREAM_ENTRIES))
         self._bucket = handle.getValueState("bucket", BUCKET_STATE)

@@ -114,7 +114,8 @@ def keep_modules(task: str) -> None:
     that takes 100 ms and more in each worker of a micro-batch, and frees almost no memory.
 
     Args:
-        task: A name for the kind of Spark task. Calls after the first one with the same name do nothing.
+        task: Any name for the kind of Spark task, such as "pack". In each process, later calls with the same
+            name do nothing.
     """
     gc.collect()
     gc.freeze()

@@ -62,7 +62,7 @@ def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
     """Create an empty view table and return it.
 
     Args:
-        path: The path of the new table. An existing table is an error.
+        path: The path of the new table. If there is a table, delta-rs raises DeltaError.
         table: The name of the view table.
         keep_h: For how many hours replaced files are kept for readers of older versions.
     """
@@ -140,7 +140,8 @@ class ViewTable:
     def apply(self, changes: Mapping[Key, RowChange], progress: ViewProgress | None = None) -> bool:
         """Write the changes that are newer than the table's rows, and return whether there was a commit.
 
-        All changes are written in one commit. The same changes applied again have no effect.
+        All changes are written in one commit. A change whose offset is not above the row's `last_offset` is
+        skipped, so the same changes applied again have no effect.
 
         Args:
             changes: The last change of each row, by key.
@@ -270,7 +271,7 @@ class ViewTable:
     def tidy(self, keep_h: float) -> None:
         """Compact the table, delete unused files, and shorten the Delta log. No row is changed.
 
-        Groups of rows (shelves) without changes since the last call are joined.
+        Small groups of rows (shelves) without changes since the last call are joined.
 
         Args:
             keep_h: Replaced files are deleted after this number of hours.
