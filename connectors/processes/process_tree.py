@@ -38,7 +38,7 @@ _children: Final[list[subprocess.Popen[bytes]]] = []
 def clean_environment() -> dict[str, str]:
     """Return this process's environment without tmux's variables and Trunkline's secrets and settings.
 
-    Use it for programs of users, such as agents.
+    It is the environment for programs of users, such as agents. The variables of this process are not changed.
     """
     ours = ("TRUNKLINE", "MQTT_", "TMUX")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -121,7 +121,10 @@ def process_handle(pid: int) -> str | None:
 
 
 def handle_pid(handle: str) -> int | None:
-    """Return the process id in a process handle, or None if `handle` is not one."""
+    """Return the process id in a handle of the form `process/<pid>/<start time>`; None for any other text.
+
+    The process may have ended.
+    """
     found = _HANDLE(handle)
     return None if found is None else int(found[1])
 
@@ -207,7 +210,10 @@ class ProcessTrees:
         return found
 
     def find_all(self) -> set[psutil.Process]:
-        """Search once, and return the running processes of all trees together."""
+        """Search once, and return the running processes of all trees together.
+
+        An empty set means that all trees have ended.
+        """
         return {process for processes in self.find().values() for process in processes}
 
 
@@ -226,15 +232,15 @@ def end_processes(
 ) -> set[int]:
     """End processes: send SIGTERM, wait, then send SIGKILL until `find` returns none.
 
-    It blocks until all have ended.
+    The call blocks until all have ended, for about `grace_s` plus `kill_s` seconds at most.
 
     Args:
-        find: returns the processes that still run. It is called repeatedly.
+        find: returns the processes to end that still run. It is called repeatedly.
         grace_s: how long they may take to end after SIGTERM, in seconds. 0: SIGKILL at once.
         kill_s: how long to repeat SIGKILL, in seconds.
 
     Returns:
-        The ids of the processes that were found.
+        The ids of all processes that `find` returned. Empty: there was nothing to end.
 
     Raises:
         TrunklineError: Some processes still run, such as another user's. The message has their ids.

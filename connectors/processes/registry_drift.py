@@ -52,8 +52,10 @@ def find_drift(
     Args:
         jobs: rows of the registry of jobs.
         sessions: rows of the registry of sessions.
-        job_status: returns the status of a job, also of one that is not in `jobs`.
-        is_dead_here: returns whether a session's row names a process of this machine that does not run.
+        job_status: returns the status of the job with this id, also of one that is not in `jobs`. None: the
+            status is unknown.
+        is_dead_here: returns whether a session's row names a process of this machine that does not run. Use the
+            result of `dead_here`.
     """
     by_name = {row["session"]: row for row in sessions}
     running = {name: row for name, row in by_name.items() if row["status"] == IS_RUNNING}
@@ -98,8 +100,8 @@ def _drift_of(row: Row, job_status: Callable[[str], str | None], *, is_dead: boo
 def dead_here(host: SessionHost) -> Callable[[Row], bool]:
     """Return a function that checks whether a running session's process has ended on this machine.
 
-    It takes the session's row. It returns False for a row without a handle or of another machine. `find_drift`
-    needs it.
+    The returned function takes a row of the registry of sessions. It returns False for a row without a handle
+    and for a session of another machine. Pass it to `find_drift` as `is_dead_here`.
     """
 
     def is_dead(row: Row) -> bool:

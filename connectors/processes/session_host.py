@@ -1,8 +1,9 @@
 """Runs agent sessions on this machine (JE-14), in tmux if it is installed, else as process trees.
 
-A handle names one run and is never used again: `tmux/<socket>/<name>` (the name ends with random digits) or
-`process/<pid>/<start time>`. Command, environment and secrets are passed in a file with mode 0600, never in
-arguments.
+A session may be started several times; each start is a run. A handle names one run and is never used again:
+`tmux/<socket>/<name>` (the name ends with random digits) or `process/<pid>/<start time>`. The run's first
+process is a wrapper (session_runner.py), which runs the session's command and stores its exit code. Command,
+environment and secrets are passed in a file with mode 0600, never in arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from schemas.settings.settings import PROJECT_ROOT, Settings
 
 TMUX: Final = "tmux"
 _RUNNER: Final = "connectors.processes.session_runner"
-# Sessions outlive an upgrade: earlier versions started the runner under another name.
+# Sessions outlive an upgrade: earlier versions started the wrapper under another name.
 _RUNNERS: Final = frozenset({_RUNNER, "connectors.session_runner"})
 GRACE_S: Final = 10.0
 # How long an agent may take to end by itself after its job has ended: its last receipt may be on the way.
@@ -62,12 +63,14 @@ def host_name() -> str:
 class SessionHost:
     """The sessions that run on this machine for one data directory.
 
-    Each start of a session is a run with a handle of its own. All methods raise TrunklineError when tmux or the
-    disk fails.
+    Each start of a session is a run. Its first process is a wrapper, which runs the session's command and
+    stores the exit code. `start` returns the handle of the run, and the registry of sessions stores it. All
+    methods with a `handle` take this text. Methods raise TrunklineError if tmux fails or does not answer within
+    10 s.
 
     Args:
-        settings: name the data directory.
-        use_tmux: whether new runs use tmux. None uses tmux if it is installed.
+        settings: the settings, from which the data directory is taken.
+        use_tmux: whether new runs use tmux. None: they use tmux if it is installed.
 
     Attributes:
         name: this machine's name in the registries.
@@ -81,7 +84,10 @@ class SessionHost:
         self.name = host_name()
 
     def folder(self, session: str) -> Path:
-        """Return the path of a session's folder: it has the command, screen log, captures and exit code."""
+        """Return the path of a session's folder, with its command, screen log, captures and exit code.
+
+        The folder may not exist yet.
+        """
         return self._folder / session
 
     def prepare(
@@ -103,8 +109,12 @@ class SessionHost:
             session: the session's name.
             command: the program and its arguments.
             folder: the folder in which the command runs.
-            environment: its whole environment.
-            instructions: the text on its standard input. None: it has no such text.
+            environment: the whole environment of the command.
+            instructions: the text on the command's standard input. None: its standard input is the terminal of
+                tmux, or empty without tmux.
+
+        Raises:
+            TrunklineError: the file cannot be written.
         """
         spec = SessionSpec(session, list(command), str(folder), environment, instructions, user_umask())
         path = self.folder(session) / f"spec-{secrets.token_hex(8)}.json"
@@ -118,7 +128,10 @@ class SessionHost:
     def keep(self, session: str, spec: Path) -> None:
         """Make a file from `prepare` the session's kept command, which `start` runs when no file is given.
 
-        Call it after the registry has accepted the session.
+        An earlier kept command is replaced. Call it after the registry has accepted the session.
+
+        Raises:
+            TrunklineError: the session's folder cannot be written.
         """
         kept = self._spec(session)
         draft = kept.with_name(f".{spec.name}")
@@ -133,17 +146,18 @@ class SessionHost:
         return self._spec(session).exists()
 
     def start(self, session: str, spec: Path | None = None) -> str:
-        """Start the runner of a session, and return the handle that names this run.
+        """Start the wrapper process of a session's command, and return the handle of this run.
 
-        The runner waits for `release` before it runs the command. So the registry knows the session before the
-        command does anything. A runner that is not released ends after a minute.
+        The wrapper waits for `release` before it runs the command. So the registry knows the session before the
+        command does anything. Without `release`, the wrapper ends after a minute.
 
         Args:
-            session: its name.
-            spec: a file from `prepare`; None takes the file of the last `keep`.
+            session: the session's name.
+            spec: a file from `prepare`. None: the file of the last `keep`.
 
         Raises:
-            NotFound: this machine has no command for the session.
+            NotFound: this machine has no kept command for the session.
+            TrunklineError: tmux failed, or the wrapper ended at once.
         """
         if spec is None:
             if not self.is_prepared(session):
@@ -156,21 +170,24 @@ class SessionHost:
         return self._start_tmux(session, spec) if self._use_tmux else self._start_process(session, spec)
 
     def release(self, session: str, handle: str) -> None:
-        """Let the runner that `start` has started run the session's command.
+        """Let the wrapper that `start` has started run the session's command. Return at once.
 
-        Call it when the registry has the run's handle.
+        Call it when the registry has stored `handle`, the result of `start`.
         """
         release_file(self._spec(session), handle).touch(0o600)
 
     def alive(self, handle: str) -> bool:
-        """Return whether the session's runner with this handle still runs on this machine."""
+        """Return whether the wrapper process of this run still runs on this machine.
+
+        False also for a handle of another machine. Other processes of an ended run may still run (`left_of`).
+        """
         process_tree.reap()
         return handle in self._first_alive([handle])
 
     def left_of(self, handles: Collection[str]) -> set[str]:
-        """Return those handles of session runs of which any process still runs on this machine.
+        """Return the part of `handles` whose runs still have a process on this machine, whichever it is.
 
-        It looks once at all processes, however many handles there are.
+        The call looks once at all processes of the machine, however many handles there are.
         """
         found = self._first_alive(handles)
         trees = process_tree.ProcessTrees(HANDLE_VARIABLE, dict.fromkeys(set(handles) - found)).find()
@@ -182,7 +199,7 @@ class SessionHost:
         return {handle for handle in handles if first(handle) is not None or self._tmux_name(handle) in names}
 
     def running(self) -> dict[str, str]:
-        """Return the session runs of this data directory whose runner still runs on this machine.
+        """Return the runs of this data directory whose wrapper process still runs on this machine.
 
         The result maps the run's handle to the session's name.
         """
@@ -200,9 +217,10 @@ class SessionHost:
         return found
 
     def send(self, handle: str, number: signal.Signals) -> set[psutil.Process]:
-        """Send a signal to all processes of a session's run, and return these processes without waiting.
+        """Send signal `number` to all processes of a run, and return these processes without waiting.
 
-        The result includes processes of other users, which this process may not signal.
+        The result includes processes of other users, which this process may not signal. It is empty if no
+        process of the run exists.
         """
         found = self._tree(handle).find_all()
         process_tree.send_signal(found, number)
@@ -211,12 +229,14 @@ class SessionHost:
     def stop(self, handle: str, *, grace_s: float = 0.0) -> bool:
         """End all processes of a session's run, and wait until they have ended.
 
+        The call blocks for `grace_s` plus about 5 seconds at most.
+
         Args:
             handle: the handle of the run. A run that has ended is no error.
             grace_s: how long the processes may take to end after SIGTERM, in seconds. 0: SIGKILL at once.
 
         Returns:
-            Whether there was anything to end.
+            True: processes were ended. False: no process of the run existed.
 
         Raises:
             TrunklineError: a process does not end, for example because it runs as another user.
@@ -254,8 +274,11 @@ class SessionHost:
     def keep_capture(self, session: str, handle: str | None, capture_id: str) -> Path:
         """Write the text on a session's screen to a file in its folder, and return the file's path.
 
-        The file is `captures/<capture_id>.txt`. Without a screen, the end of the session's log is written, as
-        `capture` returns it.
+        The file is `captures/<capture_id>.txt`; the caller has checked that `capture_id` is a valid name. The
+        file has the text that `capture` returns: without a screen, the end of the session's log.
+
+        Raises:
+            OSError: the file cannot be written.
         """
         path = self.folder(session) / "captures" / f"{capture_id}.txt"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -263,9 +286,11 @@ class SessionHost:
         return path
 
     def end_of(self, session: str, handle: str) -> SessionEnd | None:
-        """Return the exit code with which the command of a session's run has ended.
+        """Return the stored exit code of the session's command in the run `handle`.
 
-        None: the command still runs, its runner was killed with it, or a later run of the session has ended.
+        None means that none is stored for this run. If `alive` returns True for `handle`, the command still
+        runs. Otherwise, the wrapper process was killed before it stored the code, or a later run has replaced
+        it.
         """
         try:
             found = msgspec.json.decode(end_file(self._spec(session)).read_bytes(), type=SessionEnd)
@@ -351,7 +376,7 @@ class SessionHost:
         with suppress(psutil.Error):
             if process_tree.handle_pid(handle) is not None:
                 found = process_tree.first_process(handle)
-                # Other programs write handles to the registry, too. Only a runner of ours may be ended.
+                # Other programs write handles to the registry, too. Only a wrapper of ours may be ended.
                 return None if found is None or _RUNNERS.isdisjoint(found.cmdline()) else found
             name = self._tmux_name(handle)
             if name is not None and self.alive(handle):

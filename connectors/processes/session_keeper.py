@@ -48,8 +48,8 @@ class SessionKeeper(ThreadedService):
     gateway ends are left to the next gateway.
 
     Args:
-        settings: name the data directory and the time between two checks.
-        rows: returns the registry's sessions, such as `lambda: view.all(SessionRow)`.
+        settings: the settings, for the data directory and the time between two checks.
+        rows: returns the rows of the registry of sessions, such as `lambda: view.all(SessionRow)`.
         host: the sessions on this machine. None: those of the data directory.
         own_end_s: how long a session may take to end by itself before SIGTERM, in seconds.
         grace_s: how long it may take to end after SIGTERM before SIGKILL, in seconds.
@@ -77,8 +77,9 @@ class SessionKeeper(ThreadedService):
     def check(self) -> list[str]:
         """Check all sessions once, and send signals to the processes of each session that is over.
 
-        Depending on the time since the session was over, a session gets nothing, SIGTERM or SIGKILL. The call
-        does not wait for processes.
+        A session is over if its status in the registry is stopped or terminated. Its processes first get
+        `own_end_s` seconds to end by themselves, then SIGTERM, and after `grace_s` more seconds SIGKILL. The
+        call does not wait for processes; each call takes the step that is due.
 
         Returns:
             The names of sessions that this service has signalled and of which no process runs any more. Each is

@@ -23,7 +23,7 @@ def find_session(gateway: GatewayClient, name: str) -> Row | None:
     """Ask the gateway for a session, and return its row in the registry, or None if there is no such session.
 
     Raises:
-        UsageError: `name` is not a valid name.
+        UsageError: `name` is not a valid name. The gateway is not asked.
         TrunklineError: The gateway refuses or does not answer.
     """
     if not is_name(name):
@@ -53,9 +53,10 @@ def create_session(
     environment: dict[str, str] | None = None,
     instructions: str | None = None,
 ) -> Row:
-    """Register a new session, start its runner on this machine, and return the session's row.
+    """Start a new session's wrapper process on this machine, register the session, and return its row.
 
-    The command itself begins when the caller calls `host.release`. After an error nothing runs.
+    The wrapper waits. The command itself begins when the caller calls `host.release` with the row's handle.
+    After an error nothing runs.
 
     Args:
         gateway: The client of the gateway.
@@ -70,7 +71,7 @@ def create_session(
 
     Raises:
         Refused: A session with this name exists.
-        TrunklineError: The gateway does not answer, or the runner cannot be started.
+        TrunklineError: The gateway does not answer, or the wrapper cannot be started.
     """
     refuse_taken(gateway, name)
     body = {"session": name, "description": description, "for_job": for_job, "host": host.name}
@@ -113,7 +114,7 @@ def stop_session(
             a resume.
         reason: A text for the registry.
         capture_id: Before the stop, write the session's screen to a file with this name. None: do not.
-        graceful: Send SIGTERM and wait before SIGKILL. Otherwise SIGKILL at once.
+        graceful: True: send SIGTERM, and SIGKILL after 10 seconds. False: SIGKILL at once.
 
     Returns:
         The session's row after the stop, and the file with the screen, or None without `capture_id`.
@@ -121,6 +122,7 @@ def stop_session(
     Raises:
         Refused: The gateway refuses the stop, or the screen is not on this machine. Nothing was ended.
         NotFound: There is no such session.
+        TrunklineError: The gateway does not answer. Or the stop is registered, and a process does not end.
     """
     before = find_session(gateway, name)
     here = before is not None and before["host"] == host.name and before["handle"] is not None
@@ -143,11 +145,13 @@ def stop_session(
 def resume_session(gateway: GatewayClient, host: SessionHost, name: str) -> Row:
     """Start a stopped session's command again, or reactivate an archived session. Return its row.
 
-    A session that has no command or still runs here is only changed in the registry.
+    A session that was registered without a command, or still runs here, is only changed in the registry.
+    Otherwise the command starts before the call returns.
 
     Raises:
-        Refused: The session cannot be resumed, or runs on another host.
-        NotFound: There is no such session, or this machine has no command for it.
+        Refused: The session cannot be resumed, or runs on another host. Nothing runs.
+        NotFound: There is no such session, or this machine has no kept command for it.
+        TrunklineError: The gateway does not answer, or the command cannot be started.
     """
     row = find_session(gateway, name)
     if row is None:

@@ -1,9 +1,9 @@
-"""The program that runs one session's command: `python -m connectors.processes.session_runner SPEC HANDLE`.
+"""The wrapper process of a session's command: `python -m connectors.processes.session_runner SPEC HANDLE`.
 
-The runner reads the session's spec file, which has mode 0600, so that no argument contains a secret. It waits
-until it is released and runs the command with the environment and instructions from the spec. Then it writes
-the exit code to a file in the same folder. Only `connectors.processes.session_host` starts it, in a tmux pane
-or as the leader of its own process session.
+The wrapper reads the session's spec file, which has mode 0600, so that no argument contains a secret. It waits
+until the file of `release_file` exists, and runs the command with the environment and instructions from the
+spec. Then it writes the exit code to a file in the same folder. Only `connectors.processes.session_host` starts
+it, in a tmux pane or as the leader of its own process session.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SessionSpec(msgspec.Struct, frozen=True):
         session: The session's name.
         command: The program and its arguments.
         folder: The folder in which the command runs.
-        environment: Its environment, to which the runner adds tmux's variables and the run's handle.
-        instructions: The text on its standard input. None: it has the runner's standard input.
-        umask: Its umask. Specs of earlier versions have none.
+        environment: The command's environment, to which the wrapper adds tmux's variables and the run's handle.
+        instructions: The text on the command's standard input. None: it has the wrapper's standard input.
+        umask: The command's umask. Spec files of earlier versions have none; then it is 077.
     """
 
     session: str
@@ -53,24 +53,27 @@ class SessionSpec(msgspec.Struct, frozen=True):
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """The end of a session's command: the handle of the run, and the exit code, 128 + n after signal n."""
+    """The end of a session's command: the handle of the run, and the exit code.
+
+    `exit_code` is 128 + n if signal n ended the command, and 127 if the command could not be started.
+    """
 
     handle: str
     exit_code: int
 
 
 def release_file(spec_path: Path, handle: str) -> Path:
-    """Return the path of the file that lets a session's runner start the command, when it exists.
+    """Return the path of a file for which a session's wrapper process waits before it starts the command.
 
-    `spec_path` is the session's spec file, and `handle` names the run.
+    `SessionHost.release` makes the file. `spec_path` is the session's spec file, and `handle` names the run.
     """
     return spec_path.with_name(f"go-{hashlib.sha256(handle.encode()).hexdigest()[:16]}")
 
 
 def end_file(spec_path: Path) -> Path:
-    """Return the path of the file into which the runner writes the exit code of the session's command.
+    """Return the path of the file into which the wrapper writes the exit code of the session's command.
 
-    Each run of the session replaces the file at its end.
+    The file is next to the spec file `spec_path`. Each run of the session replaces it at its end.
     """
     return spec_path.with_name("end.json")
 
@@ -78,8 +81,9 @@ def end_file(spec_path: Path) -> Path:
 def main(arguments: list[str]) -> int:
     """Wait until this run is released, run the session's command to its end, and return its exit code.
 
-    SIGTERM, SIGINT and SIGHUP are ignored here: the command gets them, too, and the runner waits for it. The
-    code is 127 if the run was not released within a minute or the command cannot be started.
+    A run is released when the file of `release_file` exists. The exit code is 127 if that takes longer than a
+    minute or the command cannot be started. This process ignores SIGTERM, SIGINT and SIGHUP: the command gets
+    them, too, and the wrapper waits for its end.
 
     Args:
         arguments: The path of the spec file, and the handle of the run. The handle `process` means that this
