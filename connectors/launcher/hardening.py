@@ -33,9 +33,11 @@ _HANDLE_BYTES: Final = 256
 
 
 def main() -> int:
-    """Read the order in the environment, wait for the handle, and replace this process by the agent's command.
+    """Wait for the launcher's permission, and replace this process by the agent's command.
 
-    It only returns if that fails: then it returns the exit code, and the reason is on stderr.
+    The variable ORDER_VARIABLE has a JSON object with the command, the limits and the number of a socket. The
+    launcher permits the start by sending the handle of the run to this socket. The function only returns if it
+    fails: then it returns the exit code (125, 126 or 127), and the reason is on stderr.
     """
     order: dict[str, Any] = json.loads(os.environ.pop(ORDER_VARIABLE))
     handle = _handle(order["socket"])

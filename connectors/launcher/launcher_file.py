@@ -85,7 +85,7 @@ class LaunchRule(BaseModel):
 
 
 def read_launchers(path: Path) -> dict[str, LaunchRule]:
-    """Parse the launchers file, and return its rules by image. An empty file has none.
+    """Parse the launchers file, and return its rules by image; an empty dictionary for an empty file.
 
     Raises:
         SettingsError: The file cannot be read or is invalid. The message names the file, the image and the key.

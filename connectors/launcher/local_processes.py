@@ -61,7 +61,7 @@ class LocalProcessLauncher:
     Several launchers in several processes may serve one data directory.
 
     Args:
-        settings: Name the data directory.
+        settings: The settings, from which the data directory is taken.
         rules: The command for each image, as `read_launchers` returned them.
     """
 
@@ -98,7 +98,8 @@ class LocalProcessLauncher:
     def alive(self, handle: str) -> bool:
         """Return whether the agent's first process still runs, whatever other processes it has started.
 
-        If no process of the agent is left, the file that names the run is deleted.
+        `handle` is the one in the result of `start`. False also for a handle of another launcher. If no process
+        of the agent is left, the file in `run/agents` that names the run is deleted.
         """
         process_tree.reap()
         first, run = process_tree.first_process(handle), self._runs.find(handle)
@@ -109,9 +110,9 @@ class LocalProcessLauncher:
         return False
 
     def find(self, container: str) -> str | None:
-        """Return the handle of the agent that was started for a container.
+        """Return the handle of the agent that was last started for a container. It may have ended (`alive`).
 
-        None: no agent was started for it, or the agent was stopped.
+        None: no agent was started for the container, or the agent was stopped.
         """
         run = self._runs.of(container)
         return None if run is None else run.handle
@@ -194,14 +195,15 @@ class LocalProcessLauncher:
 def stop_all(settings: Settings, grace_s: float = DOWN_GRACE_S) -> int:
     """End all agents of this data directory, whichever launcher started them, and return how many still ran.
 
-    `down` calls it after ending everything that could start another agent.
+    The command `down` calls it after it has ended all programs that could start another agent. It blocks until
+    all agents have ended.
 
     Args:
-        settings: Name the data directory.
-        grace_s: How long the agents may take to end after SIGTERM, in seconds.
+        settings: The settings, from which the data directory is taken.
+        grace_s: How long the agents may take to end after SIGTERM, in seconds. Then they get SIGKILL.
 
     Raises:
-        TrunklineError: An agent does not end.
+        TrunklineError: An agent does not end within about 5 seconds after SIGKILL.
     """
     process_tree.reap()
     files = _RunFiles(settings)

@@ -109,21 +109,25 @@ class Launcher(Protocol):
     """
 
     def start(self, spec: LaunchSpec) -> Started:
-        """Start an agent, and return its handle when it runs.
+        """Start an agent, and return the handle of its run when it runs. The call blocks until then.
 
-        A second call for the same container and task returns the same run while it runs.
+        A second call for the same container and task starts no other agent while the first one runs, and
+        returns the same handle.
 
         Raises:
             LaunchFailed: The agent could not be started.
         """
 
     def alive(self, handle: str) -> bool:
-        """Return whether the agent with this handle still runs. False for a handle of another launcher."""
+        """Return whether the agent still runs. False for a handle of another launcher.
+
+        `handle` is the one in the result of `start`, which the registry stores with the container.
+        """
 
     def find(self, container: str) -> str | None:
-        """Return the handle of the agent that was started for a container.
+        """Return the handle of the agent that was last started for a container. It may have ended (`alive`).
 
-        None: no agent was started for it, or the agent was stopped.
+        None: no agent was started for the container, or the agent was stopped.
         """
 
     def stop(self, handle: str, grace_s: float) -> None:
