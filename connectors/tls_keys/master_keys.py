@@ -55,11 +55,14 @@ def add_key(settings: Settings) -> str:
 
 
 def activate(settings: Settings, key_id: str) -> None:
-    """Seal under the master key `key_id` from now on, and record that in the file.
+    """Make the master key `key_id` the active one in the key file: new secrets are sealed under it.
+
+    Programs that run keep the key that they have read at their start.
 
     Raises:
         NotFound: The file has no such key.
         UsageError: The keys come from the environment, so there is no file to change.
+        SettingsError: There is no key, or the file is invalid.
         TrunklineError: The file cannot be written.
     """
     with _changing(settings) as document:
@@ -73,6 +76,7 @@ def rotate(settings: Settings) -> str:
 
     Raises:
         UsageError: The keys come from the environment, so there is no file to change.
+        SettingsError: There is no key, or the file is invalid.
         TrunklineError: The file cannot be written.
     """
     with _changing(settings) as document:

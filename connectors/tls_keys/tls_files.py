@@ -78,7 +78,7 @@ class TlsFolder:
     exposed: list[Path] = field(default_factory=list)
 
     def of(self, name: str) -> TlsFile:
-        """Return the pair named `name`, such as `gateway`. It must exist."""
+        """Return the pair named `name`, such as `gateway`. An unknown name raises StopIteration."""
         return next(file for file in self.files if file.name == name)
 
 
@@ -141,7 +141,12 @@ def client_name(role: str) -> str:
 
 
 def check_server_key(file: Path) -> None:
-    """Raise UsageError if other users can read the private key file of a server of the local stack."""
+    """Check that no other user can read `file`, the private key of a server of the local stack.
+
+    Raises:
+        UsageError: Another user can read the file. The message has the command that changes its mode.
+        FileNotFoundError: There is no such file.
+    """
     if _is_exposed(file):
         raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
 
