@@ -30,8 +30,8 @@ class ClaimedSocket:
 
     Args:
         path: the path of the socket.
-        private_below: the socket's folder is made private if it is below this one. Any other folder is refused
-            if other users may read it.
+        private_below: a folder of Trunkline, such as the data directory. If the socket's folder is below it,
+            `claim` makes that folder private. Elsewhere, `claim` refuses a folder that other users can open.
     """
 
     def __init__(self, path: Path, private_below: Path) -> None:
@@ -43,8 +43,8 @@ class ClaimedSocket:
     def claim(self) -> socket.socket | None:
         """Claim the path for this process, and return a socket that is bound to it but does not listen yet.
 
-        None means that another process has claimed the path; try again later. Further calls return the same
-        socket. No client can connect before the caller calls `listen`.
+        The call does not block. None means that another process has claimed the path; try again later. Further
+        calls return the same socket. No client can connect before the caller calls `listen` on the socket.
 
         Raises:
             TrunklineError: The path cannot be used. The message says what to do.
@@ -76,7 +76,8 @@ class ClaimedSocket:
     def release(self) -> None:
         """Close the socket, delete its file, and let other processes claim the path.
 
-        It does nothing if this process has not claimed the path.
+        The call does nothing if this process has not claimed the path. Do not call `claim` again afterwards;
+        use a new object.
         """
         if self._lock is None:
             return
