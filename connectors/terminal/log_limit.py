@@ -49,16 +49,15 @@ class LogLimit(Generic[_LineKind]):
         self._kinds: OrderedDict[_LineKind | None, _Kind] = OrderedDict()
 
     def omitted(self, kind: _LineKind | None) -> int | None:
-        """Decide whether to log a line of this kind now. None means: leave it out.
-
-        Unless the program calls `due`, the count of a kind is lost when another kind needs its place.
+        """Decide whether to log a line of this kind now. None means: leave the line out.
 
         Args:
             kind: Any value that is equal for lines of the same kind.
 
         Returns:
-            None, or the number of lines of this kind that were left out since the last one, to log it with the
-            line.
+            None: the caller must not log the line. Else the caller logs the line with this number: how many
+            lines of the kind were left out since the last one, 0 or more. The number may be too low, because
+            the count of a kind is lost when another kind needs its place. Regular calls of `due` prevent that.
         """
         now = self._clock()
         with self._lock:
@@ -76,10 +75,10 @@ class LogLimit(Generic[_LineKind]):
             return 0 if known is None else known.omitted
 
     def due(self) -> list[tuple[_LineKind | None, int]]:
-        """Return the kinds with left-out lines whose time `every_s` is over, with the number of these lines.
+        """Return each kind whose lines were left out until `every_s` was over, with the number of these lines.
 
-        The caller logs a line for each, so their time begins again. A program that calls this from time to time
-        loses no count when no further line of a kind follows.
+        The caller logs one line with the number for each kind. The next `every_s` of these kinds begin now. A
+        program that calls this from time to time also reports lines after which none of their kind followed.
         """
         now, found = self._clock(), []
         with self._lock:
