@@ -36,9 +36,10 @@ class Backoff:
         return pause_s
 
     def is_to_log(self, reason: str) -> bool:
-        """Return whether to log this reason of a failed attempt.
+        """Return whether to log `reason`, a text that says why an attempt has failed.
 
-        It is True for a reason that differs from the last logged one, and once a minute for the same one.
+        The result is True for a text that differs from the last logged one, and once a minute for the same
+        text. True counts as logged.
         """
         if reason == self._logged and time.monotonic() - self._logged_at <= _LOG_AGAIN_S:
             return False
@@ -47,7 +48,7 @@ class Backoff:
 
 
 def retry(action: Callable[[], T], on: tuple[type[Exception], ...], times: int, pause_s: float) -> T:
-    """Call `action` until it succeeds, and return its result.
+    """Call `action` until it succeeds, and return its result. Block during the calls and the pauses.
 
     Args:
         action: The call to repeat.
