@@ -1,7 +1,8 @@
 """Finds where and when one event was stored, from the Kafka record to the views, for the custody notebook.
 
-The steps are commits, Kafka's copy, and a refold. Commits are found by the Delta log. An hour after a
-checkpoint they are removed from it, and then the step has no time.
+The notebook shows the commits of the ledger and of the views, Kafka's copy of the record, and a refold. Commits
+are found in the Delta log, which keeps them for an hour after a checkpoint. For an older commit, the time of
+the step is unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Commit(NamedTuple):
     actions: list[dict[str, Any]]
 
     def named(self, kind: str) -> list[dict[str, Any]]:
-        """Return the bodies of this commit's actions of one kind, such as `add` or `txn`."""
+        """Return the bodies of this commit's actions of one kind; an empty list if there are none.
+
+        `kind` is the name of an action in Delta's protocol, such as `add` or `txn`.
+        """
         return [action[kind] for action in self.actions if kind in action]
 
 
@@ -65,7 +69,7 @@ def _commit(storage: FileSystem, version: int) -> Commit | None:
 def commits_since(path: str, moment: pd.Timestamp) -> Iterator[Commit]:
     """Yield the commits of the Delta table at `path`, oldest first, from a minute before `moment` on.
 
-    Commits that were removed from the Delta log are skipped.
+    Commits that were removed from the Delta log are skipped. A table that does not exist has no commits.
     """
     storage = table_storage(path)
     files = storage.get_file_info(FileSelector("_delta_log", allow_not_found=True))
@@ -167,7 +171,10 @@ def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.Data
 
 
 def own_keyring(audit: Audit) -> Keyring | None:
-    """Return the master keys that unseal masked records, or None if they cannot be read."""
+    """Return the master keys that unseal masked records.
+
+    None means that the key file, or the variable of the environment with the keys, is missing or invalid.
+    """
     try:
         return load_keyring(audit.settings)
     except SettingsError:
@@ -196,7 +203,11 @@ def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
         keyring: The master keys.
 
     Returns:
-        The result, or None if there are no rows.
+        The last record's verdict, reason and changes. None: `rows` is empty.
+
+    Raises:
+        UnsealError: A masked record cannot be unsealed with these keys.
+        ValueError: A row cannot be turned back into its record.
     """
     entries, settled = Entries(), None
     for row in rows:

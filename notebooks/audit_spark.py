@@ -24,6 +24,8 @@ from schemas.tables.view_arrow import VIEW_ARROW
 def spark_session(settings: Settings) -> SparkSession:
     """Return a Spark session with times in UTC. Spark is started in this process if it does not run.
 
+    Spark runs until the process ends.
+
     Raises:
         TrunklineError: There is no Java 17.
         RuntimeError: Spark's jars are not installed.

@@ -172,7 +172,10 @@ class Audit:
         return inside
 
     def is_seen(self, rows: pd.DataFrame) -> pd.Series:
-        """Return for each ledger row whether the views already contain it and can be compared with it."""
+        """Return for each ledger row whether the views already contain the changes by its record.
+
+        `rows` are ledger rows with the columns `partition` and `offset`. Compare only these with the views.
+        """
         return rows["offset"] < rows["partition"].map(self.seen).fillna(0)
 
     def told(self) -> str:
@@ -204,7 +207,7 @@ def setting(name: str) -> str | None:
 
 
 def listed(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame | None:
-    """Return `rows` for the notebook to show. If there are none, print `otherwise` and return None."""
+    """Return `rows` for the notebook to show. If there are none, print the text `otherwise` and return None."""
     if len(rows):
         return rows
     print(otherwise)
@@ -319,18 +322,21 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def lanes_apart(lanes: Iterable[float]) -> list[float]:
-    """Return a y position near its lane for each point, so that points at the same time do not overlap.
+    """Return a y position for each point of a plot, so that points at the same time do not overlap.
 
-    Equal input gives equal positions.
+    The position of a point is at most 0.2 from its lane. Equal input gives equal positions.
 
     Args:
-        lanes: The lane of each point: the y position of its row in the plot.
+        lanes: The lane of each point: the y position of the plot's row to which the point belongs.
     """
     return [lane + _LANE_WIDTH * (number * _GOLDEN % 1 - 0.5) for number, lane in enumerate(lanes)]
 
 
 def with_room(axes: Axes, rows: int) -> None:
-    """Set the y axis for `rows` horizontal bars, with room around them: a single bar would fill the plot."""
+    """Set the limits of the y axis for `rows` horizontal bars, with room around them.
+
+    Without the room, a single bar would fill the plot.
+    """
     axes.set_ylim(-1.2, rows + 0.2)
 
 
@@ -340,7 +346,7 @@ def palette(names: Iterable[object]) -> list[str]:
 
 
 def say_instead(axes: Axes, sentence: str) -> None:
-    """Replace the contents of an empty plot by a sentence."""
+    """Replace axes, title and size of a plot without data by the text `sentence`."""
     axes.set_title("", loc="left")
     axes.axis("off")
     axes.figure.set_size_inches(9, 0.6)
