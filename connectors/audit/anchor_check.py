@@ -45,9 +45,12 @@ def check_anchors(
 
     Args:
         anchors: The lines of the anchors file; None for a line that is no anchor.
-        keys: The public keys that may have signed them, by name.
-        chain: The chain, after all its lines were added.
+        keys: The public keys that may have signed them, by the key id that an anchor has in `key`.
+        chain: The audit chain, after `add_file` and `add_log`.
         table_id: The id of the Delta table. Anchors of another table are a finding.
+
+    Returns:
+        The findings, and the numbers of good and unreadable anchors. Nothing is raised for a bad anchor.
     """
     findings: list[Finding] = []
     good: list[Statement] = []

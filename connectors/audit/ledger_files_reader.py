@@ -98,10 +98,11 @@ class LedgerFiles:
     def hiding(self, encodings: Iterable[int]) -> list[str]:
         """Return a text for each setting of the table that lets readers see other data than the files have.
 
-        A ledger of this program has none, so the list is empty.
+        A ledger that only Trunkline has written has no such setting, so the list is empty.
 
         Args:
-            encodings: The encodings in the table's audit chain. The table must have the columns that they hash.
+            encodings: The numbers of the encodings in the table's audit chain (`Span.encoding`). A missing
+                column that one of them hashes is also reported.
         """
         protocol, metadata = self._table.protocol(), self._table.metadata()
         features = set(protocol.reader_features or ()) & _HIDING
@@ -119,7 +120,7 @@ class LedgerFiles:
         return found
 
     def row_group_count(self, path: str) -> int:
-        """Return how many row groups a file has.
+        """Return how many row groups a Parquet file of the ledger has. `path` is one of `paths`.
 
         Raises:
             OSError: The file cannot be read. A damaged one may raise pyarrow.ArrowException.

@@ -188,12 +188,12 @@ class StatisticsCheck:
     def watched(self, path: str, group: RowGroup) -> Iterator[pa.RecordBatch]:
         """Yield all rows of a row group. At its end, compare them with the row group's statistics.
 
-        With a file's last row group, the file's statistics are compared, too. Contradictions are added to
-        `findings`.
+        When all row groups of a file were read, the file's statistics are compared, too. Contradictions are
+        added to `findings`. A row group that was read before is only yielded again.
 
         Args:
             path: The file's path below the table.
-            group: The row group.
+            group: The row group, as `LedgerFiles.row_groups` yields it.
 
         Raises:
             OSError: The file cannot be read. Damaged files raise pyarrow.ArrowException or ValueError, too.

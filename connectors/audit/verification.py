@@ -90,7 +90,7 @@ def verify(
         settings: The settings with the tables and the default places.
         anchors_at: A folder or file of anchors. None: the place of the settings.
         public_keys: Files with the public keys that may have signed anchors. Empty: the file of the settings.
-        without_anchors: Check only the chain and the rows.
+        without_anchors: Check only the chain and the rows. False: a missing anchors file is a finding.
         progress: Called from time to time with the number of rows that were read so far.
         window_rows: How many rows to check at a time, which bounds the memory.
 
