@@ -47,7 +47,9 @@ class Export(NamedTuple):
 def export_job(settings: Settings, job_id: str, to: Path) -> Export:
     """Write a job's history into the new folder `to`: its ledger rows, its state and its registration.
 
-    It returns the folder, the state and the number of rows. The folder appears complete or not at all.
+    The files are meta.json (registration), status.json (state) and events.ndjson (rows, without sealed
+    secrets). The result has the folder, the state and the number of rows. The folder appears complete or not at
+    all.
 
     Raises:
         NotFound: The ledger has no record of the job.

@@ -88,12 +88,18 @@ def json_line(row: dict[str, Any]) -> str:
 
 
 def iso_time(moment: datetime, precision: str) -> str:
-    """Return `moment` in UTC as ISO 8601 with Z. `precision` is the smallest unit, such as `milliseconds`."""
+    """Return `moment`, which must have a time zone, in UTC as ISO 8601 with Z.
+
+    `precision` is the smallest unit, by the names of `datetime.isoformat`: `milliseconds` or `microseconds`.
+    """
     return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def body_of(value: bytes | None) -> dict[str, Any]:
-    """Return the JSON object in a ledger row's `value`; an empty dictionary if it has none."""
+    """Return the JSON object in a ledger row's `value`.
+
+    The result is an empty dictionary if `value` is None, is not valid JSON, or is JSON of another type.
+    """
     try:
         found, _ = decode(value or b"")
     except MalformedJsonError:

@@ -139,7 +139,7 @@ class LedgerReader:
     def newest_rows(
         self, count: int, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None
     ) -> LedgerPart:
-        """Return the newest `count` rows that match `where`, oldest first.
+        """Return the newest `count` rows that match `where`, oldest first; fewer if there are fewer.
 
         Files with newer rows, by their statistics, are read first. Reading ends when no other file can have a
         newer row.
@@ -171,9 +171,10 @@ class LedgerReader:
         stop: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
     ) -> Iterator[LedgerPart]:
-        """Yield the rows that each new commit adds, as soon as the commit exists. It ends only by `stop`.
+        """Yield the rows that each new commit adds, as soon as the commit exists, until `stop` returns True.
 
-        It waits for a ledger that does not exist yet, and skips commits without matching rows.
+        Each yielded LedgerPart has the rows of one commit. Commits without matching rows are skipped. If there
+        is no ledger yet, the iterator waits for it.
 
         Args:
             after_version: Start after this version. None: start with the next commit. -1: start with the first

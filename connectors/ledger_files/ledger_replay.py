@@ -62,7 +62,7 @@ def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
     It has the same stream, CloudEvents id, door, principal and bytes as the rejected record.
 
     Args:
-        row: The ledger row, with all columns.
+        row: The ledger row, with all columns, as `ledger_row_at` returns it.
         keyring: The master keys, by which masked bytes are unsealed.
 
     Raises:

@@ -63,7 +63,8 @@ def export_messages(settings: Settings, file: Path, is_stopping: Callable[[], bo
     Args:
         settings: The settings with the tables.
         file: The path to write.
-        is_stopping: Called for each part of the messages; the export ends when it returns True.
+        is_stopping: Called for each part of the messages. When it returns True, the export ends. By default the
+            export never ends early.
 
     Raises:
         UsageError: `file` exists and is not a Parquet file, or cannot be written.
@@ -136,7 +137,10 @@ class MessageExporter(ThreadedService):
         self._clock = clock
 
     def is_due(self) -> bool:
-        """Return whether to write the export now: its file is missing, too old, or has a time in the future."""
+        """Return whether the export must be written now.
+
+        True if its file is missing, is older than `agent_mcp.export_interval_ms`, or has a time in the future.
+        """
         try:
             age_s = self._clock() - self._file.stat().st_mtime
         except OSError:
