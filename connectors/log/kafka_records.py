@@ -27,14 +27,14 @@ _HEADERS: Final[Any] = Message.headers
 
 
 def to_record(consumed: Any) -> Record:
-    """Return the Record for a record that was consumed by kafka-python."""
+    """Return the Record for `consumed`, a ConsumerRecord of kafka-python."""
     one = consumed
     at = (one.topic, one.partition, one.offset, one.timestamp * 1000)
     return Record(*at, one.key, one.value, *_split(one.headers))
 
 
 def message_record(message: Any) -> Record:
-    """Return the Record for a message that was consumed by librdkafka. Call it once for each message.
+    """Return the Record for `message`, a confluent_kafka.Message without an error. Call it once per message.
 
     librdkafka ends a header's name at its first NUL, and so does `read_envelope`. If no header can be read, the
     Record has the single header NOT_UTF8, and the fold rejects it.
@@ -57,12 +57,12 @@ def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
     """Return the records in the same order, with headers that librdkafka could not return.
 
     librdkafka returns no headers if there are more than 100,000, and for some encodings that Java reads.
-    Records without any headers are read again by kafka-python. They are rare, because our own records always
-    have headers.
+    Records without any headers are read again by kafka-python, which blocks up to 10 s for each partition. Such
+    records are rare, because our own records always have headers.
 
     Args:
         kafka: The settings of Kafka.
-        found: Records that librdkafka has read.
+        found: Records that librdkafka has read, in the order of their offsets within each partition.
 
     Raises:
         BackboneUnreachable: The records cannot be read again.
@@ -81,7 +81,8 @@ def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
 def records_between(kafka: KafkaSettings, partition: int, first: int, last: int) -> dict[int, Record]:
     """Read the records of one partition from offset `first` to `last`, inclusive, with kafka-python.
 
-    It blocks until it has read them. The result maps offsets to records. Offsets without a record are absent.
+    The call blocks until all are read, at most about 10 s. The result maps offsets to records. Offsets without
+    a record are absent.
 
     Raises:
         BackboneUnreachable: Kafka is unreachable, the records did not arrive within 10 s, or the first one was

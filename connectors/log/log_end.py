@@ -50,11 +50,11 @@ class LogEnd:
     def offsets(self, timeout_s: float) -> dict[int, int]:
         """Return the offset that the next record of each partition will get, by partition.
 
-        It retries while a partition has no leader, and blocks for at most `timeout_s` seconds.
+        The call retries while a partition has no leader, and blocks for about `timeout_s` seconds at most.
 
         Raises:
-            BackboneUnreachable: Kafka did not answer in time. If no broker accepts a connection or access is
-                denied, it is raised earlier.
+            BackboneUnreachable: Kafka did not answer in time. It is raised earlier if no broker accepts a
+                connection or access is denied.
         """
         deadline, backoff = time.monotonic() + timeout_s, Backoff()
         if not self._lock.acquire(timeout=timeout_s):
@@ -77,7 +77,7 @@ class LogEnd:
             self._lock.release()
 
     def close(self) -> None:
-        """Close the connection to Kafka."""
+        """Close the connection to Kafka. A later call of `offsets` would open a new one."""
         with self._lock:
             self._client = None
 
@@ -131,8 +131,9 @@ def _left(until: float) -> float:
 def record_ends(settings: Settings, settled: Mapping[int, int]) -> dict[int, int]:
     """Return the offset that a program must reach in each partition to have settled all records.
 
-    This is the log's end. If no record follows the offset in `settled`, it is that offset: the end of a
-    transaction takes an offset without being a record, and no program ever settles it.
+    This is the log's end, with one exception: the end of a transaction takes an offset without being a record.
+    If only such offsets follow the offset in `settled`, the result is the one in `settled`. The call may block
+    for 30 s to find that out; after that time, the result is the log's end.
 
     Args:
         settings: The settings of Kafka.

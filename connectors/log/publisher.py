@@ -129,9 +129,10 @@ class Publisher:
     def append(self, record: OutgoingRecord) -> Append:
         """Send `record` to Kafka, and return a future of its position in the log.
 
-        It blocks while 64 MiB wait to be sent. A value that is longer than `cut_beyond` is cut (see
-        `oversized`). Errors of Kafka are only raised by the future's result, so that a caller handles them in
-        one place.
+        The call blocks while 64 MiB wait to be sent, for at most `kafka.delivery_timeout_s`. After that time
+        the publisher fails. A value that is longer than `cut_beyond` is cut to its first KiB, and the fold
+        rejects the record as `too_large`. Errors of Kafka, and an earlier failure of this publisher, are only
+        raised by the future's `result`, so that a caller handles them in one place.
         """
         record = oversized(record, self._cut_beyond)
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
@@ -171,7 +172,10 @@ class Publisher:
         return append
 
     def has_room(self, record: OutgoingRecord) -> bool:
-        """Return whether `append` of this record would return at once now, without a wait for earlier ones."""
+        """Return whether `append` of this record would now return at once, without a wait for earlier records.
+
+        Also True if this publisher has failed: then `append` returns a failed future at once.
+        """
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
         return self._failure is not None or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES
 
@@ -195,9 +199,9 @@ class Publisher:
         return self._failure is not None
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for Kafka's acknowledgements of pending appends, then stop. Appends without one fail.
+        """Wait for Kafka's acknowledgements of pending appends, then stop. Nothing is raised.
 
-        `timeout_s` is the longest wait in seconds. None: `kafka.delivery_timeout_s`.
+        Futures without one fail. `timeout_s` is the longest wait in seconds; None: `kafka.delivery_timeout_s`.
         """
         self._closed.set()
         wait_s = self._kafka.delivery_timeout_s if timeout_s is None else timeout_s
@@ -354,9 +358,9 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
 
 
 class RenewingPublisher:
-    """A holder of one working publisher, which it replaces after a failure. Thread-safe; end it with `close`.
+    """A holder of one publisher, which `live` replaces after a failure. Thread-safe; end it with `close`.
 
-    A record waits `linger_ms` for others. A publisher's end waits `close_s` seconds for its last records.
+    Records wait `linger_ms` for others. The end of a publisher waits `close_s` seconds for acknowledgements.
     """
 
     def __init__(self, settings: Settings, *, linger_ms: int = 0, close_s: float = 5.0) -> None:
@@ -369,8 +373,10 @@ class RenewingPublisher:
     def live(self) -> Publisher:
         """Return a publisher that has not failed. If there is none, check the topic and open a new one.
 
+        The holder closes the publisher, not the caller. Call `live` again after an append has failed.
+
         Raises:
-            BackboneUnreachable: Kafka cannot be reached.
+            BackboneUnreachable: Kafka cannot be reached within 10 s.
             TrunklineError: the topic does not fit the settings.
         """
         with self._lock:

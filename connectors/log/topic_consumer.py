@@ -78,7 +78,8 @@ class TopicConsumer:
     def messages(self, timeout_s: float, most: int) -> list[Any]:
         """Return the next messages, at most `most`; an empty list if none arrives within `timeout_s` seconds.
 
-        An error of a single partition is returned as a message whose `error()` is not None.
+        They are objects of confluent_kafka.Message. An error of a single partition, and the end of a partition,
+        are returned as messages whose `error()` is not None.
 
         Raises:
             BackboneUnreachable: Kafka is unreachable or denies access.
@@ -89,7 +90,10 @@ class TopicConsumer:
         return [] if first is None else [first, *self.client.consume(most - 1, 0)]
 
     def trouble(self, error: ClientError) -> BackboneUnreachable:
-        """Return (not raise) the BackboneUnreachable exception for an error of the client with this topic."""
+        """Return a BackboneUnreachable exception for an error of the client, which the caller then raises.
+
+        Its message names the brokers, the topic and the reason.
+        """
         return librdkafka_unreachable(self._kafka, error, f", topic {self._kafka.topic!r}")
 
     def close(self) -> None:
@@ -106,7 +110,10 @@ class TopicConsumer:
 
 
 def client_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the options of all librdkafka clients of this project; its CONFIGURATION.md explains them."""
+    """Return the options that all librdkafka clients of this project share: addresses, login and behaviour.
+
+    CONFIGURATION.md of librdkafka explains the options.
+    """
     return {
         **librdkafka_options(kafka),
         "reconnect.backoff.max.ms": 1000,
@@ -224,6 +231,9 @@ class GroupTail(TopicConsumer):
 
     def poll(self, timeout_s: float, most: int) -> list[Record]:
         """Return the next records, at most `most`; an empty list if none arrives within `timeout_s` seconds.
+
+        The list is also empty if Kafka took partitions from this member during the call. The next call then
+        begins at the committed offsets, so records without a commit are returned again.
 
         Raises:
             BackboneUnreachable: Kafka is unreachable or denies access. Close the tail then: another poll would
