@@ -119,7 +119,7 @@ class LedgerLog:
     def windows(self, partition: int, first: int = 0, end: int | None = None) -> Iterator[list[LedgerRecord]]:
         """Yield the records of one partition in the order of their offsets, in lists that fit into memory.
 
-        A list has at most 64 MiB of values, or a single record.
+        A list has at most 64 MiB of values, or a single record. A partition without rows yields no list.
 
         Args:
             partition: The Kafka partition.

@@ -147,8 +147,9 @@ class LogRebuild:
     def run(self, plan: RebuildPlan) -> Rebuilt:
         """Write the missing records into the topic, compare them, and return what was done.
 
-        After an error or an interruption, no program starts on the unfinished topic. A new LogRebuild then
-        continues.
+        If that is interrupted, the topic stays marked as unfinished, and no other program of Trunkline uses it.
+        `plan` and `run` of a new LogRebuild then continue from the topic's end. If records are lost (`lost` of
+        the plan), Spark's checkpoint is renamed, so that the Spark jobs make a new one.
 
         Args:
             plan: The result of `plan` of this object.

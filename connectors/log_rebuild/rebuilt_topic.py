@@ -88,10 +88,10 @@ def topic_state(kafka: KafkaSettings) -> TopicState | None:
 
 
 def make_topic(kafka: KafkaSettings) -> None:
-    """Create the empty topic for a rebuild of the log.
+    """Create the empty topic for a rebuild of the log, and wait until Kafka has it. It must not exist.
 
-    It keeps the times that a producer gives (`message.timestamp.type` CreateTime). While it does, every other
-    program refuses it. `end_rebuilding` changes that.
+    The topic stores the time that a producer gives to a record (`message.timestamp.type` CreateTime). As long
+    as it has this setting, every other program of Trunkline refuses it. `end_rebuilding` changes the setting.
 
     Raises:
         BackboneUnreachable: Kafka does not answer.
@@ -123,8 +123,8 @@ def delete_topic(kafka: KafkaSettings) -> None:
 def begin_rebuilding(kafka: KafkaSettings) -> None:
     """Prepare the existing topic for a rebuild of the log, and wait until Kafka has applied the change.
 
-    It then keeps the times that a producer gives (`message.timestamp.type` CreateTime). While it does, every
-    other program refuses it. `end_rebuilding` changes that.
+    The topic then stores the time that a producer gives to a record (`message.timestamp.type` CreateTime). As
+    long as it has this setting, every other program of Trunkline refuses it. `end_rebuilding` changes it back.
 
     Raises:
         BackboneUnreachable: Kafka does not answer, or does not apply the change within 10 s.
@@ -138,7 +138,7 @@ def begin_rebuilding(kafka: KafkaSettings) -> None:
 def end_rebuilding(kafka: KafkaSettings) -> None:
     """Let Kafka set the time of each record in the topic again, after the log is rebuilt.
 
-    It waits until Kafka has applied the change. Then programs accept the topic.
+    The call waits until Kafka has applied the change. From then on, all programs accept the topic.
 
     Raises:
         BackboneUnreachable: Kafka does not answer, or does not apply the change within 10 s.
@@ -196,8 +196,11 @@ class TopicWriter:
     def append(self, records: Sequence[Record]) -> None:
         """Append records of one partition in order, and wait until Kafka has acknowledged all of them.
 
+        The offsets in `records` must begin at the partition's end and have no gaps.
+
         Raises:
-            BackboneUnreachable: Kafka is unreachable, or did not accept a record.
+            BackboneUnreachable: Kafka is unreachable, refused a record, or acknowledged none for
+                `kafka.delivery_timeout_s`.
             Refused: A record got another offset than its own, because another program has written to the topic.
         """
         expected = iter([record.offset for record in records])
@@ -260,7 +263,8 @@ class TopicWriter:
 def records(kafka: KafkaSettings, partition: int, first: int, end: int) -> Generator[Record, None, None]:
     """Yield the records of one partition from offset `first` to before `end`, read from Kafka.
 
-    Offsets without a record are skipped. Close the generator after use, because it has a connection.
+    Offsets without a record are skipped. Close the generator after use (`contextlib.closing`), because it has a
+    connection to Kafka.
 
     Raises:
         BackboneUnreachable: Kafka is unreachable, or no record arrives for 30 s.
