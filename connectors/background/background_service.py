@@ -17,14 +17,16 @@ class BackgroundService(Protocol):
     def on_change(self, change: AppliedChange) -> None:
         """Handle a changed row of a view.
 
-        The live view calls this for every change, on its own thread. So it must return quickly.
+        The live view calls this for every change of every view, on the live view's thread. The method must
+        return quickly, because the live view waits for it.
         """
 
     def registered(self, job_id: str) -> None:
-        """Prepare for a new job, for example by waiting for its account at the MQTT broker.
+        """Prepare for the new job `job_id`, for example by waiting for its account at the MQTT broker.
 
-        The gateway calls this on another thread before it answers a registration, so it may block. For an agent
-        that is registered for MQTT, `job_id` is the agent's MQTT user name.
+        The gateway calls this on a worker thread before it answers the registration of a job, so the method may
+        block. The gateway also calls it when an agent is registered for MQTT. Then `job_id` is the agent's MQTT
+        user name.
         """
 
     def close(self) -> None:
@@ -51,7 +53,7 @@ class ThreadedService:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask the thread to end, and wait for it at most `close_s` seconds."""
+        """Ask the thread to end, and wait for it at most `close_s` seconds. It may be called before `open`."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(self._close_s)
