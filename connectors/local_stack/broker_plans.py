@@ -59,7 +59,7 @@ def write_from_template(target: Path, values: Mapping[str, object], *templates: 
 
     Args:
         target: The file to write.
-        values: A value for each `$name` in the templates.
+        values: A value for each `$name` in the templates. A missing one raises KeyError.
         templates: Names of files in `conf/`.
     """
     text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
@@ -147,7 +147,8 @@ def _format_storage(settings: Settings, properties: Path) -> None:
 def kafka_plan(settings: Settings) -> PartPlan:
     """Return the plan by which the stack runs Kafka, with its data below `data_dir/kafka`.
 
-    After its first start, Kafka gets its user and the topic.
+    After Kafka's first start, the plan creates the SCRAM user of the settings (not for PLAINTEXT) and the
+    topic.
 
     Raises:
         UsageError: The settings name a Kafka or a login that the stack cannot run.
@@ -203,7 +204,10 @@ def kafka_plan(settings: Settings) -> PartPlan:
 
 
 def accounts_dir(settings: Settings) -> Path:
-    """Return the folder of the stack's Mosquitto's password file, ACL file and process id."""
+    """Return the folder with the password file, the ACL file and the process id of the stack's Mosquitto.
+
+    It is `mqtt.accounts_dir`, or a folder of the data directory if that is not set. It may not exist yet.
+    """
     return settings.mqtt.accounts_dir or settings.data_path / "mosquitto" / "accounts"
 
 

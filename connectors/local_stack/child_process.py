@@ -75,9 +75,9 @@ def marked_processes(prefix: str) -> list[psutil.Process]:
 
 
 def kill_marked(prefix: str) -> int:
-    """Send SIGKILL to all processes whose mark begins with `prefix`, and return how many they were.
+    """Send SIGKILL to all processes whose mark (see `mark_of`) begins with `prefix`, and return their number.
 
-    It waits until none of them runs.
+    The call waits until none of them runs. 0: there was no such process.
 
     Raises:
         TrunklineError: A process does not end within ten seconds.
@@ -94,10 +94,13 @@ def stop_child(
         process: The process.
         mark: The mark with which it was started.
         within_s: How long it may take to end by itself, in seconds.
-        terminate: Asks the process with this id to end.
+        terminate: Asks the process with this id to end, for example by SIGTERM.
 
     Returns:
-        Whether it ended by itself in time.
+        True: the process had ended before, or ended within `within_s`. False: it was killed.
+
+    Raises:
+        TrunklineError: A process of the tree still runs ten seconds after SIGKILL.
     """
     in_time = True
     if process.poll() is None:
@@ -113,7 +116,10 @@ def stop_child(
 def end_child(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill a process and its whole tree: its session, all processes below it, and all with its mark.
 
-    It waits until they have ended. TrunklineError is raised if a process does not end within ten seconds.
+    The call waits until all have ended. `mark` is the one with which the process was started.
+
+    Raises:
+        TrunklineError: A process still runs ten seconds after SIGKILL.
     """
     first = psutil.Process(process.pid) if process.poll() is None else None
     process_tree.end_processes(process_tree.ProcessTrees(MARK, {mark: first}).find_all, kill_s=_END_S)

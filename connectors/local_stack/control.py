@@ -66,7 +66,10 @@ class PartStatus:
 
 
 def running_state(settings: Settings) -> dict[str, Any] | None:
-    """Return the stack's state as its supervisor has written it, or None if no supervisor runs."""
+    """Return the newest state in the state file, or None if no supervisor of this data directory runs.
+
+    The state is the dictionary that `LocalStack.write_state` has written: phase, supervisor and parts.
+    """
     state = state_file.read_state(settings)
     return state if state is not None and state_file.is_alive(state.get("supervisor")) else None
 
@@ -81,12 +84,13 @@ def start_detached(
 
     Args:
         settings: the settings of the stack.
-        parts: the names of the wanted parts.
-        watch: called with each state during the wait.
-        within_s: how long to wait at most, in seconds. The parts go on starting afterwards.
+        parts: the names of the wanted parts, such as `kafka`.
+        watch: called about ten times a second with the newest state during the wait.
+        within_s: how long to wait at most, in seconds. Parts that are not ready then go on starting.
 
     Raises:
         TrunklineError: parts are not ready, and the message names them; the other parts go on running.
+        UsageError: a part's name is unknown, or the settings do not allow the part.
         Refused: a part cannot be added to the running stack.
     """
     wanted = check_parts(parts)
@@ -118,9 +122,9 @@ def start_detached(
 
 
 def differing_settings(state: dict[str, Any], settings: Settings) -> list[str]:
-    """Return the names of environment variables that differ between the running stack and `settings`.
+    """Return the names of the settings, as environment variables, that differ from those of the running stack.
 
-    Secrets are not compared.
+    Secrets are not compared. An empty list means that the others are equal.
 
     Args:
         state: The running stack's state, which has its settings.
@@ -274,11 +278,12 @@ def _quoted_log(settings: Settings) -> str:
 def stop_detached(settings: Settings, watch: Watcher) -> bool:
     """Stop the stack that runs in the background, wait for its end, and return whether anything was running.
 
-    Processes that a killed supervisor has left are killed, too.
+    A supervisor that does not end within 100 seconds is killed. Processes that a killed supervisor has left are
+    killed, too.
 
     Args:
         settings: the settings with the data directory of the stack.
-        watch: called with each state during the wait.
+        watch: called about ten times a second with the newest state during the wait.
 
     Raises:
         Refused: the stack runs in the foreground of another process, which must be ended.
@@ -320,7 +325,10 @@ def _rss_mb(pid: int) -> float:
 
 
 def part_statuses(settings: Settings) -> list[PartStatus]:
-    """Return the present status of each part, also of parts that run although their supervisor was killed."""
+    """Return the present status of each part, also of parts that run although their supervisor was killed.
+
+    A part that never ran is included, with the state `stopped`.
+    """
     parts = (state_file.read_state(settings) or {"parts": {}})["parts"]
     return [_part_status(name, parts.get(name)) for name in dict.fromkeys((*ALL_PARTS, *parts))]
 

@@ -57,7 +57,10 @@ def check_local_login(settings: Settings) -> None:
 def ensure_password(settings: Settings) -> None:
     """Create the password file of the stack's Kafka with mode 0600, unless it exists.
 
-    If the settings name a password or another file, nothing is created. Raises OSError.
+    If the settings name a password or another file, nothing is created.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     kafka = settings.kafka
     file = default_password_file(settings.data_path)
@@ -69,8 +72,8 @@ def ensure_password(settings: Settings) -> None:
 class InternalListener:
     """The port and the password of the Kafka listener that only Kafka and the stack itself use.
 
-    They are valid for one start of Kafka. With PLAIN, the program that listens on the port sees the password.
-    So each start has a new port and password.
+    They are valid for one start of Kafka. With the login method PLAIN, the password is sent to any program that
+    listens on the port. So each start has a new port and password.
     """
 
     port: int
@@ -80,7 +83,7 @@ class InternalListener:
 def ensure_scram_user(settings: Settings, listener: InternalListener) -> None:
     """Create the Kafka user `kafka.sasl_username`, or set its password, and remove all other users.
 
-    Kafka must run. It is done through the internal listener, because Kafka's own tool takes the password as an
+    Kafka must run. The change is made through `listener`, because Kafka's own tool takes the password as an
     argument, which every process of the machine can read.
 
     Raises:

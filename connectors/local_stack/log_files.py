@@ -30,14 +30,14 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def keep_bounded(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
-    """Copy a log that has grown too large to `<name>.1` and empty it. Return whether it did.
+    """Copy a log that has grown too large to `<name>.1` and empty it. Return whether this call did so.
 
-    The program that writes the log keeps it open, so the file stays and is cut. Lines that are written between
-    the copy and the cut are lost.
+    An older `<name>.1` is replaced. The program that writes the log keeps it open, so the file stays and is
+    cut. Lines that are written between the copy and the cut are lost.
 
     Args:
-        path: The log file. A missing one is left alone.
-        limit_bytes: A log of at most this size is left alone.
+        path: The log file. If it is missing, the result is False.
+        limit_bytes: A log of at most this size is not changed, and the result is False.
 
     Raises:
         OSError: The disk has no room for the copy. The log is unchanged then.
@@ -85,7 +85,8 @@ class DiskTrouble:
     def tolerated(self, what: str) -> Iterator[None]:
         """Run the `with` block, and continue after it if it raises OSError.
 
-        The error is printed once, until a block with the same `what` succeeds.
+        The error is printed to stdout. Further errors of blocks with the same `what` are not printed until one
+        of these blocks has succeeded.
 
         Args:
             what: A name of the write, for the message and for `is_due`.

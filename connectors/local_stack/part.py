@@ -40,7 +40,7 @@ _FAILURE_CHARACTERS = 500
 
 
 class PartFailed(TrunklineError):
-    """A part's process ended or made no progress before the part was ready.
+    """A part's process has ended without a request, or its start made no progress.
 
     The message names the part's log and quotes its end. `failure` is the reason alone.
     """
@@ -60,8 +60,8 @@ class NotSetUp(PartFailed):
 def child_environment(settings: Settings) -> dict[str, str]:
     """Return the environment for a process of the stack, which has exactly these settings.
 
-    It is this process's environment without other sources of settings, and without variables for the caller
-    alone.
+    It is this process's environment with `settings` as variables. Other variables with settings are left out,
+    and so are the caller's own token and job secret.
     """
     kept = {
         name: value
@@ -133,7 +133,11 @@ class Part:
         return self.state == READY
 
     def launch(self) -> None:
-        """Start the part's process and return at once. Do nothing if it runs."""
+        """Start the part's process and return without waiting until it is ready. Do nothing if it runs.
+
+        Raises:
+            TrunklineError: The preparation failed, for example because the port is taken.
+        """
         if self.pid is not None:
             return
         self.ready_after_s = None
@@ -151,14 +155,14 @@ class Part:
         self.state = STARTING
 
     def check_ready(self) -> bool:
-        """Check once whether the part is ready, without waiting, and return the answer.
+        """Check once whether the part is or was ready since its start, without waiting, and return the answer.
 
         When the process answers for the first time, this also runs the plan's `on_first_ready`, which may take
         seconds.
 
         Raises:
-            PartFailed: the process has ended, or its start makes no progress.
-            NotSetUp: the step after its first start has failed.
+            PartFailed: the process has ended before it was ready, or its start makes no progress.
+            NotSetUp: `on_first_ready` has failed. A later call repeats it.
         """
         if self.state in (READY, UNRESPONSIVE):
             return True
@@ -202,11 +206,12 @@ class Part:
         )
 
     def start(self) -> None:
-        """Start the part and wait until it is ready.
+        """Start the part and wait until it is ready. A start that makes progress has no limit of time.
 
         Raises:
             PartFailed: the process has ended, or its start makes no progress.
-            NotSetUp: the step after its first start has failed.
+            NotSetUp: the plan's `on_first_ready` has failed.
+            TrunklineError: the preparation failed, for example because the port is taken.
         """
         self.launch()
         while not self.check_ready():
@@ -221,7 +226,10 @@ class Part:
         self.state = STOPPED
 
     def kill(self) -> None:
-        """Kill the process and all that it started, without warning, as a fault would."""
+        """Send SIGKILL to the process and all that it started, and wait for their end.
+
+        `state` is not changed: to `look_after`, the part has failed, and it starts the part again.
+        """
         self._end_probe()
         if self._process is not None:
             child_process.end_child(self._process, self._mark)
@@ -234,8 +242,8 @@ class Part:
     def look_after(self, *, may_start: bool = True) -> bool:
         """Start the part when it is due, and check the running one. Call it a few times a second.
 
-        A part that has died is started again after growing pauses. Failures of the part are printed and stored
-        in `error`. The call does not wait for the part.
+        A part whose process has ended is started again after growing pauses, of 1 to 30 seconds. Failures of
+        the part are printed and stored in `error`; they are not raised. The call does not wait for the part.
 
         Args:
             may_start: whether the part may be started now.

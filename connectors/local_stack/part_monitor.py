@@ -69,7 +69,7 @@ class StartProgress:
         self._sampled_at = self._moved_at = time.monotonic()
 
     def stalled_for_s(self) -> float:
-        """Return for how many seconds the start has made no progress. It measures at most once a second."""
+        """Return for how many seconds the start has made no progress, measured at most once a second."""
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = now

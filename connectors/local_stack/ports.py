@@ -19,7 +19,7 @@ _taken: dict[int, int] = {}
 
 
 def port_is_free(port: int) -> bool:
-    """Return whether a server could listen on this TCP port of loopback now."""
+    """Return whether a server could listen on this TCP port of 127.0.0.1 now. The port is not reserved."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a port is free although connections of its last owner are still closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -66,12 +66,13 @@ class OpenData:
 def find_open(root: Path, *, close: bool = False) -> OpenData:
     """Return the files and folders below the data directory `root` that other users can open.
 
-    Only names that Trunkline creates are looked at. Links are not followed. It is safe while programs of the
-    same user run.
+    Only files and folders with names that Trunkline creates (OUR_NAMES) are looked at. Links are not followed.
+    The call is safe while programs of the same user run.
 
     Args:
         root: The data directory.
-        close: Remove the rights of group and others from the found paths, except from those in `left`.
+        close: True: remove the rights of group and others from the found paths, except from those in `left`.
+            False: change nothing.
 
     Raises:
         OSError: One of Trunkline's folders cannot be read, or a mode cannot be changed.

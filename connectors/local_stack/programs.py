@@ -48,7 +48,11 @@ def find_java() -> Path:
 
 
 def java_home() -> Path:
-    """Return the folder of the Java 17 that `find_java` finds, for programs that need JAVA_HOME."""
+    """Return the folder of the Java 17 that `find_java` finds, for programs that need JAVA_HOME.
+
+    Raises:
+        TrunklineError: There is none.
+    """
     return find_java().resolve().parent.parent
 
 

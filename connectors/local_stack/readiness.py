@@ -68,8 +68,8 @@ def _answer(
 def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_tls: bool = False) -> bool:
     """Return whether an HTTP server answers a GET of `path` at this address, with any status.
 
-    With `is_tls` it connects over TLS. The certificate is not verified: the identity of the server does not
-    matter.
+    False means that there was no connection, or no answer within `timeout_s` seconds. With `is_tls`, the
+    connection uses TLS. The certificate is not verified, because the identity of the server does not matter.
     """
     connection: http.client.HTTPConnection
     if is_tls:

@@ -31,16 +31,20 @@ def log_option() -> str:
 def class_path() -> str:
     """Return the class path of Spark's connectors and of the local file system, for driver and executors.
 
-    Hadoop looks for these jars before Spark has added its own. Raises TrunklineError if they are not installed.
+    Hadoop looks for these jars before Spark has added its own.
+
+    Raises:
+        TrunklineError: The jars are not installed.
     """
     return os.pathsep.join(str(jar) for jar in jar_files("spark"))
 
 
 def executor_conf(spark: SparkSettings) -> dict[str, str]:
-    """Return Spark's properties for executors on a cluster, which inherit nothing else from the driver.
+    """Return Spark's properties for executors on a cluster, by name.
 
-    Executors find modules and jars in a checkout at the same path. Keys and passwords come from files, or from
-    the environment of the worker that starts them (decision 0022).
+    Executors inherit nothing else from the driver. They find modules and jars in a checkout at the same path.
+    Keys and passwords come from files, or from the environment of Spark's worker process that starts the
+    executors (decision 0022).
     """
     return {
         "spark.executor.memory": spark.executor_memory,

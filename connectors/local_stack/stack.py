@@ -57,11 +57,12 @@ def check_parts(names: Iterable[str]) -> tuple[str, ...]:
 def check_addition(present: Iterable[str], missing: Iterable[str]) -> None:
     """Raise Refused if parts cannot be added to a running stack.
 
-    Mosquitto cannot be added to bridge or gateway, because they were started for another MQTT broker.
+    Mosquitto cannot be added while bridge or gateway run, because they were started for another MQTT broker.
+    All other parts can be added.
 
     Args:
-        present: The parts that run.
-        missing: The parts to add.
+        present: The names of the parts that run.
+        missing: The names of the parts to add.
     """
     if MOSQUITTO in missing and {BRIDGE, GATEWAY} & set(present):
         raise Refused(
@@ -83,7 +84,12 @@ def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
 
 
 def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
-    """Return the plans of these parts. The XML pump has one for each of `xml_pump.processes`."""
+    """Return the plans of the named parts. The XML pump has `xml_pump.processes` plans, one for each process.
+
+    Raises:
+        UsageError: The settings do not allow a part, for example because its address is not on loopback.
+        TrunklineError: A program that a part needs is not installed.
+    """
     plans = [PLANS[name](settings) for name in names if name != XML_PUMP]
     if XML_PUMP in names:
         plans += [xml_pump_plan(settings, number + 1) for number in range(settings.xml_pump.processes)]
@@ -147,10 +153,13 @@ class LocalStack:
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Start all parts and wait until they are ready. There is no limit of time.
 
-        When a part fails, all parts are stopped and its error is raised.
-
         Args:
             should_stop: Called repeatedly. When it returns True, the wait ends, and the parts go on running.
+
+        Raises:
+            StackRuns: Another process runs a stack with this data directory.
+            PartFailed: A part has failed. All parts were stopped.
+            TrunklineError: The preparation of a part has failed. All parts were stopped.
         """
         self.begin()
         try:
@@ -167,7 +176,7 @@ class LocalStack:
             raise
 
     def begin(self) -> None:
-        """Lock the data directory and mark all parts to be started. `look_after` then starts them.
+        """Lock the data directory and mark all parts to be started. Calls of `look_after` then start them.
 
         Processes that an earlier, killed stack has left are killed.
 
@@ -186,7 +195,7 @@ class LocalStack:
             raise
 
     def add(self, names: Iterable[str]) -> None:
-        """Add the named parts that the stack lacks. `look_after` then starts them.
+        """Add the named parts that the stack lacks; others are ignored. Calls of `look_after` then start them.
 
         Raises:
             UsageError: a name is unknown.
@@ -217,9 +226,10 @@ class LocalStack:
         return KAFKA if part.state == WAITING else None
 
     def look_after(self) -> None:
-        """Start the parts that are due or have died, write the state file, and limit the size of the logs.
+        """Start the parts that are due or have ended, write the state file, and limit the size of the logs.
 
-        Call it a few times a second. A failed part or a full disk is reported and does not affect other parts.
+        Call it a few times a second. A failed part or a full disk is printed to stdout, raises nothing, and
+        does not affect other parts.
         """
         for part in self.parts.values():
             # It prints to a log, which may fail, too.

@@ -119,7 +119,8 @@ def remove_state(settings: Settings) -> None:
 def identity(pid: int | None = None) -> dict[str, Any]:
     """Return a process's id and start time for the state file. `is_alive` recognises the process by them.
 
-    A later process may get the same id, but not the same start time. `pid` None means this process.
+    A later process may get the same id, but not the same start time. `pid` None means this process. If there is
+    no process with this id, psutil.NoSuchProcess is raised.
     """
     process = psutil.Process(pid or os.getpid())
     return {"pid": process.pid, "created": process.create_time()}
@@ -143,9 +144,10 @@ def is_alive(named: dict[str, Any] | None) -> bool:
 
 @contextmanager
 def requested(settings: Settings, names: Iterable[str]) -> Iterator[None]:
-    """Ask the running supervisor to start these parts, in a `with` block.
+    """Ask the running supervisor to start the named parts, in a `with` block.
 
-    The request is a file. If the supervisor has not read it by the end of the block, it is withdrawn.
+    The caller waits for the parts in the block. The request is a file. The supervisor deletes it when it has read it. At the end of the block, an unread
+    file is deleted, and the parts are not started.
     """
     file = state_path(settings).with_name(f"add-{secrets.token_hex(8)}.json")
     replace_file(file, json.dumps(sorted(names)).encode())

@@ -48,7 +48,8 @@ def _add_requested(stack: LocalStack, settings: Settings) -> None:
 def supervise(settings: Settings, parts: list[str]) -> int:
     """Run these parts of the stack until a signal asks for the end, then stop them, and return the exit code.
 
-    The signals are SIGTERM, SIGINT and SIGHUP. Progress and failures are written to the state file.
+    The signals are SIGTERM, SIGINT and SIGHUP. Progress and failures are written to the state file. `parts` are
+    names of parts, such as `kafka`.
 
     Returns:
         0 after a signal, ANOTHER_RUNS when another process runs a stack with this data directory, else the code
