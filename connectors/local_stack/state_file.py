@@ -146,8 +146,8 @@ def is_alive(named: dict[str, Any] | None) -> bool:
 def requested(settings: Settings, names: Iterable[str]) -> Iterator[None]:
     """Ask the running supervisor to start the named parts, in a `with` block.
 
-    The caller waits for the parts in the block. The request is a file. The supervisor deletes it when it has read it. At the end of the block, an unread
-    file is deleted, and the parts are not started.
+    The caller waits for the parts in the block. The request is a file, which the supervisor deletes when it has
+    read it. At the end of the block, an unread file is deleted, and the parts are not started.
     """
     file = state_path(settings).with_name(f"add-{secrets.token_hex(8)}.json")
     replace_file(file, json.dumps(sorted(names)).encode())
