@@ -107,8 +107,8 @@ def settled_rows(
 def settle_frame(rows: DataFrame, settings: Settings) -> DataFrame:
     """Return a frame that writes packed ledger rows into data files of the ledger.
 
-    It has one row for each file: path, size, statistics and Merkle roots (LEDGER_FILE). The files are written
-    when Spark evaluates the frame. They are part of the ledger after a commit (once_sink.py).
+    The frame has one row for each file: path, size, statistics and Merkle roots (LEDGER_FILE). The files are
+    written when Spark evaluates the frame. OnceSink then adds them to the ledger by a commit.
 
     Args:
         rows: The frame that `settled_rows` returned.
@@ -158,9 +158,9 @@ def start(
 ) -> StreamingQuery:
     """Start the settling query and return it. The query runs in Spark's threads until it is stopped.
 
-    It starts from its checkpoint, from the topic's beginning, or without a checkpoint from the tables. The
-    start from the tables brings the views to the ledger's end. So the thread that builds the views must not run
-    yet.
+    The query starts from its checkpoint. Without a checkpoint, it starts from the tables, or from the topic's
+    beginning if the ledger has no rows. A start from the tables first brings the views to the ledger's end. So
+    the thread that builds the views must not run yet.
 
     Args:
         spark: The session.

@@ -227,7 +227,7 @@ class KafkaCopy(NamedTuple):
 def kafka_copy(audit: Audit, partition: int, offset: int) -> KafkaCopy | str:
     """Read one record from Kafka. Return it, or a sentence that says why it cannot be read.
 
-    It waits at most ten seconds for the record.
+    The call waits at most ten seconds for the record. The caller tells the results apart by their type.
     """
     kafka = audit.settings.kafka
     try:

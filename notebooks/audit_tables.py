@@ -163,7 +163,7 @@ class Audit:
             ) from error
 
     def in_window(self, moments: pd.Series) -> pd.Series:
-        """Return for each of these times whether it is in the window. A missing time is not."""
+        """Return for each time in `moments` whether it is in the window of time; False if missing."""
         inside = moments.notna()
         if self.since is not None:
             inside &= moments >= self.since

@@ -101,8 +101,8 @@ class LedgerFiles:
         A ledger that only Trunkline has written has no such setting, so the list is empty.
 
         Args:
-            encodings: The numbers of the encodings in the table's audit chain (`Span.encoding`). A missing
-                column that one of them hashes is also reported.
+            encodings: The numbers of the encodings in the table's audit chain (`Span.encoding`). If the table
+                lacks a column that one of these encodings hashes, this is reported, too.
         """
         protocol, metadata = self._table.protocol(), self._table.metadata()
         features = set(protocol.reader_features or ()) & _HIDING

@@ -59,7 +59,7 @@ def ledger_row_at(settings: Settings, position: Position) -> dict[str, Any]:
 def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
     """Return the record to append in order to replay a dead letter. Nothing is appended.
 
-    It has the same stream, CloudEvents id, door, principal and bytes as the rejected record.
+    The returned record has the same stream, CloudEvents id, door, principal and bytes as the rejected one.
 
     Args:
         row: The ledger row, with all columns, as `ledger_row_at` returns it.

@@ -56,7 +56,7 @@ def exported_messages(settings: Settings) -> Iterator[pa.Table]:
     """Yield all messages of all mailboxes as Arrow tables, in no particular order.
 
     The columns are those of EXPORT_SCHEMA: id, sender, recipient, content, times, and whether the message was
-    read. It reads the Delta tables, so messages that are not settled yet are absent.
+    read. Messages that Spark has not settled yet are absent, because only the Delta tables are read.
 
     Raises:
         NotFound: There are no tables yet.

@@ -30,10 +30,11 @@ class PartPlan:
         is_ready: returns whether the running process is ready. It must return soon.
         stop_within_s: how long the process may take to end before it is killed, in seconds.
         cwd: the folder in which the process runs.
-        stalled_after_s: a start without progress for so many seconds has failed.
-        prepare: runs before each start.
+        stalled_after_s: a start has failed if it makes no progress for this many seconds.
+        prepare: called before each start, for example to write the program's settings file.
         terminate: asks the process with this id to end.
-        on_first_ready: runs after the first start until it has succeeded once; only then the part is ready.
+        on_first_ready: called when the program is ready for the first time, and again after an error. The part
+            is not ready before it has succeeded.
         environment: variables in addition to the settings.
         credentials: returns variables with secrets, at each start.
         group: the part of ALL_PARTS of which this is one more process. None: the part is its own group.

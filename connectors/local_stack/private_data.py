@@ -96,9 +96,9 @@ def find_open(root: Path, *, close: bool = False) -> OpenData:
 
 
 def describe_repair(root: Path, closed: OpenData) -> list[str]:
-    """Return lines that tell the user which paths `find_open` has closed or left open.
+    """Return lines of text for the user about the paths that `find_open` has made private or left open.
 
-    The list is empty if there were none.
+    The list is empty if there were no such paths.
 
     Args:
         root: The data directory.

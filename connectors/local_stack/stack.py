@@ -245,7 +245,10 @@ class LocalStack:
             self.keep_bounded(part.log_path)
 
     def keep_bounded(self, path: Path) -> None:
-        """Limit the size of one log file. A failure of the disk is printed, and a later call tries again."""
+        """Empty the log file `path` if it is larger than 16 MiB, after copying it to `<name>.1`.
+
+        A failure of the disk is printed, and a later call tries again.
+        """
         what = f"the log {path.name} cannot be kept bounded"
         if self._disk.is_due(what):
             with self._disk.tolerated(what):

@@ -36,8 +36,8 @@ GIVE_UP_AFTER = 3
 def is_settled(parts: dict[str, Any], name: str) -> bool:
     """Return whether a caller may stop waiting for a part of the stack to become ready.
 
-    True if the part is or was ready, or has failed three times in a row. A part that waits for another one is
-    settled when that one is.
+    True if the part is or was ready, or has failed three times in a row. For a part that waits for another
+    part, the state of the other part decides.
 
     Args:
         parts: The entries of all parts in the state file, by name.

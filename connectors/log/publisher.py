@@ -131,8 +131,8 @@ class Publisher:
 
         The call blocks while 64 MiB wait to be sent, for at most `kafka.delivery_timeout_s`. After that time
         the publisher fails. A value that is longer than `cut_beyond` is cut to its first KiB, and the fold
-        rejects the record as `too_large`. Errors of Kafka, and an earlier failure of this publisher, are only
-        raised by the future's `result`, so that a caller handles them in one place.
+        rejects the record as `too_large`. Errors of Kafka are only raised by the future's `result`. After an
+        earlier failure of this publisher, the future has failed, too.
         """
         record = oversized(record, self._cut_beyond)
         size = len(record.value) + _RECORD_OVERHEAD_BYTES

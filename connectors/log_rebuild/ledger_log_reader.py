@@ -75,7 +75,7 @@ def _headers(record: Record, is_whole: bool) -> object:
 class LedgerLog:
     """All records of the ledger at its newest version.
 
-    The constructor scans every row once. It keeps 5 bytes of memory for each.
+    The constructor reads every row once. The object keeps 5 bytes of memory for each row.
 
     Attributes:
         path: The path or URI of the ledger.

@@ -157,17 +157,17 @@ def running_processes() -> Iterator[psutil.Process]:
 class ProcessTrees:
     """A search for the running processes of some trees, also after their first processes have ended.
 
-    A process belongs to a tree if the tree's handle is in its environment, if it is below a known process of
-    the tree, or if it is in a session that one of these leads. So a process is found although it has cleared
-    its environment or has left its session.
+    A process belongs to a tree in three cases. The tree's handle is in its environment (the process is marked).
+    Or it is a descendant of a known process of the tree. Or one of these leads its process session. So a
+    process is found although it has cleared its environment or has left its process session.
 
     The process id of a tree's first process may lead another session after the tree has ended. Such a session
     counts only while a known or marked process is in it.
 
     Args:
         variable: the environment variable with the handle.
-        first: the first process by handle, if the caller is sure that it belongs to the tree; else None, and
-            only marked processes and their sessions are found.
+        first: by handle of a tree, its first process. None: the caller is not sure which process that is. Then
+            only marked processes and their process sessions are found.
     """
 
     def __init__(self, variable: str, first: Mapping[str, psutil.Process | None]) -> None:

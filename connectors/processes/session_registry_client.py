@@ -143,7 +143,7 @@ def stop_session(
 
 
 def resume_session(gateway: GatewayClient, host: SessionHost, name: str) -> Row:
-    """Start a stopped session's command again, or reactivate an archived session. Return its row.
+    """Start a stopped session's command again, or reactivate an archived session. Return the session's row.
 
     A session that was registered without a command, or still runs here, is only changed in the registry.
     Otherwise the command starts before the call returns.

@@ -110,7 +110,10 @@ class RepeatedLines(logging.Filter):
         self._limit = limit or LogLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the line. It gets the field `omitted` if earlier lines were left out."""
+        """Return whether to log the line `record`.
+
+        If earlier lines of its kind were left out, the record gets their number as attribute `omitted`.
+        """
         error = record.exc_info[0] if record.exc_info else None
         text = str(record.msg).partition("\n")[0][:_TEXT]
         omitted = self._limit.omitted((record.name, record.levelno, error, text))

@@ -41,9 +41,9 @@ def master_keys(settings: Settings) -> list[MasterKey]:
 
 
 def add_key(settings: Settings) -> str:
-    """Add a new master key to the file and return its id. The key that seals stays the same.
+    """Add a new master key to the key file and return its id. The active key stays the same.
 
-    Use it to distribute a key to all machines before `activate`.
+    Use it to distribute the file to all machines before `activate`.
 
     Raises:
         UsageError: The keys come from the environment, so there is no file to change.
@@ -72,7 +72,9 @@ def activate(settings: Settings, key_id: str) -> None:
 
 
 def rotate(settings: Settings) -> str:
-    """Add a new master key to the file, make it the one that seals, and return its id.
+    """Add a new master key to the key file, make it the active one, and return its id.
+
+    New secrets are sealed under the active key.
 
     Raises:
         UsageError: The keys come from the environment, so there is no file to change.

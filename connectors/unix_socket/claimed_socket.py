@@ -41,9 +41,9 @@ class ClaimedSocket:
         self._listener: socket.socket | None = None
 
     def claim(self) -> socket.socket | None:
-        """Claim the path for this process, and return a socket that is bound to it but does not listen yet.
+        """Lock the path for this process, and return a socket that is bound to it but does not listen yet.
 
-        The call does not block. None means that another process has claimed the path; try again later. Further
+        The call does not block. None means that another process has locked the path; try again later. Further
         calls return the same socket. No client can connect before the caller calls `listen` on the socket.
 
         Raises:
@@ -74,9 +74,9 @@ class ClaimedSocket:
         return listener
 
     def release(self) -> None:
-        """Close the socket, delete its file, and let other processes claim the path.
+        """Close the socket, delete its file, and release the lock, so that other processes can use the path.
 
-        The call does nothing if this process has not claimed the path. Do not call `claim` again afterwards;
+        The call does nothing if this process has not locked the path. Do not call `claim` again afterwards;
         use a new object.
         """
         if self._lock is None:

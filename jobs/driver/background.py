@@ -44,8 +44,8 @@ class BackgroundThread:
 def exit_code_of(program: str, action: Callable[[], int]) -> int:
     """Run `action`, the body of a program, and return the program's exit code.
 
-    This is the value that `action` returns. If it raises an error of the settings or of Trunkline, the error is
-    printed to stderr and decides the code. Other exceptions are not caught.
+    The code is the value that `action` returns. If `action` raises SettingsError (code 2) or another
+    TrunklineError (its `exit_code`), the error is printed to stderr. Other exceptions are not caught.
 
     Args:
         program: The name at the beginning of the error message.

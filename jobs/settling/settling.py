@@ -82,7 +82,8 @@ def settle_run(
 
     Args:
         records: The records, in the order of their offsets.
-        entries: The stream state for each record key. It must have every key, and is updated.
+        entries: The stream state for each record key. The key of every record must be in it. The states are
+            updated.
         keyring: The master keys for secrets in records.
     """
     last = {record.key: position for position, record in enumerate(records)}
@@ -124,8 +125,8 @@ class SettleStreams(StatefulProcessor):
     """The stateful operator that settles the records of one bucket in each micro-batch.
 
     Args:
-        keyring_source: Returns the master keys. It is called once in each worker process, so that no key is
-            part of a serialized task.
+        keyring_source: Returns the master keys. Each worker process calls it once, so that no key is part of a
+            task that Spark serializes.
     """
 
     def __init__(self, keyring_source: Callable[[], Keyring]) -> None:

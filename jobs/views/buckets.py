@@ -13,8 +13,8 @@ def bucket_key(partition: int) -> int:
 
     The key of a partition never changes, because checkpoints contain it. Spark places an integer key by
     Murmur3, which often puts small consecutive integers into one shuffle partition. So the key is the first
-    integer, from 1,024 times the partition on, whose hash ends like the partition's number. Then 2, 4, … 64
-    shuffle partitions get equal shares.
+    integer, from 1,024 times the partition on, whose hash ends like the partition's number. With these keys,
+    Spark distributes the Kafka partitions evenly over 2, 4, … or 64 shuffle partitions.
     """
     candidate = partition * _SPREAD * 16
     while spark_hash(candidate) % _SPREAD != partition % _SPREAD:

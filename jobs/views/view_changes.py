@@ -119,7 +119,7 @@ def next_offsets(ledger: pa.Table) -> dict[int, int]:
 def ends_of(ledger: DeltaTable) -> dict[int, int]:
     """Return the offset after the highest one in the ledger, by Kafka partition in ascending order.
 
-    It reads two columns of the whole ledger.
+    The call reads two columns of the whole ledger. A partition without rows is left out.
     """
     ends: dict[int, int] = {}
     for batch in dataset_of(ledger).to_batches(columns=["partition", "offset"]):

@@ -52,7 +52,7 @@ class WrongViewTable(TrunklineError):
 def table_schema(table: str) -> pa.Schema:
     """Return the Arrow schema of the stored view table `table`.
 
-    It has the columns of the view, and `shelf`, the group of rows that are stored in the same files.
+    The schema has the columns of the view, and `shelf`, the group of rows that are stored in the same files.
     """
     comment = {"comment": "Group of rows that are stored in the same files."}
     return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False, metadata=comment))
@@ -145,8 +145,8 @@ class ViewTable:
 
         Args:
             changes: The last change of each row, by key.
-            progress: Recorded in the same commit, for `stream_entries` only. It is committed even if no row
-                changes. None: the progress stays the same.
+            progress: Recorded in the same commit, for `stream_entries` only. If no row changes, a commit with
+                the progress alone is written. None: the progress stays the same.
         """
         fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
         if not fresh:
