@@ -69,7 +69,7 @@ class Recovery(NamedTuple):
 def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Recovery | None:
     """Decide how to start the settling query, and prepare the tables for it.
 
-    If the query must start from the tables, this brings the views to the ledger's end. So the thread that
+    If the query must start from the tables, the call brings the views to the ledger's end. So the thread that
     builds the views must not run yet. A checkpoint without a finished micro-batch is deleted if the ledger has
     rows, because it may have the state of another start.
 

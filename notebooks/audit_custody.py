@@ -184,7 +184,8 @@ def own_keyring(audit: Audit) -> Keyring | None:
 def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[LedgerRow]:
     """Return all ledger rows of one stream up to and including `last_offset`, in the order of the log.
 
-    `kind` and `name` identify the stream. The window of time of `audit` does not apply.
+    `kind` and `name` identify the stream, such as `job` and `0a1b2c3d`. The result is empty if there is no such
+    stream. The window of time of `audit` does not apply.
     """
     where = (pc.field("stream_kind") == kind) & (pc.field("stream_id") == name)
     where &= pc.field("offset") <= last_offset

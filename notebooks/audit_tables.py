@@ -108,7 +108,8 @@ class Audit:
         """Return ledger rows of all times, sorted by Kafka's time, partition and offset.
 
         Args:
-            columns: The columns to return, beside the sorted ones. None: all columns.
+            columns: The columns to return, in addition to the three by which rows are sorted. None: all
+                columns.
             where: A condition on rows. None: all rows.
         """
         order = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
@@ -119,7 +120,8 @@ class Audit:
         """Return ledger rows whose Kafka time is in the window, sorted by that time, partition and offset.
 
         Args:
-            columns: The columns to return, beside the sorted ones. None: all columns.
+            columns: The columns to return, in addition to the three by which rows are sorted. None: all
+                columns.
             where: A further condition on rows. None: no condition.
         """
         bounds = [] if where is None else [where]
@@ -219,7 +221,7 @@ def shown(value: object, most: int = 400) -> str | None:
 
     Args:
         value: The bytes. For other values the result is None.
-        most: Bytes after this number are replaced by a note with the whole size.
+        most: The number of bytes to show. If there are more, a note with the whole size follows.
     """
     if not isinstance(value, bytes):
         return None
@@ -243,9 +245,10 @@ def counted(rows: pd.DataFrame, by: list[str], name: str) -> pd.DataFrame:
 
 
 def quantiles(values: pd.Series, by: pd.Series) -> pd.DataFrame:
-    """Return statistics of `values`, which are in seconds, for each group of equal `by`.
+    """Return statistics of durations in seconds, with one row for each different value in `by`.
 
-    The columns are `count`, `p50`, `p95`, `p99` and `longest`.
+    `by` has the group of each element of `values`. The columns are `count`, the percentiles `p50`, `p95` and
+    `p99`, and `longest`.
     """
     found = values.groupby(by).agg(
         count="count",

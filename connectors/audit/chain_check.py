@@ -57,7 +57,7 @@ class CheckedChain:
         self._rows = 0
 
     def add_file(self, lines: Iterable[ChainLine | None], newest_version: int) -> None:
-        """Add and check the lines of the chain file.
+        """Add the lines of the chain file and check each of them. Errors are added to `findings`.
 
         Args:
             lines: The lines in order; None for a line that cannot be parsed, which is a finding.
@@ -72,7 +72,7 @@ class CheckedChain:
     def add_log(self, lines: Iterable[ChainLine]) -> None:
         """Add and check the entries in the ledger's Delta log that the chain file lacks.
 
-        An entry that differs from the one in the chain file is a finding.
+        Errors are added to `findings`. An entry that differs from the one in the chain file is such an error.
         """
         for line in lines:
             number = line.entry.number

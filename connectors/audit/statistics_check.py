@@ -115,7 +115,8 @@ def said_by_footer(metadata: parquet.RowGroupMetaData) -> Said:
 def said_by_log(actions: pa.Table) -> dict[str, Said]:
     """Return the statistics that Delta's log has of each file, by the file's path in the log.
 
-    `actions` is the flattened table of `get_add_actions`.
+    `actions` is the result of `get_add_actions(flatten=True)` of the open ledger (a DeltaTable), as an Arrow
+    table.
     """
     columns = {name: actions.column(name) for name in actions.column_names}
     names = [name for name in LEDGER_ARROW.names if f"null_count.{name}" in columns or f"min.{name}" in columns]

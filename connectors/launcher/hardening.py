@@ -60,7 +60,7 @@ def main() -> int:
 def harden(limits: dict[str, int]) -> None:
     """Apply resource limits to this process, and forbid it to gain privileges, both for good.
 
-    The latter is PR_SET_NO_NEW_PRIVS of prctl(2). Programs that this process runs inherit both.
+    Privileges are forbidden by PR_SET_NO_NEW_PRIVS of prctl(2). Programs that this process runs inherit both.
 
     Args:
         limits: Values by names of the module `resource`, such as `RLIMIT_CPU`. A lower limit that is set

@@ -71,8 +71,8 @@ class LaunchRule(BaseModel):
     def limits(self) -> dict[str, int]:
         """Return the resource limits for a hardened agent that starts now.
 
-        The keys are names of the module `resource`, such as `RLIMIT_CPU`. The limit of processes depends on the
-        number that the user runs now.
+        The keys are names of the module `resource`, such as `RLIMIT_CPU`. The limit of processes is the number
+        of threads that the user has now plus `processes`.
         """
         return {
             "RLIMIT_CPU": self.cpu_seconds,

@@ -74,11 +74,12 @@ class LocalProcessLauncher:
     def start(self, spec: LaunchSpec) -> Started:
         """Start an agent in its container's folder, and return its handle when it has run for 0.3 s.
 
-        A second call for the same container and task returns the same run while it runs. Starts of one
-        container wait for each other.
+        While that agent runs, a second call for the same container and task starts no other one and returns the
+        same handle. Calls for the same container wait for each other.
 
         Raises:
-            LaunchFailed: The image has no rule, or the agent failed to start or ended at once with an error.
+            LaunchFailed: The image has no rule, the container runs for another task, or the agent failed to
+                start or ended within 0.3 s with an error. No process of the agent is left.
         """
         rule = self._rules.get(spec.image)
         if rule is None:

@@ -68,7 +68,9 @@ def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
 def json_line(row: dict[str, Any]) -> str:
     """Return a ledger row as one JSON object in ASCII, without a line break.
 
-    Times are in ISO 8601 with Z. `value` is a text, or `value_base64` if it is not UTF-8. `changes` is JSON.
+    `row` has any columns of the ledger. Times become ISO 8601 with Z. Bytes such as `value` become a text. If
+    they are not UTF-8, they become base64 under another name, such as `value_base64`. The JSON text in
+    `changes` becomes an array.
     """
     found: dict[str, Any] = {}
     for name, value in row.items():

@@ -44,7 +44,7 @@ def parse_position(text: str) -> Position:
 
 
 def ledger_row_at(settings: Settings, position: Position) -> dict[str, Any]:
-    """Return the ledger row at a position, as a dictionary of all columns.
+    """Return the ledger row of the record at a partition and offset of Kafka, as a dictionary of all columns.
 
     Raises:
         NotFound: There is no ledger, or no such row in it.

@@ -50,7 +50,10 @@ class ExportStopped(Exception):
 
 
 def export_file(settings: Settings) -> Path:
-    """Return the path of the hourly export: `agent_mcp.export_file`, or a default in the data directory."""
+    """Return the path of the hourly export of messages, whether the file exists or not.
+
+    It is `agent_mcp.export_file`, or `export/messages.parquet` in the data directory if that is not set.
+    """
     chosen = settings.agent_mcp.export_file
     return settings.data_path / "export" / FILE_NAME if chosen is None else PROJECT_ROOT / chosen
 

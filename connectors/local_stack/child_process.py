@@ -40,16 +40,16 @@ def start_child(
     mark: str,
     log: Path,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own, and return it at once.
+    """Start a process that leads a process session of its own (setsid(2)), and return it at once.
 
     The kernel kills the process when the calling thread ends.
 
     Args:
         command: The program and its arguments.
-        cwd: The folder in which it runs.
-        environment: Its whole environment, without the mark.
-        mark: The result of `mark_of`.
-        log: The file to which its output is appended.
+        cwd: The folder in which the process runs.
+        environment: The whole environment of the process. The mark is added to it.
+        mark: The result of `mark_of`, by which `marked_processes` finds the process and its descendants.
+        log: The file to which the output of the process is appended.
 
     Raises:
         TrunklineError: The program setpriv is not installed.

@@ -218,7 +218,10 @@ class Part:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the process to end, wait for the time in the plan, and kill what is left of its tree."""
+        """Ask the process to end, wait at most `stop_within_s` of the plan, and kill what is left of its tree.
+
+        `look_after` does not start the part again. It is no error if the process does not run.
+        """
         self._end_probe()
         if self._process is not None:
             child_process.stop_child(self._process, self._mark, self.plan.stop_within_s, self.plan.terminate)

@@ -15,27 +15,29 @@ _CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
 
 
 def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a Kafka broker handles requests at this address.
+    """Return whether a Kafka broker at this address answers a request (ApiVersions) in time.
 
-    An open port alone does not mean that. Kafka answers this request before a login.
+    Kafka answers this request before a login. False also if the port is open but nothing answers.
 
     Args:
         host: The host name or address.
         port: The TCP port.
         timeout_s: How long to wait for the connection and for each answer, in seconds.
-        context: Connect over TLS with it. None: without TLS.
+        context: Connect over TLS with this context. None: without TLS.
     """
     return _answer(host, port, timeout_s, context, _API_VERSIONS, 8)[4:] == struct.pack(">i", 7)
 
 
 def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether an MQTT broker answers at this address. A refused login counts as an answer.
+    """Return whether an MQTT broker at this address answers a CONNECT packet in time.
+
+    A refused login counts as an answer.
 
     Args:
         host: The host name or address.
         port: The TCP port.
         timeout_s: How long to wait for the connection and for each answer, in seconds.
-        context: Connect over TLS with it. None: without TLS.
+        context: Connect over TLS with this context. None: without TLS.
     """
     answer = _answer(host, port, timeout_s, context, _CONNECT, 4, farewell=_DISCONNECT)
     return answer[:1] == bytes([_CONNACK])

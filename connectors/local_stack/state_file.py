@@ -57,7 +57,8 @@ def state_path(settings: Settings) -> Path:
 def write_state(settings: Settings, state: dict[str, Any]) -> None:
     """Write the stack's state to the state file. Only the supervisor calls this.
 
-    The state replaces the older one of the two in the file, so that a reader always finds a complete one.
+    The file has the two newest states. `state` replaces the older one, so that a reader always finds a complete
+    one.
 
     Raises:
         OSError: The disk has no room to make the file, or the state is too large for it.

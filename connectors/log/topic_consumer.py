@@ -255,7 +255,7 @@ class GroupTail(TopicConsumer):
     def commit(self, records: Iterable[Record]) -> None:
         """Record in Kafka that the group has processed these records and all before them in their partitions.
 
-        It waits for Kafka's answer. Without records it does nothing.
+        The call waits for Kafka's answer. If `records` is empty, the call does nothing.
 
         Raises:
             BackboneUnreachable: Kafka is unreachable, or has assigned a partition to another member.

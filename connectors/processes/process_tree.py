@@ -61,17 +61,18 @@ def start_process(
     umask: int = -1,
     pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own, without input and with both outputs in one file.
+    """Start a process that leads a process session of its own (setsid(2)), and return it at once.
 
-    It returns at once. `reap` later collects the exit code.
+    Its standard input is empty. `reap` later collects the exit code. OSError is raised if the program cannot be
+    run.
 
     Args:
         command: the program and its arguments. No shell reads them.
-        cwd: the folder in which it runs.
-        environment: its whole environment.
+        cwd: the folder in which the process runs.
+        environment: the whole environment of the process.
         output: the open file for standard output and standard error.
-        umask: its umask; -1 leaves that of this process.
-        pass_fds: the descriptors that it inherits.
+        umask: the umask of the process. -1: the one of the calling process.
+        pass_fds: the open descriptors that the process inherits.
     """
     child = subprocess.Popen(  # noqa: S603  the callers' own programs
         list(map(str, command)),
@@ -130,7 +131,10 @@ def handle_pid(handle: str) -> int | None:
 
 
 def first_process(handle: str) -> psutil.Process | None:
-    """Return the process that `handle` names, the first of its tree, or None if it has ended."""
+    """Return the process that `handle` names, the first of its tree.
+
+    None: the process has ended, or `handle` does not have the form `process/<pid>/<start time>`.
+    """
     pid = handle_pid(handle)
     if pid is None or process_handle(pid) != handle:
         return None

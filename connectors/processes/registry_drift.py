@@ -117,7 +117,7 @@ def mend(gateway: GatewayClient, host: SessionHost, drift: Drift, row: Row | Non
     this machine are ended.
 
     Args:
-        gateway: The client of the gateway, as an operator.
+        gateway: The client of the gateway, with an operator's token.
         host: The sessions on this machine.
         drift: The contradiction, as `find_drift` returned it.
         row: The session's row. None: no process is ended.

@@ -41,7 +41,7 @@ class FileStatistics:
         self._bounds: dict[str, list[Any]] = {name: [] for name in SKIPPING_COLUMNS}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of `batch`, at least one, and widen the least and greatest values."""
+        """Count the rows of `batch`, which must not be empty, and update the least and greatest values."""
         self._rows += batch.num_rows
         for name, bounds in self._bounds.items():
             found = pc.min_max(batch.column(name)).as_py()
@@ -50,7 +50,8 @@ class FileStatistics:
     def to_json(self) -> str:
         """Return the statistics as JSON for Delta's log ("Per-file Statistics" of Delta's protocol).
 
-        Times must be whole milliseconds there, and Kafka's times are.
+        Delta's protocol wants times in whole milliseconds. Kafka's times are whole milliseconds, so nothing is
+        lost.
         """
         return json.dumps(
             {
@@ -71,7 +72,7 @@ def _plain(value: Any) -> Any:
 def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write packed ledger rows into one new Parquet file, and yield one row that describes the file.
 
-    The function for Spark's `mapInArrow`, called once in each task. The file is not part of the table until a
+    Spark's `mapInArrow` calls this function once in each Spark task. The file is not part of the table until a
     commit names it.
 
     Args:
@@ -116,7 +117,7 @@ class FileRoots:
         self._offsets: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Hash the rows of `batch`, at least one, which follow those of earlier calls.
+        """Hash the rows of `batch`, which must not be empty and must follow the rows of earlier calls.
 
         Raises:
             ValueError: Rows of a partition are not in the order of their offsets.

@@ -22,7 +22,10 @@ EVERY_COMMITS: Final = 100
 
 
 def keep_old_files_h(settings: Settings) -> int:
-    """Return for how many hours replaced files of the tables are kept, at least one."""
+    """Return for how many hours replaced files of the tables are kept.
+
+    It is the setting `views.keep_old_files_h`, rounded to whole hours, and at least 1.
+    """
     return max(KEEP_AT_LEAST_H, round(settings.views.keep_old_files_h))
 
 

@@ -65,7 +65,7 @@ def initial_state(entries: DataFrame, next_offsets: Mapping[int, int], partition
 def pack_streams(
     last_offsets: Mapping[int, int], batches: Iterable[pa.RecordBatch], cell_bytes: int = _CELL_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Pack stream entries into cells of whole streams, each a BucketShare. The function for `mapInArrow`.
+    """Pack stream entries into cells of whole streams, each a BucketShare. Spark's `mapInArrow` calls this.
 
     Args:
         last_offsets: The last settled offset of each bucket.

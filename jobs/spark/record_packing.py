@@ -50,7 +50,7 @@ def from_cell(cell: bytes | pa.Buffer) -> pa.RecordBatch:
 
 
 def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pack Kafka records into cells, one for each batch and bucket. The function for Spark's `mapInArrow`.
+    """Pack Kafka records into cells, one for each batch and bucket. Spark's `mapInArrow` calls this.
 
     Args:
         batches: Rows with the bucket and the record (`bucket` and RECORD_COLUMNS).
