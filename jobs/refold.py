@@ -1,4 +1,4 @@
-"""The parity check: the fold runs again over the raw bytes of the whole ledger, with the same results.
+"""Settles the raw bytes of the whole ledger again, and compares the results with the ledger and the views.
 
 Each ledger row is turned back into its Kafka record and settled. The verdict, the changes and the entries must
 be those in the row; results of an earlier version of the fold are taken over. The resulting rows and entries

@@ -1,4 +1,4 @@
-"""Starts and ends the stack's child processes, so that none of them outlives the stack.
+"""Starts and ends the local stack's child processes, so that none of them outlives the stack.
 
 Each of three mechanisms covers a gap of the others. The kernel kills a child when the thread that started it
 ends, but not its grandchildren; so start children from a thread that lasts, normally the main one. The process

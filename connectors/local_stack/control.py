@@ -1,4 +1,4 @@
-"""Starts, watches and ends a stack that another process supervises: the work of `up`, `down` and `status`."""
+"""Starts, watches and stops a stack in the background, for `trunkline up`, `down` and `status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One part of the stack: starts its process, checks whether it is ready, stops it and starts it again."""
+"""One part of the local stack, such as Kafka: starts, checks and stops its process, and starts it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observes a part's process from outside: whether its start makes progress, and whether it still answers."""
+"""Observes the process of a part of the local stack: whether its start makes progress, and whether it answers."""
 
 from __future__ import annotations
 

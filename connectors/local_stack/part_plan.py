@@ -1,4 +1,4 @@
-"""The plan of a part, which has all that the stack needs to run it, and the names of the parts in order."""
+"""The plan by which the local stack runs one part, such as Kafka, and the names of all parts in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Asks Kafka where the log ends. A reader that waits for these offsets sees every write acknowledged before."""
+"""Asks Kafka where the log ends.
+
+A reader that has read up to these offsets has seen every record that was acknowledged before the request.
+"""
 
 from __future__ import annotations
 

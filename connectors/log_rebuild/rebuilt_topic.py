@@ -1,4 +1,4 @@
-"""Creates, configures, writes and reads the Kafka topic while the log is rebuilt in it.
+"""Creates, configures, writes and reads the Kafka topic while the log is rebuilt from the ledger.
 
 During the rebuild, its `message.timestamp.type` is CreateTime. So records get their former times, and every
 program refuses the topic (`check_topic`) until it is complete and was compared.

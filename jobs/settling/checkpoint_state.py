@@ -1,4 +1,4 @@
-"""Finds out whether a query's checkpoint is usable, lost, not used yet, or damaged.
+"""Finds out whether a Spark query's checkpoint is usable, lost, not used yet, or damaged.
 
 Spark writes `metadata` (the query's id) once, when it makes the checkpoint. For each micro-batch it writes a
 file in `offsets` before it and one in `commits` after it, each of them atomically. So a crash can leave only a

@@ -1,4 +1,4 @@
-"""The bucket keys of the settling job's state, one for each Kafka partition, and where Spark places them."""
+"""The keys under which Spark stores the settling job's state, one for each Kafka partition (a bucket)."""
 
 from __future__ import annotations
 

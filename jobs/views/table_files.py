@@ -1,6 +1,6 @@
-"""A table at one version for Spark without its Delta extension: deltalake reads the log, Spark reads the files.
+"""Reads a Delta table at one version with Spark, but without Spark's Delta extension.
 
-With the extension each micro-batch takes a tenth longer, and only a recovery reads tables (decision 0011).
+The library deltalake reads the table's log, and Spark reads the data files. With the extension each micro-batch takes a tenth longer, and only a recovery reads tables (decision 0011).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A view table and its one writer: MERGE by delta-rs, at a cost that does not grow with the table.
+"""Writes the view tables: merges changed rows into them, at a cost that does not grow with the table.
 
 A table is partitioned by `shelf`. New and changed rows go to the current shelf, which is closed when it has
 SHELF_ROWS rows. A row that changes leaves its shelf for the current one. The writer knows the shelf of each
 key. So a MERGE reads and rewrites only the shelves of the changed rows, and unchanged rows are not touched
-(decision 0009). Spark never writes these tables.
+(decision 0009). The library delta-rs writes; Spark never writes these tables.
 """
 
 from __future__ import annotations
