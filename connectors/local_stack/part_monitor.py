@@ -1,4 +1,4 @@
-"""Observes the process of a part of the local stack: whether its start makes progress, and whether it answers."""
+"""Observes a part of the local stack: whether its start makes progress, and whether it still answers."""
 
 from __future__ import annotations
 

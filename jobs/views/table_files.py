@@ -1,6 +1,7 @@
 """Reads a Delta table at one version with Spark, but without Spark's Delta extension.
 
-The library deltalake reads the table's log, and Spark reads the data files. With the extension each micro-batch takes a tenth longer, and only a recovery reads tables (decision 0011).
+The library deltalake reads the table's log, and Spark reads the data files. With the extension, each
+micro-batch takes a tenth longer, and only a recovery reads tables (decision 0011).
 """
 
 from __future__ import annotations
