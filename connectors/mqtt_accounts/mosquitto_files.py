@@ -42,16 +42,20 @@ _TEMPLATE: Final = PROJECT_ROOT / "conf" / "mosquitto.acl"
 
 
 def password_line(user: str, password: str) -> str:
-    """Return one account's line of Mosquitto's password file, with a new random salt and without a line end."""
+    """Return the line of Mosquitto's password file for one account: the user name and the salted hash.
+
+    The line has no line end. Each call uses a new random salt, so the same password gives another line each
+    time.
+    """
     salt = secrets.token_bytes(_SALT_BYTES)
     parts = (_SCHEME, str(_ITERATIONS), _b64(salt), _b64(_digest(password, salt, _ITERATIONS)))
     return f"{user}:${'$'.join(parts)}"
 
 
 def line_fits(line: str, user: str, password: str) -> bool:
-    """Return whether a line of Mosquitto's password file is for `user` and matches `password`.
+    """Return whether `line`, a line of Mosquitto's password file, is for `user` and matches `password`.
 
-    A malformed line, or one with another hash scheme than `$7$`, returns False.
+    False for another user or password, for a malformed line, and for a hash scheme other than `$7$`.
     """
     name, _, rest = line.partition(":")
     parts = rest.split("$")
@@ -65,9 +69,10 @@ def line_fits(line: str, user: str, password: str) -> bool:
 
 
 def read_lines(path: Path) -> dict[str, str]:
-    """Read Mosquitto's password file and return its lines by user name.
+    """Read Mosquitto's password file `path` and return its lines, without line ends, by user name.
 
-    Returns an empty dict when the file does not exist. Lines without a colon are skipped.
+    Returns an empty dict when the file does not exist. Lines without a colon are skipped. Raises OSError when
+    the file cannot be read, and UnicodeDecodeError when it is not ASCII.
     """
     try:
         text = path.read_text(encoding="ascii")
@@ -77,12 +82,13 @@ def read_lines(path: Path) -> dict[str, str]:
 
 
 def with_roles(lines: Mapping[str, str], passwords: Mapping[str, str]) -> dict[str, str]:
-    """Return the lines of Mosquitto's password file with a valid line for each role.
+    """Return the lines of Mosquitto's password file with a correct line for each role, such as `bridge`.
 
-    A line that matches its password already is kept. A missing or wrong line is replaced by a new one.
+    A line that matches the role's password is kept. A missing or wrong line is replaced by a new one. No file
+    is read or written.
 
     Args:
-        lines: the present lines by user name. They are copied, not changed.
+        lines: the present lines by user name, as `read_lines` returns them. They are copied, not changed.
         passwords: the password of each role in clear text. The name of a role is its user name.
     """
     found = dict(lines)
@@ -95,8 +101,8 @@ def with_roles(lines: Mapping[str, str], passwords: Mapping[str, str]) -> dict[s
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Replace the text file `path` by these lines, with mode 0600.
 
-    Writes a temporary file in the same folder and renames it, so a reader never sees half of the file. A
-    missing folder is created.
+    Each line gets a line end. A temporary file in the same folder is written and renamed, so a reader never
+    sees half of the file. A missing folder is created. Raises OSError when the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -158,7 +164,8 @@ def check_prefixes(mqtt: MqttSettings) -> None:
 def write_acl(folder: Path, mqtt: MqttSettings, users: Iterable[str]) -> None:
     """Write Mosquitto's ACL file for these users, with mode 0600.
 
-    The file is not replaced when its content is right already. The broker applies it after `reload_broker`.
+    A file with the right content is kept. The broker applies the file after `reload_broker`. Raises OSError
+    when the file or its template cannot be read or written.
 
     Args:
         folder: the folder of the ACL file, which is named `acl`.

@@ -66,6 +66,11 @@ class MqttAccounts:
     Call `open` when the live view has caught up, pass `on_change` to the live view, and call `close` at the
     end. Raises ValueError when `mqtt.accounts_dir` is not set, because the broker is then not the local
     stack's.
+
+    Args:
+        settings: the broker, and the folder of its password file.
+        keyring: opens the sealed secrets of jobs and agents, from which their passwords are derived.
+        view: the live view with the jobs and agents.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring, view: LiveView) -> None:
@@ -94,10 +99,11 @@ class MqttAccounts:
         self._thread = threading.Thread(target=self._run, name="mqtt-accounts", daemon=True)
 
     def open(self) -> None:
-        """Start the thread that writes Mosquitto's password and ACL files.
+        """Start the thread that writes Mosquitto's password and ACL files. Returns before they are written.
 
         The thread first corrects both files for all jobs and agents of the live view. It then updates them at
-        each change, until `close`. Raises SettingsError when other users can read the file of role passwords.
+        each change, until `close`. Raises SettingsError when other users can read the file of role passwords,
+        or when that file is wrong.
         """
         passwords = ensure_role_passwords(self._settings)
         roles = {role: password.get_secret_value() for role, password in passwords.items()}
@@ -125,10 +131,10 @@ class MqttAccounts:
             self._thread.join(_CLOSE_S)
 
     def on_change(self, change: AppliedChange) -> None:
-        """Queue a changed job or agent, so that the thread updates its MQTT account.
+        """Queue a changed job or agent, so that the thread updates its MQTT account. Returns at once.
 
-        The live view calls it for each change of a row, on the live view's thread. It does not block. Changes
-        that affect no account are ignored.
+        The live view calls it for each change of a row, on the live view's thread. Changes that affect no
+        account are ignored.
         """
         row, user = change.row, change.key
         if change.view == JobRow.VIEW:
@@ -151,16 +157,18 @@ class MqttAccounts:
     def registered(self, user: str) -> None:
         """Wait until the broker accepts the MQTT account of `user`, at most 1 s.
 
-        It logs a warning when that takes longer. The gateway calls it before it answers a registration or a
-        rotation of a secret, so that the client can connect at once.
+        When that takes longer, it logs a warning and returns as well. The gateway calls it before it answers a
+        registration or a rotation of a secret, so that the client can connect at once. `user` is the MQTT user
+        name: a job's id, `<job id>.<tag>` after a rotation, or `agent.<name>`.
         """
         if not self.wait_effective(user, REGISTER_WAIT_S):
             log.warning("account_late", user=user)
 
     def wait_effective(self, user: str, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` seconds until the broker accepts the MQTT account of `user`.
+        """Wait at most `timeout_s` seconds until the broker accepts the MQTT account with the user name `user`.
 
-        Returns False when it does not accept the account in time.
+        Returns True when the broker accepts it. Returns False after the timeout, also for a user that has no
+        account.
         """
         with self._changed:
             return self._changed.wait_for(lambda: user in self._effective, timeout_s)

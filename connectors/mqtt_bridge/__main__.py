@@ -45,8 +45,9 @@ _JOB_BROKERS_END_S: Final = 20.0
 class MqttBridge:
     """The whole bridge: to the common MQTT broker, to the per-job brokers, and to the agents' inboxes.
 
-    The common broker is the one in `settings`. Setting `stop` ends `run`. The file `ready_file` is created when
-    the bridge has become active or is on standby.
+    The common broker is the one in `settings`. Setting the event `stop` ends `run`. The file `ready_file` is
+    created when the bridge has become active or is on standby; None: no file. The constructor raises
+    SettingsError when the file of role passwords is wrong or other users can read it.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, ready_file: Path | None = None) -> None:
@@ -62,8 +63,9 @@ class MqttBridge:
     def run(self) -> None:
         """Carry messages between the MQTT brokers and the log until `stop` is set. Blocks.
 
-        Starts threads, which have ended when it returns. Raises TrunklineError when the Kafka topic does not
-        fit the settings.
+        While a broker, Kafka or the gateway does not answer, the bridge retries. It starts threads, and stops
+        them before it returns. Raises TrunklineError when the Kafka topic does not fit the settings, and
+        SettingsError for a TLS certificate that cannot be read.
         """
         self._verdicts.start()
         self._job_brokers.start()
@@ -85,7 +87,8 @@ class MqttBridge:
 def main() -> int:
     """Run the bridge until SIGTERM or SIGINT, and return the exit code of the process.
 
-    Reads the settings. The variable TRUNKLINE_READY_FILE may name the file to create when the bridge is ready.
+    The code is 0 after a signal, 2 for wrong settings, and the error's own code for another error at the start.
+    The variable TRUNKLINE_READY_FILE may name a file to create when the bridge is active or on standby.
     """
     try:
         settings = load_settings()

@@ -71,11 +71,11 @@ def incoming(mqtt: MqttSettings, topic: str, payload: bytes, traceparent: str | 
 
 
 def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str | None) -> OutgoingRecord:
-    """Return the record to append for an MQTT message that reports a job's event.
+    """Return the record to append for an MQTT message that reports a job's event. The payload is unchanged.
 
-    The payload is unchanged. The record's id is the hash of topic and payload, so a redelivered message has the
-    same id. A topic without a valid job id below `prefix` gives a record of the stream `refused/mqtt`.
-    `traceparent` is the W3C trace context, if the message has one.
+    The record's id is the hash of topic and payload, so a redelivered message has the same id. A topic without
+    a valid job id gives a record of the stream `refused/mqtt`; nothing is raised. `prefix` is the topic prefix
+    of jobs (`mqtt.topic_prefix`). `traceparent` is the W3C trace context, None if the message has none.
     """
     return _record(JOB, job_id_of(prefix, topic), JOB_EVENT, topic, payload, traceparent)
 
@@ -83,7 +83,8 @@ def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str |
 def well_formed_traceparent(properties: object) -> str | None:
     """Return the W3C trace context (`traceparent`) among the user properties of an MQTT 5 message.
 
-    Returns None when there is none, more than one, or an invalid one.
+    `properties` is the attribute of that name of paho's message. Returns None when there is no trace context,
+    more than one, or an invalid one.
     """
     pairs = getattr(properties, "UserProperty", None) or ()
     found = [value for name, value in pairs if name == "traceparent"]

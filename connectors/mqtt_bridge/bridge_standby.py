@@ -49,14 +49,17 @@ encode_presence = msgspec.json.Encoder().encode
 
 
 def read_presence(payload: bytes) -> Presence | None:
-    """Decode a bridge's presence message from an MQTT payload. Return None for any other one. Never raises."""
+    """Decode a bridge's presence message from an MQTT payload. Return None for any other payload.
+
+    Never raises.
+    """
     return read_payload(_decoder, payload)
 
 
 def presence_topic(mqtt: MqttSettings) -> str:
-    """Return the topic on which bridges with this client id publish whether they are active.
+    """Return the topic on which bridges with the client id `mqtt.bridge_client_id` publish their presence.
 
-    It does not match the topic filter of job events.
+    The topic filter of job events does not match this topic.
     """
     return f"{mqtt.topic_prefix}/bridge/{mqtt.bridge_client_id}"
 
@@ -77,10 +80,11 @@ def silence_s(mqtt: MqttSettings) -> float:
 class StandbyWatch:
     """A bridge on standby: its MQTT connection, which follows the presence messages of the active bridge.
 
-    Call `open`, then `wait_turn`, then `close`.
+    Call `open`, then `wait_turn`, then `close`. The constructor raises SettingsError for certificates that
+    cannot be read.
 
     Args:
-        mqtt: the broker.
+        mqtt: the settings of the broker.
         bridge: the name of this bridge in presence messages.
         cut_off: whether this bridge was active and its connection was ended by the broker. Another bridge may
             then have taken over. The watch gives that bridge time to publish its presence.
@@ -101,19 +105,23 @@ class StandbyWatch:
         )
 
     def open(self) -> None:
-        """Connect to the broker and subscribe to the presence topic. Raises BackboneUnreachable."""
+        """Connect to the broker and subscribe to the presence topic.
+
+        Raises BackboneUnreachable when the connection fails, is refused or takes longer than
+        `mqtt.connect_timeout_s`.
+        """
         self._connection.open()
         self._opened_at = self._heard_at = time.monotonic()
 
     def wait_turn(self, stop: threading.Event, standing_by: Callable[[str], None]) -> str | None:
-        """Wait until no other bridge is active at the broker. Blocks.
+        """Wait, without a time limit, until no other bridge is active at the broker.
 
         Args:
             stop: ends the wait when it is set.
             standing_by: called once with the name of the active bridge; not called when there is none.
 
         Returns:
-            The reason, for the log, why this bridge may take over. None when `stop` was set before.
+            The reason, for the log, why this bridge may take over. None: `stop` was set before that.
 
         Raises:
             BackboneUnreachable: the connection to the broker is lost.

@@ -76,13 +76,17 @@ class BrokerBridge:
 
     @property
     def unacknowledged(self) -> int:
-        """The number of messages on the current connection that wait for Kafka or for their receipt."""
+        """The number of messages that wait for Kafka or for their receipt; 0 while the bridge is not active."""
         connection = self._connection
         return 0 if connection is None else connection.unacknowledged
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active bridge at its broker. It may learn late that another has taken over."""
+        """Whether this bridge is the active one at its broker.
+
+        Stays True for a moment after another bridge has taken over, until this bridge notices the lost
+        connection.
+        """
         return self._connection is not None
 
     def run(self) -> None:

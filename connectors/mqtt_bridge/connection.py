@@ -50,7 +50,7 @@ class Tally:
         self._counts: Counter[str] = Counter(received=0, appended=0, acked=0, redelivered=0, refused=0, told=0)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Add `count` to the counter `name`."""
+        """Add `count` to the counter `name`, which is one of the names that the class lists."""
         with self._lock:
             self._counts[name] += count
 
@@ -63,12 +63,13 @@ class Tally:
 class BridgeConnection:
     """The active bridge's two connections to one broker: one for events, one for receipts and presence.
 
-    Appends each MQTT message to the log, publishes its receipt, and then acknowledges it.
+    Appends each MQTT message to the log, publishes its receipt, and then acknowledges the message to the
+    broker.
 
     Attributes:
-        lost: an event that is set when the connections can no longer be used.
-        why: the first reason for that.
-        cut_off: whether the broker or the network ended the connection. Another bridge may have taken it over.
+        lost: a threading.Event that is set when the connections can no longer be used.
+        why: the reason why they can no longer be used; empty until then.
+        cut_off: whether the broker or the network ended a connection. Another bridge may have taken it over.
     """
 
     def __init__(
@@ -131,7 +132,11 @@ class BridgeConnection:
         self.why = ""
 
     def open(self) -> None:
-        """Connect to the broker and subscribe to events. Raises BackboneUnreachable."""
+        """Connect to the broker and subscribe to events.
+
+        Raises BackboneUnreachable when a connection fails, is refused or takes longer than
+        `mqtt.connect_timeout_s`. Both connections are closed then.
+        """
         try:
             self._receipts.open()
             self._events.open()
@@ -147,14 +152,18 @@ class BridgeConnection:
         return len(self._window)
 
     def show_presence(self) -> None:
-        """Publish a retained message: this bridge is the active one. Does not wait for the broker."""
+        """Publish a retained message which says that this bridge is the active one.
+
+        Does not wait for the broker.
+        """
         # QoS 0: it must not wait behind receipts, and the next one comes soon.
         self._receipts.publish(presence_topic(self._mqtt), self._presence, qos=0, retain=True)
 
     def finish(self, timeout_s: float) -> None:
         """Take no new message, wait at most `timeout_s` seconds for the pending ones, and disconnect.
 
-        A message is pending until it was acknowledged. The broker delivers one that is still pending again.
+        A message is pending until it was acknowledged. Messages that are pending after the wait are not lost:
+        the broker delivers them again to the next connection.
         """
         self._closing = True
         deadline = time.monotonic() + timeout_s
@@ -164,7 +173,7 @@ class BridgeConnection:
         self.drop()
 
     def drop(self) -> None:
-        """Cut both connections at once. The broker delivers unacknowledged messages again, in order."""
+        """Cut both connections at once. The broker later delivers unacknowledged messages again, in order."""
         self._closing = True
         self._window.close()
         self._events.drop()

@@ -47,7 +47,10 @@ class InboxTurns:
         self._closed = False
 
     def serve(self, names: set[str]) -> None:
-        """Set the agents of the queue. New agents are due at once. Agents that are not in `names` leave it."""
+        """Set the agents of the queue to `names`. New agents are due at once. All other agents leave the queue.
+
+        An agent that a thread is serving leaves after its turn.
+        """
         with self._changed:
             for name in sorted(names):
                 agent = self._agents.setdefault(name, _Agent(None, is_served=False))
@@ -71,7 +74,11 @@ class InboxTurns:
                 self._changed.notify()
 
     def wake(self, name: str) -> None:
-        """End an agent's pause after failures, because the agent is connected now. It is due at once."""
+        """Make a pausing agent due at once, because it is connected now.
+
+        Its count of failures starts again at 0. Does nothing for an agent that does not pause after a failed
+        delivery, or that is not in the queue.
+        """
         with self._changed:
             agent = self._agents.get(name)
             if agent is not None and agent.is_paused:
@@ -86,10 +93,10 @@ class InboxTurns:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> str | None:
-        """Wait for an agent that is due and return its name.
+        """Wait at most `timeout_s` seconds for an agent that is due, and return its name.
 
-        No other thread gets this agent before it is passed to `give_back`. Returns None when no agent is due
-        within `timeout_s` seconds, or when the queue is closed.
+        No other thread gets this agent before it is passed to `give_back`. Returns None after the timeout, or
+        at once when the queue is closed.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -110,9 +117,10 @@ class InboxTurns:
             return None
 
     def give_back(self, name: str, *, is_done: bool) -> None:
-        """End the turn of an agent that `take` returned.
+        """End the turn of the agent `name`, which `take` returned.
 
-        `is_done` is whether all its messages were delivered. If not, the agent is due again after a pause.
+        `is_done` is whether all messages of the agent were delivered. If not, the agent is due again after a
+        pause.
         """
         with self._changed:
             agent = self._agents[name]

@@ -73,8 +73,9 @@ _FIELDS: Final = (
 class AgentInboxes:
     """The delivery of mailbox messages to agents over MQTT, on threads of its own.
 
-    The threads run from `start` until `stop` is set. Call `join` then. They deliver only while `is_active()`
-    returns True, that is, while this bridge is the active one at the broker.
+    The threads run from `start` until the event `stop` is set. Call `join` then. They deliver only while
+    `is_active()` returns True, that is, while this bridge is the active one at the broker. They retry while the
+    gateway or the broker does not answer.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, is_active: Callable[[], bool]) -> None:
@@ -97,7 +98,10 @@ class AgentInboxes:
         ]
 
     def start(self) -> None:
-        """Start the threads: one that follows the gateway's stream, and four that deliver messages."""
+        """Start the threads: one that follows the gateway's stream, and four that deliver messages.
+
+        Returns at once.
+        """
         for thread in self._threads:
             thread.start()
 
@@ -112,9 +116,10 @@ class AgentInboxes:
         self._publisher.close()
 
     def on_outbox_message(self, agent: str) -> None:
-        """Deliver to this agent again without a pause: it has just published something, so it is connected.
+        """End the pause after failed deliveries to `agent`: a message on its outbox shows that it is connected.
 
-        Returns at once. The delivery threads do the work.
+        `agent` is the name in the outbox topic. An agent without a pause is ignored. Returns at once: the
+        delivery threads do the work.
         """
         self._turns.wake(agent)
 
@@ -266,7 +271,8 @@ class AgentInboxes:
 def wire_message(row: Mapping[str, Any]) -> bytes:
     """Return the JSON payload that is published on an agent's inbox for one message.
 
-    `row` is the message as the gateway lists it in a mailbox. The payload has its sender as `from`.
+    `row` is the message, an object of the gateway's JSON answer that lists a mailbox. The payload has the
+    message's fields, and its sender as `from`. Raises KeyError when a field is missing.
     """
     return canonical({"schema_version": 1, "from": row["sender"], **{name: row[name] for name in _FIELDS}})
 
@@ -274,7 +280,8 @@ def wire_message(row: Mapping[str, Any]) -> bytes:
 def is_over(row: Mapping[str, Any], now_s: float) -> bool:
     """Return whether a message has expired at the time `now_s`, in seconds since 1970.
 
-    `row` is the message as the gateway lists it in a mailbox. A message without `expires_at` never expires.
+    `row` is the message, an object of the gateway's JSON answer that lists a mailbox. A message whose
+    `expires_at` is None never expires.
     """
     return row["expires_at"] is not None and has_come(str(row["expires_at"]), int(now_s * 1e6))
 

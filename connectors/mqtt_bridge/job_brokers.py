@@ -59,7 +59,8 @@ class _Failure:
 class JobBrokerBridges:
     """A bridge for each per-job broker that the gateway names, each on a thread of its own.
 
-    Setting `stop` ends `run`. `verdicts` supplies the verdicts for the receipts of all bridges.
+    Setting the event `stop` ends `run`. `verdicts` supplies the verdicts for the receipts of all bridges; the
+    caller starts and closes it.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, verdicts: VerdictStream) -> None:
@@ -73,7 +74,8 @@ class JobBrokerBridges:
     def run(self) -> None:
         """Start and stop bridges as live jobs need them: ask the gateway every `mqtt.overlay_poll_s` seconds.
 
-        Blocks until `stop` is set. It then stops all bridges and waits for them, at most 15 s.
+        While the gateway does not answer, the running bridges stay. Blocks until `stop` is set. It then stops
+        all bridges and waits for them, at most 15 s.
         """
         while not self._stop.is_set():
             try:

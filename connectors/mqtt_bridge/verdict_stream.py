@@ -46,8 +46,8 @@ class _Line(msgspec.Struct):
 class VerdictStream:
     """The gateway's verdicts on records, read from one HTTP stream. Thread-safe.
 
-    Call `start` first and `close` at the end. Callbacks run on the thread that asks or on one of the stream's
-    two threads, and must not block.
+    Call `start` first and `close` at the end. A callback runs on the thread that calls `ask` or on one of the
+    stream's two threads, and must not block.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -71,7 +71,10 @@ class VerdictStream:
             thread.start()
 
     def close(self) -> None:
-        """Close the stream and stop its threads. All waiting callbacks get the verdict None."""
+        """Close the stream and stop its threads, which takes at most 2 s.
+
+        All waiting callbacks get the verdict None.
+        """
         self._stop.set()
         self._set_down()
         for thread in self._threads:
@@ -79,14 +82,18 @@ class VerdictStream:
 
     @property
     def up(self) -> bool:
-        """Whether the HTTP stream is open now. If not, `ask` answers None at once."""
+        """Whether the HTTP stream is open now.
+
+        While it is not, `ask` calls back at once with the verdict None.
+        """
         return self._up
 
     def ask(self, position: Position, answer: Answer) -> None:
         """Call `answer(verdict, reason)` once, when the gateway has settled the record at `position`.
 
-        Returns without waiting. Both arguments are None when no verdict comes within
-        `mqtt.receipt_verdict_wait_s`, or when the stream is not open. `reason` says why a record was rejected.
+        Does not wait. `verdict` is accepted, duplicate or rejected. It is None when no verdict comes within
+        `mqtt.receipt_verdict_wait_s`, or when the stream is not open or is lost. `reason` says why a record was
+        rejected; otherwise it is None.
         """
         key = (position.partition, position.offset)
         with self._lock:
