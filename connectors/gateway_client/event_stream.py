@@ -86,7 +86,9 @@ class EventStream:
     def next(self, timeout_s: float) -> ServerEvent | None:
         """Wait for the next event and return it, or None if none arrives within `timeout_s` seconds.
 
-        Raises the TrunklineError that ended the stream, such as BackboneUnreachable or Refused.
+        A lost connection is not reported here while the thread reconnects. Raises the TrunklineError that ended
+        the stream, such as BackboneUnreachable (no connection for `give_up_s`) or Refused (the gateway refused
+        the token).
         """
         try:
             found = self._found.get(timeout=max(0.0, timeout_s))
@@ -97,9 +99,10 @@ class EventStream:
         return found
 
     def first(self, timeout_s: float) -> ServerEvent:
-        """Wait for the stream's first event, the snapshot, and return it.
+        """Wait for the stream's first event, which is the snapshot, and return it. Call it before `next`.
 
-        Raises BackboneUnreachable when it does not arrive within `timeout_s` seconds, and the errors of `next`.
+        Raises BackboneUnreachable when no event arrives within `timeout_s` seconds, and the error that ended
+        the stream, such as Refused.
         """
         found = self.next(timeout_s)
         if found is None:
@@ -107,7 +110,10 @@ class EventStream:
         return found
 
     def close(self) -> None:
-        """Close the connection and stop the thread. `with` calls it at the end of its block."""
+        """Close the connection and stop the thread, for which it waits at most 5 s.
+
+        `with` calls it at the end.
+        """
         self._closed.set()
         if self._socket is not None:
             # Shut the socket down, because closing it does not wake up the thread that reads from it.
@@ -179,7 +185,7 @@ def parse_events(answer: httpx2.Response) -> Iterator[ServerEvent]:
     """Yield the server-sent events of an HTTP response, as its bytes arrive. Events without data are skipped.
 
     An event that is incomplete when the stream ends is dropped. Raises TrunklineError for data that is not
-    JSON.
+    JSON, and httpx2.TransportError when the connection breaks.
     """
     for event in httpx2.EventSource(answer, max_event_size=None):
         if event.data:

@@ -39,10 +39,13 @@ _MESSAGE_LIMIT: Final = 600
 class GatewayClient:
     """A client of the gateway at `gateway.url`. Use it as a context manager; it is not thread-safe.
 
-    `token` is the caller's token; None takes that of the variable TRUNKLINE_TOKEN, else that of the operator's
-    token file. Each request raises UsageError (400, 413), Refused (401, 403, 409) or NotFound (404) with the
-    gateway's text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or
-    answers 503.
+    `token` is the caller's token. None takes that of the variable TRUNKLINE_TOKEN, else that of the operator's
+    token file. The constructor makes no request. It raises UsageError for an invalid address or token, and
+    SettingsError for a certificate file that cannot be read.
+
+    Each request raises UsageError (400, 413, 422), Refused (401, 403, 409) or NotFound (404) with the gateway's
+    text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or answers 502,
+    503 or 504. Any other status raises TrunklineError.
     """
 
     def __init__(self, settings: Settings, *, token: str | None = None) -> None:
@@ -59,7 +62,8 @@ class GatewayClient:
     def connection(self, timeout_s: float) -> httpx2.Client:
         """Return a new HTTP client with the gateway's address, the token and TLS. The caller closes it.
 
-        `timeout_s` is the time to wait for bytes of an answer, in seconds. A request is tried once.
+        `timeout_s` is the time to wait for bytes of an answer, in seconds. Unlike the methods of this class,
+        the new client tries a request once, and raises the errors of httpx2.
         """
         import httpx2  # takes 100 ms, which a command without a gateway need not spend
 
@@ -77,31 +81,49 @@ class GatewayClient:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a GET request, again if need be, and return the JSON of the answer as Python values.
+        """Send a GET request and return the JSON of the answer as Python values.
+
+        Retries while there is no answer.
 
         Args:
             path: The path on the gateway, see `path_of`.
             parameters: The query parameters. None values are left out.
             headers: Further HTTP headers.
+
+        Raises:
+            NotFound: The gateway answers 404.
+            BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504.
+            TrunklineError: The answer has another error status (see the class), or it is not JSON.
         """
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
         return self._decoded(self.request("GET", path, params=wanted, headers=headers))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, *, request_id: str | None = None) -> Any:
-        """Send a POST request, again if need be, and return the JSON of the answer as Python values.
+        """Send a POST request and return the JSON of the answer as Python values.
+
+        Retries while there is no answer.
 
         Args:
             path: The path on the gateway, see `path_of`.
             body: The fields of the JSON body. None values are left out.
             request_id: The idempotency key: the same id is the same request, without a time limit. None makes a
                 new one.
+
+        Raises:
+            NotFound: The gateway answers 404.
+            BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504. It
+                may have carried out the request even so.
+            TrunklineError: The answer has another error status (see the class), or it is not JSON.
         """
         wanted = {name: value for name, value in (body or {}).items() if value is not None}
         key = {"Idempotency-Key": request_id or str(uuid.uuid4())}
         return self._decoded(self.request("POST", path, json=wanted, headers=key))
 
     def answers(self) -> bool:
-        """Return whether the gateway answers a request to `/healthz`. Makes one attempt, of at most 5 s."""
+        """Return whether the gateway answers a request to `/healthz`. Makes one attempt, of about 5 s at most.
+
+        Any HTTP status counts as an answer.
+        """
         try:
             self.check()
         except BackboneUnreachable:
@@ -109,7 +131,10 @@ class GatewayClient:
         return True
 
     def check(self) -> None:
-        """Raise BackboneUnreachable when the gateway does not answer `/healthz`. Makes one attempt."""
+        """Raise BackboneUnreachable when the gateway does not answer `/healthz`; return nothing otherwise.
+
+        Makes one attempt, of about 5 s at most. Any HTTP status counts as an answer.
+        """
         import httpx2
 
         try:
@@ -137,13 +162,18 @@ class GatewayClient:
         """Send a request and return the gateway's answer. Retry while the gateway does not answer.
 
         Makes up to five attempts, with pauses of 0.2 s to 2 s. An answer 502, 503 or 504 is also tried again.
+        No new attempt begins when `gateway.settle_timeout_s` and another 20 s are over.
 
         Args:
             method: The HTTP method.
             path: The path on the gateway.
-            is_answer: Returns whether to return an answer; for any other answer the error of its status is
+            is_answer: Returns whether to return an answer. For any other answer the error of its status is
                 raised.
             options: Options of `httpx2.Client.request`, such as `json` or `headers`.
+
+        Raises:
+            BackboneUnreachable: The last attempt had no answer, or 502, 503 or 504.
+            TrunklineError: The error that belongs to the status of the answer, see the class.
         """
         import httpx2
 
@@ -187,7 +217,8 @@ class GatewayClient:
     def error_of(self, answer: httpx2.Response) -> TrunklineError:
         """Return the error, for the caller to raise, that belongs to the HTTP status of an answer.
 
-        It has the gateway's own text. The caller must have read the answer's body.
+        The class lists the error of each status. The error has the gateway's own text. The caller must have
+        read the answer's body.
         """
         said = _message(answer)
         status = answer.status_code
@@ -209,7 +240,8 @@ class GatewayClient:
 def reachable(settings: Settings) -> Iterator[GatewayClient]:
     """Check that the gateway answers, yield a client of it, and close the client at the end.
 
-    Use it with `with`. Raises BackboneUnreachable when the gateway does not answer.
+    Use it with `with`. Raises BackboneUnreachable when the gateway does not answer within about 5 s, and
+    UsageError for an invalid address or token in the settings.
     """
     with GatewayClient(settings) as client:
         client.check()
@@ -217,7 +249,7 @@ def reachable(settings: Settings) -> Iterator[GatewayClient]:
 
 
 def path_of(*parts: str) -> str:
-    """Return a path of the hub's API, with each part quoted.
+    """Return a path of the hub's API, `/api/hub/` and `parts`, with each part quoted for a URL.
 
     For example, `path_of("jobs", job_id)` is `/api/hub/jobs/0a1b2c3d`.
     """

@@ -42,10 +42,11 @@ def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
 
 
 def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
-    """Return the TLS context with which the gateway serves HTTPS (TLS 1.2 and later), None for plain HTTP.
+    """Return the TLS context with which the gateway serves HTTPS (TLS 1.2 and later).
 
-    Raises SettingsError for a file that cannot be read, for a private key that others can read, and for
-    `gateway.keyfile` without `gateway.certfile`.
+    Returns None, which means plain HTTP, when `gateway.certfile` is not set. Raises SettingsError for a file
+    that cannot be read, for a private key that others can read, and for `gateway.keyfile` without
+    `gateway.certfile`.
     """
     if gateway.certfile is None:
         if gateway.keyfile is not None:
@@ -62,7 +63,7 @@ def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
 
 
 def open_plain_listeners(settings: Settings) -> dict[str, str]:
-    """Return the addresses at which other machines can reach the gateway without TLS, by name of setting.
+    """Return the gateway's addresses that other machines can reach and that have no TLS, by name of setting.
 
     An example is `{"gateway.host": "0.0.0.0"}`. Empty means that TLS is on, or that all addresses are on
     loopback.
@@ -93,7 +94,10 @@ def check_listeners(settings: Settings) -> None:
 
 
 def explained(error: BaseException | str) -> str:
-    """Return the text of a failed request's error. For a TLS error it also names the setting to check."""
+    """Return the text of a failed request's error. For a TLS error it also names the setting to check.
+
+    `error` is the exception or its text.
+    """
     said = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return (

@@ -19,7 +19,7 @@ def ensure_operator_token(settings: Settings) -> str:
     """Return the operator's token from its file. If the file does not exist, write it with a new token first.
 
     When two gateways start at once, one writes the file and both read it. Raises SettingsError for a file that
-    others can read, and for one without a valid token.
+    cannot be read or written, that others can read, or that has no valid token.
     """
     path = settings.operator_token_file
     try:
@@ -41,8 +41,9 @@ def ensure_operator_token(settings: Settings) -> str:
 def read_token(settings: Settings) -> str | None:
     """Return the token for requests to the gateway, from the variable TRUNKLINE_TOKEN or the operator's file.
 
-    The variable comes first. None means that neither exists. Raises UsageError for a file that others can read,
-    and for a text that cannot be a token.
+    The variable comes first. None means that the variable is empty or unset and the file is empty or missing.
+    Raises UsageError for a file that cannot be read or that others can read, and for a text that cannot be a
+    token.
     """
     found = os.environ.get(TOKEN_VARIABLE, "").strip()
     where = TOKEN_VARIABLE

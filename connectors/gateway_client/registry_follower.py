@@ -40,14 +40,14 @@ class RowChange(NamedTuple):
 class RegistryFollower:
     """A copy of the registries of jobs and sessions: their rows by name, in `jobs` and `sessions`.
 
-    Pass each event of the gateway's stream to `take`, then call `refresh`. It makes HTTP requests, and has no
-    thread.
+    Pass each event of the gateway's stream to `take`, then call `refresh`, which makes HTTP requests. The class
+    has no thread and is not thread-safe.
 
     Attributes:
         has_snapshot: whether the first snapshot has come.
         missed: whether an event `gap` has come, so changes may have been missed.
-        failure: the error of the last request, if the gateway did not answer it. The next `refresh` tries
-            again.
+        failure: the error of the last request, if the gateway did not answer it; else None. The next `refresh`
+            tries again.
     """
 
     def __init__(self, gateway: GatewayClient) -> None:
@@ -62,9 +62,10 @@ class RegistryFollower:
         self.failure: BackboneUnreachable | None = None
 
     def take(self, event: ServerEvent) -> None:
-        """Note which rows an event of the stream has changed. Makes no request: `refresh` reads the rows.
+        """Note which rows an event of the gateway's stream has changed.
 
-        The first snapshot fills the copy.
+        Makes no request: `refresh` reads the rows. The first snapshot fills the copy. A later snapshot, after a
+        gap, marks the rows that differ from the copy. An event `gap` sets `missed`.
         """
         if event.name == SNAPSHOT:
             # After a gap the changes themselves are lost. Comparing the rows finds the rows that have changed.
@@ -84,7 +85,10 @@ class RegistryFollower:
                 self._changed[kind, name] = event.data["principal"]
 
     def touch(self, sessions: Iterable[str], jobs: Iterable[str]) -> None:
-        """Mark the rows of these sessions and jobs as changed, so that the next `refresh` reads them again."""
+        """Mark the rows of these sessions and jobs as changed, so that the next `refresh` reads them again.
+
+        `sessions` are names and `jobs` are ids. Makes no request.
+        """
         for kind, names in ((SESSION, sessions), (JOB, jobs)):
             for name in names:
                 self._changed.setdefault((kind, name), None)
@@ -92,8 +96,9 @@ class RegistryFollower:
     def refresh(self) -> list[RowChange]:
         """Read the changed rows from the gateway, update the copy, and return the changes.
 
-        Reads at most 200 rows; the next call reads the rest. When the gateway does not answer, it sets
-        `failure` and returns the changes found before. Raises TrunklineError for any other error.
+        Reads at most 200 rows; the next call reads the rest. An empty list means that no row differs from the
+        copy, or that the gateway did not answer: `failure` is then set, else None. A row that the gateway does
+        not know is skipped. Raises TrunklineError for any other error of a request, such as Refused.
         """
         found: list[RowChange] = []
         self.failure = None
@@ -116,7 +121,9 @@ class RegistryFollower:
     def job_status(self, job_id: str) -> str | None:
         """Return a job's status from the copy, or from the gateway if the copy does not have the job.
 
-        None means that the job is unknown, or that the gateway does not answer; `failure` is set then.
+        None means that the job is unknown if `failure` is None, and otherwise that the gateway does not answer.
+        After a failure no request is made until the next `refresh`. Raises TrunklineError for any other error
+        of a request.
         """
         if job_id not in self.jobs and job_id not in self._unknown and self.failure is None:
             try:
@@ -130,8 +137,9 @@ class RegistryFollower:
 
 
 def follow_registries(gateway: GatewayClient, **options: Any) -> EventStream:
-    """Return the gateway's stream of all events that the caller may see, to be passed to a RegistryFollower.
+    """Return the gateway's stream of all events that the caller may see. Open it with `with`.
 
-    `options` are those of EventStream. Open the stream with `with`.
+    Pass its events to `RegistryFollower.take`. `options` are keyword arguments of EventStream, such as
+    `give_up_s`.
     """
     return EventStream(gateway, path_of("events"), **options)

@@ -32,8 +32,8 @@ class PendingAck:
 class AckWindow:
     """The unacknowledged messages of one MQTT connection, in order of arrival. Thread-safe.
 
-    Pass each message to `add` when it arrives, and to `confirm` when it was handled. `send_ack(packet id, QoS)`
-    is called to send an acknowledgement.
+    Pass each message to `add` when it arrives, and to `confirm` when it was handled. The window then calls
+    `send_ack(packet id, QoS)`, which must send the acknowledgement to the broker.
     """
 
     def __init__(self, send_ack: Callable[[int, int], object]) -> None:
@@ -43,14 +43,14 @@ class AckWindow:
         self._closed = False
 
     def wait_room(self, limit: int, given_up: Callable[[], bool]) -> bool:
-        """Wait until fewer than `limit` messages are unacknowledged.
+        """Wait, without a time limit, until fewer than `limit` messages are unacknowledged.
 
         The receive maximum asks the same of the broker, but Mosquitto 2.0.11 does not respect it while it sends
         a queue (measured: 4,935 unacknowledged messages with a receive maximum of 200).
 
         Returns:
-            True when there is room. False when the window was closed, or `given_up()` returned True. `given_up`
-            is called every 0.25 s.
+            True when there is room. False when the window was closed, or when `given_up()` returned True.
+            `given_up` is called every 0.25 s.
         """
         with self._lock:
             while len(self._waiting) >= limit and not self._closed and not given_up():
@@ -58,7 +58,10 @@ class AckWindow:
             return not self._closed and not given_up()
 
     def add(self, mid: int, qos: int) -> PendingAck:
-        """Append a received message to the window, and return the entry to pass to `confirm` later."""
+        """Append a received message to the window, and return the entry to pass to `confirm` later.
+
+        Does not block. `mid` is the message's MQTT packet id.
+        """
         pending = PendingAck(mid, qos)
         with self._lock:
             self._waiting.append(pending)
@@ -67,11 +70,12 @@ class AckWindow:
     def confirm(self, pending: PendingAck) -> int:
         """Mark a message as handled, and send the acknowledgements that are now possible.
 
-        A message is acknowledged when it and all earlier messages were confirmed.
+        A message is acknowledged when it and all earlier messages were confirmed. `pending` is the entry that
+        `add` returned.
 
         Returns:
-            The number of acknowledgements sent: 0 when an earlier message is not confirmed yet, and more than 1
-            when later messages waited for this one.
+            The number of acknowledgements sent: 0 when an earlier message is not confirmed yet or the window is
+            closed, and more than 1 when later messages waited for this one.
         """
         acked = 0
         with self._lock:

@@ -26,8 +26,9 @@ def resolve_mqtt(
     """Return MQTT settings with the fields of a per-job broker in place of those in `mqtt`.
 
     The login in `mqtt` belongs to the common broker. A broker with another host or port gets only the job's own
-    user name and password. The same broker does not get our password for another user, or in clear where the
-    settings use TLS. Otherwise anyone who may register a job could have our password sent to a host of his own.
+    user name and password. The password in `mqtt` is also left out for another user name, and when `mqtt` uses
+    TLS but the job's broker does not. Otherwise anyone who may register a job could have our password sent to a
+    host of his own.
 
     Args:
         mqtt: the settings of the common broker.
@@ -63,7 +64,10 @@ def broker_name(mqtt: MqttSettings) -> str:
 
 
 def socket_dir(settings: Settings) -> Path:
-    """Return the data folder of the stack's own Mosquitto, which has the broker's private Unix socket."""
+    """Return the data folder of the stack's own Mosquitto, which has the broker's private Unix socket.
+
+    The folder need not exist.
+    """
     return settings.data_path / "mosquitto"
 
 
@@ -73,7 +77,7 @@ def socket_name(port: int) -> str:
 
 
 def private_socket(mqtt: MqttSettings) -> Path | None:
-    """Return the path of the broker's private Unix socket, None when it cannot be used.
+    """Return the path of the broker's private Unix socket, None when a client must connect over TCP instead.
 
     None means that the broker is not the stack's own, does not run, or belongs to another system user.
     """

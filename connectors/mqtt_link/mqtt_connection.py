@@ -42,7 +42,7 @@ _DISCONNECT_S: Final = 1.0
 
 
 class BrokerRefused(BackboneUnreachable):
-    """The broker refused the login, or a subscription if `at_login` is False. `reason`: MQTT's reason code."""
+    """The broker refused the login or, if `at_login` is False, a subscription. `reason`: MQTT's reason code."""
 
     def __init__(self, message: str, reason: ReasonCode, *, at_login: bool) -> None:
         super().__init__(message)
@@ -73,8 +73,8 @@ class MqttConnection:
     cannot be read. An exception in `on_message` ends the connection. `on_lost` may be called on any thread.
 
     Attributes:
-        lost: an event that is set when the connection has ended or was given up.
-        why: the first reason for that.
+        lost: a threading.Event that is set when the connection has ended or was given up.
+        why: the reason why the connection has ended; empty until then.
         cut_off: whether the connection was ended by the other side or the network.
         session_present: whether the broker still had a session for the client id.
     """
@@ -136,10 +136,10 @@ class MqttConnection:
         self._client.on_disconnect = self._on_disconnect
 
     def open(self) -> None:
-        """Connect, log in and subscribe. Return when the broker has accepted all of it.
+        """Connect, log in and subscribe. Block until the broker has accepted all of it. Call it once.
 
-        Raises BrokerRefused when the broker refuses the login or a subscription. Raises BackboneUnreachable
-        when the connection fails or takes longer than `mqtt.connect_timeout_s`.
+        Raises BrokerRefused when the broker refuses the login or a subscription without `on_refused`. Raises
+        BackboneUnreachable when the connection fails or takes longer than `mqtt.connect_timeout_s`.
         """
         try:
             dial(
@@ -177,8 +177,8 @@ class MqttConnection:
     def publish_and_wait(self, topic: str, payload: bytes, *, retain: bool = False) -> ReasonCode:
         """Publish with QoS 1, wait for the PUBACK, and return its reason code, which may be a failure.
 
-        Raises BackboneUnreachable when the connection is lost or no PUBACK comes within `puback_timeout_s`. It
-        is then given up, and the broker may have the message even so.
+        Raises BackboneUnreachable when the connection is lost or no PUBACK comes within
+        `mqtt.puback_timeout_s`. The connection is then given up, and the broker may have the message even so.
         """
         answer = self.publish(topic, payload, retain=retain)
         try:
@@ -197,7 +197,7 @@ class MqttConnection:
         self._lose(why)
 
     def close(self, *, forget_session: bool = False) -> None:
-        """Disconnect, so that the broker sends no Last Will. `forget_session`: it deletes the session, too."""
+        """Disconnect in about 1 s, without a Last Will. `forget_session`: the broker deletes the session."""
         self._closing = True
         properties = None
         if forget_session:
@@ -335,10 +335,10 @@ def dial(
 ) -> None:
     """Connect a paho client to the broker and start the client's thread.
 
-    Returns before the broker has answered. The answer is passed to the client's `on_connect`. Without
-    `start_thread` the caller has to call the client's `loop_read`. The broker ends the connection after one and
-    a half times `keepalive_s` without a packet. Raises BackboneUnreachable when no broker accepts the
-    connection, or when the process has too many files open.
+    Blocks at most `mqtt.connect_timeout_s`. The broker's answer to the login comes later, to the client's
+    `on_connect`. Without `start_thread` the caller has to call the client's `loop_read`. The broker ends the
+    connection after one and a half times `keepalive_s` without a packet. Raises BackboneUnreachable when no
+    broker accepts the connection, or when the process has too many files open.
     """
     try:
         with _address(client, mqtt) as host:
@@ -364,9 +364,9 @@ def dial(
 
 
 def backoff_s(mqtt: MqttSettings, failures: int) -> float:
-    """Return the pause before the next attempt to connect, in seconds, which doubles with each failure.
+    """Return the pause before the next attempt to connect, in seconds: `mqtt.backoff_base_s` for 0 failures.
 
-    `failures` does not count the last failure: with 0 the pause is `mqtt.backoff_base_s`.
+    It doubles with each failure, up to `mqtt.backoff_max_s`. `failures` does not count the last failure.
     """
     return float(min(mqtt.backoff_base_s * 2 ** min(failures, 16), mqtt.backoff_max_s))
 

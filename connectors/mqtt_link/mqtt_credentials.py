@@ -74,9 +74,10 @@ def role_file(settings: Settings) -> Path:
 
 
 def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
-    """Read the MQTT passwords from the role file and return them by role, None when there is no file.
+    """Read the MQTT passwords from the file of role passwords and return them by role.
 
-    Raises SettingsError when others can read the file, or when it does not contain a password for each role.
+    Returns None when there is no file. Raises SettingsError when others can read the file, or when it does not
+    contain a password for each role.
     """
     path = role_file(settings)
     try:

@@ -24,7 +24,7 @@ BAD_LOGIN: Final = (0x86, 0x87)
 
 
 class LoginAnswer(Enum):
-    """The broker's answer to a login.
+    """The broker's answer to a login: `LET_IN`, `REFUSED` (wrong user or password), or `SILENT`.
 
     `SILENT` means no clear answer: no broker runs, it is not trusted, it does not answer in time, or it has no
     room for another connection.
@@ -71,9 +71,11 @@ def try_login(
 
 
 def wait_for_login(mqtt: MqttSettings, timeout_s: float) -> None:
-    """Wait until the broker accepts the login in `mqtt`, such as that of a job that was just registered.
+    """Wait until the broker accepts the user name and password in `mqtt`. Tries again every 50 ms.
 
-    Tries again every 50 ms. Raises BackboneUnreachable after `timeout_s` seconds.
+    A publisher calls it for a job that was just registered, whose account the gateway may still be making.
+    Raises BackboneUnreachable after about `timeout_s` seconds, and SettingsError for certificates that cannot
+    be read.
     """
     password = None if mqtt.password is None else mqtt.password.get_secret_value()
     deadline = time.monotonic() + timeout_s

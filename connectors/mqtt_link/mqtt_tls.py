@@ -40,7 +40,10 @@ def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
 
 
 def explained(error: Exception, mqtt: MqttSettings) -> str:
-    """Return the text of an error of a broker connection. For a TLS error it names the setting to check."""
+    """Return the text of an error of a connection to an MQTT broker, for an error message.
+
+    For a TLS error the text names the setting to check. `mqtt` is not used for other errors.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted ({error.verify_message}): mqtt.ca_certs must be the authority "
@@ -54,9 +57,9 @@ def explained(error: Exception, mqtt: MqttSettings) -> str:
 
 
 def why_no_answer(mqtt: MqttSettings) -> str:
-    """Return a hint for a broker that closes the connection before it answers the login (CONNACK).
+    """Return a hint for the error text about a broker that closes the connection before it answers the login.
 
-    The hint starts with a semicolon, to be appended to an error text. It is empty when nothing is suspected.
+    The hint starts with a semicolon and names the TLS settings to check. It is empty when TLS seems right.
     """
     if not mqtt.tls:
         return "; perhaps it wants TLS, then set mqtt.tls and mqtt.ca_certs"

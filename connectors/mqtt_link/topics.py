@@ -17,29 +17,41 @@ _OUTBOX: Final = "outbox"
 
 
 def events_topic(prefix: str, job_id: str) -> str:
-    """Return the topic that a job's events are published on."""
+    """Return the topic that a job's events are published on.
+
+    `prefix` is the setting `mqtt.topic_prefix`. Raises ValueError for an invalid job id.
+    """
     return _topic(prefix, JOB, job_id, _EVENTS)
 
 
 def receipts_topic(prefix: str, job_id: str) -> str:
-    """Return the topic that the receipts of a job's events are published on."""
+    """Return the topic that the receipts of a job's events are published on.
+
+    `prefix` is the setting `mqtt.topic_prefix`. Raises ValueError for an invalid job id.
+    """
     return _topic(prefix, JOB, job_id, _RECEIPTS)
 
 
 def inbox_topic(prefix: str, agent: str) -> str:
-    """Return the topic that an agent subscribes to, for the messages and receipts to it."""
+    """Return the topic that an agent subscribes to, for the messages and receipts to it.
+
+    `prefix` is the setting `mqtt.agents_prefix`. Raises ValueError for a text that cannot be an agent's name.
+    """
     return _topic(prefix, AGENT, agent, _INBOX)
 
 
 def outbox_topic(prefix: str, agent: str) -> str:
-    """Return the topic that an agent publishes its messages on."""
+    """Return the topic that an agent publishes its messages on.
+
+    `prefix` is the setting `mqtt.agents_prefix`. Raises ValueError for a text that cannot be an agent's name.
+    """
     return _topic(prefix, AGENT, agent, _OUTBOX)
 
 
 def events_filter(prefix: str) -> str:
     """Return the topic filter that subscribes to the events of all jobs.
 
-    It also matches topics with an invalid job id.
+    It also matches topics with an invalid job id. `prefix` is the setting `mqtt.topic_prefix`.
     """
     return f"{prefix}/+/{_EVENTS}"
 
@@ -47,13 +59,16 @@ def events_filter(prefix: str) -> str:
 def outboxes_filter(prefix: str) -> str:
     """Return the topic filter that subscribes to the outboxes of all agents.
 
-    It also matches topics with an invalid agent name.
+    It also matches topics with an invalid agent name. `prefix` is the setting `mqtt.agents_prefix`.
     """
     return f"{prefix}/+/{_OUTBOX}"
 
 
 def job_id_of(prefix: str, topic: str) -> str | None:
-    """Return the job id in `topic`, None when it is not an events topic with a valid job id."""
+    """Return the job id in `topic`, None when it is not an events topic with a valid job id.
+
+    `prefix` is the setting `mqtt.topic_prefix`.
+    """
     found = _middle(prefix, topic, _EVENTS)
     return found if found is not None and is_job_id(found) else None
 
@@ -61,7 +76,7 @@ def job_id_of(prefix: str, topic: str) -> str | None:
 def outbox_name(prefix: str, topic: str) -> str | None:
     """Return the agent's name in an outbox topic, None for any other topic.
 
-    The name is not checked: it may be one that no agent can have.
+    The name is not checked: it may be one that no agent can have. `prefix` is the setting `mqtt.agents_prefix`.
     """
     return _middle(prefix, topic, _OUTBOX)
 
