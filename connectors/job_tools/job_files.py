@@ -55,7 +55,7 @@ def secret_path(settings: Settings, job_id: str) -> Path:
 
 
 def find_secret(settings: Settings, job_id: str) -> str | None:
-    """Read a job's secret from its file and return it, None when this machine does not have it.
+    """Read a job's secret from its file on this machine and return it, None when the file is missing or empty.
 
     Raises UsageError for an invalid job id and for a file that others can read. Raises TrunklineError for a
     file that cannot be read.
@@ -65,7 +65,10 @@ def find_secret(settings: Settings, job_id: str) -> str | None:
 
 
 def stored_jobs(settings: Settings) -> list[str]:
-    """Return the ids of the jobs whose secrets are stored on this machine, sorted."""
+    """Return the ids of the jobs whose secrets are stored on this machine, sorted.
+
+    Empty when there are none.
+    """
     try:
         return sorted(p.name for p in (settings.data_path / _FOLDER).iterdir() if is_job_id(p.name))
     except FileNotFoundError:
@@ -73,7 +76,7 @@ def stored_jobs(settings: Settings) -> list[str]:
 
 
 def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
-    """Write a job's secret to its file, replacing a previous one, and return the file's path.
+    """Write a job's secret to its file on this machine, replacing a previous one, and return the file's path.
 
     Raises UsageError for an invalid job id, and TrunklineError when the file cannot be written.
     """
@@ -83,10 +86,10 @@ def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
 
 
 def store_rotated(settings: Settings, job_id: str, secret: str, former_ends_at: float) -> Path:
-    """Write a job's new secret to its file, keep the previous secret as the former one, and return the path.
+    """Write a job's new secret to its file, and the previous secret to another file. Return the first path.
 
-    `former_ends_at` is when the former secret expires, in seconds since 1970. Storing the same new secret again
-    changes nothing.
+    Call it after a rotation. `secret` is the new secret. `former_ends_at` is when the previous one expires, in
+    seconds since 1970. Storing the same new secret again changes nothing.
 
     Raises UsageError for an invalid job id and for a file that others can read. Raises TrunklineError when a
     file cannot be read or written.
@@ -135,14 +138,18 @@ class JobBroker(NamedTuple):
 
 
 def broker_file(secret_file: Path) -> Path:
-    """Return the path of the file for a job's broker, which is next to the file of the job's secret."""
+    """Return the path of the file for a job's broker. The file need not exist.
+
+    `secret_file` is the path of the file with the job's secret. The broker's file is next to it.
+    """
     return secret_file.with_name(f"{secret_file.name}.broker")
 
 
 def store_broker(secret_file: Path, job_id: str, broker: Mapping[str, Any] | None) -> None:
-    """Write a job's broker, with its password, to the file next to the job's secret.
+    """Write a job's broker, with its password, to the file next to the job's secret, replacing a previous one.
 
-    `broker` has the fields that the job was registered with; None: the job uses the broker of the settings.
+    `secret_file` is the path of the file with the job's secret. `broker` has the fields that the job was
+    registered with, such as `host`, `port` and `password`; None: the job uses the broker of the settings.
     Raises TrunklineError when the file cannot be written.
     """
     text = json.dumps({"job_id": job_id, "broker": named_fields(broker)})
@@ -150,10 +157,10 @@ def store_broker(secret_file: Path, job_id: str, broker: Mapping[str, Any] | Non
 
 
 def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:
-    """Read a job's broker from the file next to the job's secret, None when there is no file for this job.
+    """Read a job's broker from the file next to the job's secret, whose path is `secret_file`.
 
-    Raises UsageError for a file that others can read. Raises TrunklineError for a file that cannot be read or
-    has other content.
+    Returns None when there is no such file, or when it is of another job. Raises UsageError for a file that
+    others can read. Raises TrunklineError for a file that cannot be read or has other content.
     """
     path = broker_file(secret_file)
     text = read_private(path, _BROKER)
@@ -175,9 +182,10 @@ def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:
 def with_job_broker(settings: Settings, job_id: str, secret_file: Path | None = None) -> Settings:
     """Return the settings with the MQTT broker of a job in place of the common one.
 
-    Looks for the broker's file next to `secret_file`, then next to the job's secret on this machine. If there
-    is neither, it returns `settings` unchanged. Raises UsageError for an invalid job id and for a file that
-    others can read. Raises TrunklineError for a file that cannot be read.
+    Looks for the broker's file next to `secret_file`, then next to the job's secret on this machine.
+    `secret_file` is a file with the job's secret in another place; None: there is none. If no broker's file is
+    found, `settings` are returned unchanged. Raises UsageError for an invalid job id and for a file that others
+    can read. Raises TrunklineError for a file that cannot be read or has other content.
     """
     kept = secret_path(settings, job_id)
     for file in (kept,) if secret_file is None else (secret_file, kept):
@@ -188,7 +196,11 @@ def with_job_broker(settings: Settings, job_id: str, secret_file: Path | None = 
 
 
 def named_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a job's broker that are not None. Empty for a job without a broker of its own."""
+    """Return the fields of a job's broker that are not None.
+
+    `broker` has the fields that the job was registered with. None, for a job without a broker of its own, gives
+    an empty dict.
+    """
     return {name: value for name, value in (broker or {}).items() if value is not None}
 
 
@@ -214,10 +226,10 @@ def read_private(path: Path, what: str) -> str | None:
 
 
 def replace_private(path: Path, text: str, what: str) -> None:
-    """Write `text` to a file with mode 0600, replacing it in one step. It is on disk when this returns.
+    """Write `text` to a file with mode 0600, replacing the file in one step. The text is on disk on return.
 
-    The folder is created if it is missing. `what` names the content in error texts. Raises TrunklineError when
-    the file cannot be written.
+    The folder is created if it is missing. `what` names the content in error texts, such as "the job's secret".
+    Raises TrunklineError when the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

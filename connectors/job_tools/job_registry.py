@@ -22,7 +22,7 @@ _DOOR = "cli"
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A job whose registration is in the log at `position`. In the log its secret is sealed."""
+    """A job whose registration is in the log at `position`. `secret` is its secret in clear text."""
 
     job_id: str
     secret: str = field(repr=False)
@@ -40,17 +40,20 @@ def register_job(
     job_id: str | None = None,
     secret: str | None = None,
 ) -> RegisteredJob:
-    """Append a job's registration to the log and wait until Kafka has stored it.
+    """Append a job's registration to the log, wait until Kafka has stored it, and return the job.
+
+    Whether the job then exists is decided when the record is settled: another registration with the same id is
+    rejected.
 
     Args:
         publisher: appends the record.
         keyring: seals the job's secret.
-        description: what the job is to do.
+        description: the job's text for the agent that does it.
         session: the only session that may pick the job; None: any session.
         broker: the broker that the job's events come from; None: the common one.
         principal: the principal that the record names as its author.
-        job_id: None: a new random id.
-        secret: None: a new random secret.
+        job_id: the job's id; None: a new random id.
+        secret: the job's secret; None: a new random secret.
 
     Raises:
         UsageError: a field is invalid.
@@ -65,14 +68,14 @@ def register_job(
 def cancel_job(
     publisher: Publisher, job_id: str, *, reason: str = "", request_id: str | None = None
 ) -> Position:
-    """Append a job's cancellation to the log, wait until Kafka has stored it, and return its position.
+    """Append a job's cancellation to the log, wait until Kafka has stored it, and return the record's position.
 
     Whether the job is then cancelled is decided when the record is settled: an unknown or ended job is not.
 
     Args:
         publisher: appends the record.
         job_id: the job.
-        reason: why the job is cancelled.
+        reason: why the job is cancelled, for its delegator.
         request_id: a repeated cancellation with the same id is a duplicate; None: a new id.
 
     Raises:

@@ -15,7 +15,8 @@ _NUMBERS = Context(prec=28)
 async def calculate(message: ListenerMessage) -> bytes:
     """Calculate with the two numbers of a `<calculate>`, and return the `<result>` as XML.
 
-    A division by zero raises an exception. The pump then answers the sender with a `<huh>`.
+    The payload's operation is add, subtract, multiply or divide. A division by zero raises a decimal exception.
+    The pump then answers the sender with a `<huh>`.
     """
     asked: Calculate = message.payload
     first, second = asked.first, asked.second

@@ -30,9 +30,9 @@ class ScriptedClient:
     ) -> Completion:
         """Return the next step of a fixed script, as a language model would complete the conversation.
 
-        First come the calls of all tools. After the answers of all tools comes the text of a `<report>`. While
-        answers are missing, and after the report, the completion is empty. `model` and `system_prompt` are
-        ignored.
+        The step depends on the messages since the last one of role `user`. First come the calls of all `tools`.
+        After the answers of all tools comes the text of a `<report>`. While answers are missing, and after the
+        report, the completion is empty. `model` and `system_prompt` are ignored.
         """
         names = [str(tool["name"]) for tool in tools]
         last_question = max((n for n, one in enumerate(messages) if one.role == "user"), default=0)

@@ -16,13 +16,19 @@ _ARCHIVE = (*_INDEX, "How the log came to be", "What a mailbox costs", "Messages
 
 @handles(Search)
 async def index(message: ListenerMessage) -> bytes:
-    """Return, as XML `<found>`, the titles in the index with one of the words searched for. Answers at once."""
+    """Return, as XML `<found>`, the titles in the index with one of the words of a `<search>`. Does not wait.
+
+    Without a matching title, the `<found>` has no titles.
+    """
     return to_xml(Found("index", _with_words(_INDEX, message.payload.query)))
 
 
 @handles(Search)
 async def archive(message: ListenerMessage) -> bytes:
-    """Return, as XML `<found>`, the titles in the archive with one of the words searched for, after 1 s."""
+    """Return, as XML `<found>`, the titles in the archive with one of the words of a `<search>`, after 1 s.
+
+    Without a matching title, the `<found>` has no titles.
+    """
     await asyncio.sleep(ARCHIVE_S)
     return to_xml(Found("archive", _with_words(_ARCHIVE, message.payload.query)))
 

@@ -12,5 +12,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 @handles(Boot)
 async def note_start(message: ListenerMessage) -> None:
-    """Write a log line: the pump has started. Return None, because no listener waits for an answer."""
+    """Write a log line that the pump has started, when the pump sends `<boot/>`.
+
+    Returns None, which means no answer, because no listener waits for one.
+    """
     log.info("booted", thread=message.thread)

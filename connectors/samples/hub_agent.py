@@ -55,10 +55,14 @@ class _NotTaken(TrunklineError):
 
 
 class HubAgent:
-    """An agent that works on one task of the hub: it answers messages until it is told to finish.
+    """An agent that works on one task of the hub: it answers messages until it gets one of type `finish`.
 
-    `hub` is an HTTP client with the hub's address and the task's token. A `description` with the word `crash`
-    makes the agent kill its process after the first answer.
+    Args:
+        hub: an HTTP client with the hub's address and the task's token, such as `hub_client` returns.
+        name: the agent's name, for the answers.
+        task_id: the id of the task, to report its end.
+        description: the text of the task. With the word `crash` the agent kills its process after the first
+            answer.
     """
 
     def __init__(self, hub: httpx2.Client, name: str, task_id: str, description: str) -> None:
@@ -70,6 +74,8 @@ class HubAgent:
 
     def run(self) -> None:
         """Answer messages until one of type `finish` comes; then report the task as completed and return.
+
+        Blocks for about an hour at most. An error leaves the task as it is.
 
         Raises:
             Refused: the hub no longer accepts the token.
@@ -167,9 +173,11 @@ class HubAgent:
 
 
 def hub_client(environment: Mapping[str, str]) -> httpx2.Client:
-    """Return an HTTP client with the hub's address and the task's token from environment variables.
+    """Return an HTTP client with the hub's address and the task's token. The caller closes it.
 
-    Raises UsageError, which does not show the token, when one of them is invalid.
+    `environment` has the variables TRUNKLINE_HUB_URL and TRUNKLINE_AGENT_TOKEN, and perhaps TRUNKLINE_CA_CERTS.
+    Raises KeyError when one of the first two is missing. Raises UsageError, which does not show the token, when
+    one of them is invalid.
     """
     url, token = environment[HUB_URL_VARIABLE], environment[AGENT_TOKEN_VARIABLE]
     try:
@@ -192,7 +200,12 @@ def hub_client(environment: Mapping[str, str]) -> httpx2.Client:
 
 
 def main() -> int:
-    """Work on the task that the environment variables describe, and return the exit code of the process."""
+    """Work on the task that environment variables describe, and return the exit code of the process.
+
+    The launcher sets these variables, such as TRUNKLINE_HUB_URL, TRUNKLINE_AGENT_TOKEN and TRUNKLINE_TASK_ID.
+    The code is 0 after `finish`. After an error, which is printed to standard error, it is the error's own
+    code.
+    """
     try:
         needed = (HUB_URL_VARIABLE, AGENT_TOKEN_VARIABLE, TASK_ID_VARIABLE, AGENT_NAME_VARIABLE)
         if missing := [name for name in needed if not os.environ.get(name)]:

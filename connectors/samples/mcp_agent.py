@@ -49,7 +49,10 @@ class _NotTaken(TrunklineError):
 
 
 class McpAgent:
-    """An agent that answers the messages in its mailbox. `client` is connected and signs the agent's calls."""
+    """An agent that answers the messages in its mailbox through the gateway's MCP tools.
+
+    `client` is a connected MCP client that signs the calls of the agent `agent_id`; the caller closes it.
+    """
 
     def __init__(self, client: Client, agent_id: str) -> None:
         self._client = client
@@ -160,10 +163,11 @@ def _says_finish(content: str) -> bool:
 
 
 async def work(url: str, agent_id: str, key_path: str) -> None:
-    """Connect to the gateway's MCP server, be the agent `agent_id`, and return when it has finished.
+    """Connect to the gateway's MCP server at `url`, be the agent `agent_id`, and return after a `finish`.
 
-    Tries for 60 s to connect. The private key that signs the agent's calls is in the file `key_path`. Raises
-    BackboneUnreachable when the gateway cannot be reached, and the errors of `McpAgent.run`.
+    Tries for 60 s to connect. `key_path` is the file with the private key that signs the agent's calls. Raises
+    BackboneUnreachable when the gateway does not answer for 60 s, Refused when the key is not valid, and
+    TrunklineError for any other failure, such as no `finish` within an hour.
     """
     give_up_at = time.monotonic() + GIVE_UP_S
     pause_s = _BACKOFF_S[0]
@@ -183,7 +187,11 @@ async def work(url: str, agent_id: str, key_path: str) -> None:
 
 
 def main() -> int:
-    """Be the agent that the environment variables describe, and return the exit code of the process."""
+    """Be the agent that environment variables describe, and return the exit code of the process.
+
+    The variables are AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL. The code is 0 after the operator's `finish`.
+    After an error, which is printed to standard error, it is the error's own code.
+    """
     try:
         needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
         if missing := [name for name in needed if not os.environ.get(name)]:

@@ -34,8 +34,10 @@ SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
     """Publish a job's events: `started`, the events of the instructions, and `completed` or `error`.
 
-    The module's docstring lists the instructions. Returns without a last event after `quit`. Raises
-    TrunklineError when an event cannot be delivered.
+    Each instruction is a line of text: `progress TEXT`, `permission TEXT`, `wait SECONDS`, `fail TEXT` or
+    `quit`. Any other line is a progress event. Returns after `fail`, which ends the job in error, and after
+    `quit`, which publishes no last event. Raises TrunklineError when an event cannot be delivered, and
+    ValueError for a `wait` without a number.
     """
     publisher.publish(STARTED, "the sample agent begins")
     done = 0
@@ -60,7 +62,12 @@ def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
 
 
 def main() -> int:
-    """Work on the job that the environment variables name, and return the exit code of the process."""
+    """Work on the job that environment variables name, and return the exit code of the process.
+
+    TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET name the job. Standard input has the instructions, one per line.
+    The code is 0 when all instructions were carried out. After an error, which is printed to standard error, it
+    is the error's own code.
+    """
     try:
         job, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")
         if not job or not secret:
