@@ -52,8 +52,9 @@ _NAMES: Final = {"sender_verified": "from_verified", "is_orphan": "listener_gone
 class LeasedMessage(msgspec.Struct, frozen=True, rename=_NAMES):
     """A message that the gateway has leased to this pump for one listener.
 
-    `is_orphan` means that the listener was removed since. `timeout_ms` limits the time of the handler.
-    `request_id` is the id of the lease.
+    `body` is the payload as text, and `kind` its root tag or the message's type. `is_orphan` means that the
+    listener was removed after the message was sent. `timeout_ms` limits the time of the handler. `request_id`
+    is the id of the lease.
     """
 
     listener: str
@@ -73,7 +74,8 @@ class LeasedMessage(msgspec.Struct, frozen=True, rename=_NAMES):
 def listener_from(row: Mapping[str, Any]) -> ListenerInfo:
     """Return the listener that a row of the gateway's JSON answer describes.
 
-    Raises ValueError for options that are not JSON, and msgspec.ValidationError for a field of the wrong type.
+    `row` is one of the objects under `listeners`. Raises ValueError for options that are not JSON, and
+    msgspec.ValidationError for a missing field or one of the wrong type.
     """
     return _from_json({**row, "options": orjson.loads(row.get("options") or "{}")}, ListenerInfo)
 
@@ -81,7 +83,8 @@ def listener_from(row: Mapping[str, Any]) -> ListenerInfo:
 def leased_from(message: Mapping[str, Any]) -> LeasedMessage:
     """Return the leased message that an object of the gateway's JSON answer describes.
 
-    Raises msgspec.ValidationError for a missing field or one of the wrong type.
+    `message` is one of the objects under `messages`. Raises msgspec.ValidationError for a missing field or one
+    of the wrong type.
     """
     return _from_json(message, LeasedMessage)
 
@@ -102,7 +105,8 @@ class Answer:
     """One XML payload with which a listener answers a message.
 
     Attributes:
-        to: the listener to send it to; None: each listener of its root tag, or the sender of the message.
+        to: the listener to send the payload to; None: each listener of its root tag, or the sender of the
+            message.
         kind: the root tag.
         namespace: the XML namespace of the root tag.
         body: the payload as text.
@@ -118,8 +122,9 @@ class Answer:
 class Done:
     """The outcome of a leased message: `handled`, `huh` or `nack`, with the answers to send.
 
-    With `huh`, the only answer is a `<huh>` that says what was wrong with the message. With `nack`, the pump
-    gives the lease back, and the message is leased again until it has used up its attempts. `reason` says why.
+    With `huh`, the only answer is a `<huh>` that says what was wrong with the message. With `nack`, there are
+    no answers: the pump gives the lease back, and the message is leased again until it has used up its
+    attempts. `reason` says why.
     """
 
     message: LeasedMessage
@@ -128,7 +133,7 @@ class Done:
     answers: Sequence[Answer] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the outcome as the JSON object that the gateway expects. Of `reason` it has 200 characters."""
+        """Return the outcome as the JSON object that the gateway expects. `reason` is cut to 200 characters."""
         return {
             "listener": self.message.listener,
             "message_id": self.message.message_id,

@@ -34,6 +34,8 @@ class Huh:
 def huh(fault: Faulty | str, *, about_tag: str | None, step: str | None = None) -> bytes:
     """Return the XML payload `<huh>` that tells a sender why its message was not handled.
 
+    Too long texts are cut, so that the payload stays small. Nothing is sent.
+
     Args:
         fault: The fault, or a text that says what was wrong.
         about_tag: The root tag of the sender's message, None if it had none.
@@ -70,15 +72,15 @@ _VALUES: Final = (
 
 
 def wrong_root(kind: PayloadType, tag: str) -> str:
-    """Return the fault text for a payload whose root tag `tag` is not the expected one of `kind`."""
+    """Return the error text for a payload whose root tag is `tag`, when `kind` is the expected payload type."""
     return f'the payload is <{quoted(tag)}>, asked for is <{kind.root_tag} xmlns="{kind.namespace}">'
 
 
 def schema_fault(kind: PayloadType, element: Any) -> str:
-    """Validate a payload element, and return the errors as one text that its writer can act on.
+    """Return one text with the schema errors of a payload element, for the payload's writer to act on.
 
-    The text shows at most three errors, and no value of the element. `kind` has the schema. It validates with a
-    schema object of its own, because threads that share one share its list of errors.
+    Call it for an lxml element that the schema of `kind` has rejected; it validates the element again. The text
+    shows at most three errors, and no value of the element. May be called from any thread.
     """
     schema = kind.compiled()
     if schema.validate(element):

@@ -62,10 +62,10 @@ def _written_item(slot: Slot, item: Any, where: str) -> str:
 
 
 def read_record(record: Record, element: Any) -> Any:
-    """Return the instance of the payload class `record` whose fields an XML element has.
+    """Return an instance of the class that `record` describes, with the values of an XML element's children.
 
-    The element need not have been validated. Raises Faulty("value") for an unknown, repeated or missing field,
-    for a value of the wrong type, and when the class itself refuses the values.
+    `element` is an lxml element and need not have been validated. Raises Faulty("value") for an unknown,
+    repeated or missing field, for a value of the wrong type, and when the class itself refuses the values.
     """
     values: dict[str, Any] = {}
     by_tag = record.by_tag
@@ -116,12 +116,12 @@ def _fill(record: Record, values: dict[str, Any]) -> None:
 def cached_schema(folder: Path, listener: str, kind: PayloadType) -> Any:
     """Return the compiled XSD of a payload class, and write its text to disk if it has changed (XP-01).
 
-    The file is `<folder>/<listener>/<root tag>/v1.xsd`, with a new version number for each change. The files
-    are for people and other programs: the schema returned is always that of the class. If a file was edited by
+    The file is `<folder>/<listener>/<root tag>/v1.xsd`, with a new version number for each change. It is for
+    people and other programs: the schema returned is always that of the class. If the newest file was edited by
     hand, the next call writes a new version.
 
     Any number of processes may call it at once. Raises ValueError for an invalid listener name, and OSError
-    when the file cannot be written.
+    when the file cannot be read or written.
     """
     if not is_name(listener):
         raise ValueError(f"not a name of a listener: {listener!r}")
@@ -180,16 +180,17 @@ class PayloadType:
         return self.compiled()
 
     def read(self, element: Any) -> Any:
-        """Return the instance of the payload class whose fields an XML element has.
+        """Return the instance of the payload class whose fields an lxml element has.
 
-        The root tag is not checked. Raises Faulty("value") for a value that the class cannot hold.
+        The root tag is not checked. Raises Faulty("value") for an unknown or missing field and for a value that
+        the class cannot have.
         """
         return read_record(self.shape, element)
 
     def write(self, instance: Any) -> bytes:
-        """Return an instance of the payload class as canonical XML bytes.
+        """Return `instance`, which must be of the payload class, as canonical XML bytes.
 
-        Raises ValueError, which names the field, for a value that XML cannot hold.
+        Raises ValueError, which names the field, for a value that XML cannot represent.
         """
         content = _written(self.shape, instance, self.cls.__name__)
         return f'<{self.root_tag} xmlns="{escape(self.namespace)}">{content}</{self.root_tag}>'.encode()
@@ -237,7 +238,7 @@ def payload(root_tag: str | None = None, namespace: str | None = None) -> Callab
 
 
 def payload_type_of(cls: type) -> PayloadType:
-    """Return the payload type of a class that `payload` has decorated.
+    """Return the payload type of a class that was decorated with `@payload()`.
 
     Raises TypeError for any other class, also for a subclass of a decorated one.
     """
@@ -250,17 +251,17 @@ def payload_type_of(cls: type) -> PayloadType:
 def to_xml(instance: Any) -> bytes:
     """Return an instance of a payload class as canonical XML bytes, to be sent as a payload.
 
-    Raises TypeError for a class that is not decorated. Raises ValueError, which names the field, for a value
-    that XML cannot hold.
+    Raises TypeError when its class is not decorated with `@payload()`. Raises ValueError, which names the
+    field, for a value that XML cannot represent.
     """
     return payload_type_of(type(instance)).write(instance)
 
 
 def from_element(cls: type, element: Any) -> Any:
-    """Return the instance of the payload class `cls` that an XML element contains.
+    """Return the instance of the payload class `cls` that an lxml element describes.
 
     The element must have no comments. Raises Faulty("value"), with an example of a correct payload, for another
-    root tag or a value that the class cannot hold.
+    root tag, a wrong field or a wrong value. Raises TypeError when `cls` is not decorated with `@payload()`.
     """
     kind = payload_type_of(cls)
     if element.tag != kind.qualified_tag:

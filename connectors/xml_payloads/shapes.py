@@ -162,10 +162,10 @@ LEAVES: Final[dict[type, Leaf]] = {
 
 
 def leaf_of(hint: Any) -> Leaf | None:
-    """Return how values of a type are written in XML, None when the type has no single text as its value.
+    """Return how values of a type are written in XML, None for a type that needs more than one text.
 
-    `hint` is a type annotation without `None`. Raises TypeError for an Enum or Literal whose values XML cannot
-    tell apart.
+    `hint` is a type annotation without `None`, such as `int` or an Enum. None is returned for a dataclass, a
+    list or an unknown type. Raises TypeError for an Enum or Literal whose values XML cannot tell apart.
     """
     if get_origin(hint) is Literal:
         return _choice({str(value): value for value in get_args(hint)}, get_args(hint))
@@ -247,8 +247,8 @@ class Record:
 def record_of(cls: type, namespace: str, above: tuple[type, ...] = ()) -> Record:
     """Return how a dataclass is written in XML, with its fields as child elements in `namespace`.
 
-    `above` has the dataclasses that contain this one, and is empty for the outermost. Raises TypeError, which
-    names the field, for a type that XML or XSD cannot express, and for a dataclass that contains itself.
+    `above` has the dataclasses that contain this one; callers leave it empty. Raises TypeError, which names the
+    field, for a type that XML or XSD cannot express, and for a dataclass that contains itself.
     """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")

@@ -15,7 +15,8 @@ _INDENT = "  "
 def derived_xsd(root_tag: str, namespace: str, record: Record) -> str:
     """Return the text of the XSD of a payload class: one element for each field, in the order of the fields.
 
-    The XSD allows no attributes and no other content. `record` describes the fields of the class.
+    The XSD allows no attributes and no other content. `record` describes the fields of the class, as
+    `record_of` returns it.
     """
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
@@ -64,7 +65,8 @@ def _element(slot: Slot, level: int) -> list[str]:
 def derived_example(root_tag: str, namespace: str, record: Record) -> bytes:
     """Return an example payload as XML bytes that the XSD accepts. It has each field once.
 
-    A field has its default value, or a sample value of its type.
+    Each field has its default value, or else a sample value of its type. `record` describes the fields of the
+    class, as `record_of` returns it.
     """
     declared = f" xmlns={quoteattr(namespace)}"
     return f"<{root_tag}{declared}>{_example_content(record)}</{root_tag}>".encode()
@@ -88,7 +90,8 @@ def _example_value(slot: Slot) -> str:
 def derived_tool_description(root_tag: str, record: Record) -> dict[str, Any]:
     """Return the payload class as a tool for a language model: name, description and JSON schema.
 
-    The name is the root tag. The description is the docstring of the class, empty if it has none.
+    The keys are `name` (the root tag), `description` (the docstring of the class, empty if it has none) and
+    `input_schema`. `record` describes the fields of the class, as `record_of` returns it.
     """
     text = inspect.cleandoc(record.cls.__doc__ or "")
     # A class without a docstring gets one from dataclasses: its signature.

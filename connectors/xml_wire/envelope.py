@@ -54,10 +54,11 @@ class OpenedMessage:
 
 
 def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMessage:
-    """Parse and, if need be, repair a document that must be one envelope with one payload; return its parts.
+    """Parse a document that must be one envelope with one payload, and return its parts.
 
-    Raises XmlRefused for a document that is dropped, such as one that is too large. Raises Faulty("envelope")
-    for a fault that the sender is told about in a `<huh>`.
+    A document that is not well-formed is repaired; `notes` of the result lists the changes. Raises XmlRefused
+    for a document that is too large, unsafe or cannot be repaired without loss: the caller drops it. Raises
+    Faulty("envelope") for a wrong envelope: the caller answers the sender with a `<huh>`.
     """
     repaired = repair(data, limits)
     return _opened(repaired.root, repaired.notes, limits)
@@ -66,8 +67,9 @@ def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMess
 def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedMessage]:
     """Parse a handler's answer and return its payloads in order, bare or each in an envelope with its `<to>`.
 
-    Text around the payloads is left out, with a note. An answer without payload and text gives an empty list.
-    Raises XmlRefused for an answer that is too large or no XML, and Faulty for a wrong envelope or payload.
+    An answer that is not well-formed is repaired. Text around the payloads is left out. `notes` of each result
+    lists these changes. An answer without payload and text gives an empty list. Raises XmlRefused for an answer
+    that is too large or cannot be repaired, and Faulty for a wrong envelope or for text alone.
     """
     repaired = repair_answer(data, limits)
     root, notes = repaired.root, repaired.notes
@@ -114,28 +116,35 @@ def text_payload(kind: str, body: str) -> bytes:
 
 
 def check_envelope(root: Any, notes: tuple[str, ...] = ()) -> None:
-    """Raise Faulty("envelope") unless the element `root` is an envelope that `envelope.xsd` accepts.
+    """Raise Faulty("envelope") unless the lxml element `root` is an envelope that `envelope.xsd` accepts.
 
-    The error says what is wrong, in words for the sender. `notes` are those of the repair, for the error.
+    The error says what is wrong, in words for the sender. `notes` are the notes of the document's repair, which
+    become part of the error.
     """
     if root.tag != _MESSAGE or not _SCHEMA.validate(root):
         raise Faulty("envelope", envelope_fault(root, ENVELOPE_NAMESPACE), EXAMPLE, notes)
 
 
 def canonical_payload(root: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:
-    """Return the last child of an envelope, which must be the payload, as canonical XML.
+    """Return the payload of an envelope, which is the last child of the lxml element `root`, as canonical XML.
 
-    Returns empty bytes for an envelope without children. Raises XmlRefused when the result is larger than the
-    limit, and Faulty when it has no canonical form. `notes` are those of the repair, for the error.
+    Returns empty bytes for an envelope without children. Raises XmlRefused when the result is larger than
+    `limits.document_bytes`, and Faulty when the payload has no canonical form. `notes` are the notes of the
+    document's repair, which become part of a Faulty.
     """
     return _canonical(root[-1], notes, limits) if len(root) else b""
 
 
 def content_of(root: Any, canonical: bytes, notes: tuple[str, ...]) -> OpenedMessage:
-    """Return the parts of an envelope that `check_envelope` has accepted.
+    """Return the parts of an envelope, an lxml element that `check_envelope` has accepted.
 
-    `canonical` is the payload as canonical XML, and `notes` are those of the repair. Raises Faulty for a
-    payload whose root tag or namespace is not allowed.
+    Args:
+        root: the envelope.
+        canonical: its payload as canonical XML, from `canonical_payload`.
+        notes: the notes of the document's repair, for the result.
+
+    Raises:
+        Faulty: the payload's root tag or namespace is not allowed.
     """
     to = thread = claimed = None
     *heads, payload = root
@@ -204,8 +213,8 @@ _HEADS: Final = ("from", "to", "thread")
 def envelope_fault(root: Any, namespace: str) -> str:
     """Return a text that says what is first wrong with an element as an envelope, for its sender to act on.
 
-    Call it for an element that the XSD has rejected: the XSD's own errors are hard to understand. `namespace`
-    is the envelope's expected one.
+    Call it for an lxml element that the XSD has rejected, because the XSD's own errors are hard to understand.
+    `namespace` is the namespace that an envelope must have.
     """
     name = etree.QName(root)
     if name.localname != "message":

@@ -33,13 +33,16 @@ Step = Literal["envelope", "payload", "value", "routing"]
 
 
 def quoted(text: str, limit: int = QUOTED_CHARACTERS) -> str:
-    """Return input text for an error text: unprintable characters escaped, at most `limit` characters."""
+    """Return text from the input for use in an error text: unprintable characters escaped.
+
+    A longer text is cut to `limit` characters, the last of which is then an ellipsis.
+    """
     shown = escaped(text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 class XmlRefused(ValueError):
-    """The XML document is dropped, and its sender gets no `<huh>` (XP-03).
+    """The XML document is refused and must be dropped: its sender gets no `<huh>` (XP-03).
 
     It has a DOCTYPE, is too large or too deep, is not UTF-8, or is no XML even after repair. `reason` is
     `too_large` for everything beyond a limit and `malformed` for the rest. The error's text says why.

@@ -36,10 +36,10 @@ _WHITE: Final = " \t\r\n"
 
 @dataclass
 class Mended:
-    """The result of mending: the mended text, and the parts that libxml2's tree of it must contain.
+    """The result of a repair: the repaired text, and the parts that libxml2's tree of it must contain.
 
     Attributes:
-        text: the mended document.
+        text: the repaired document.
         notes: one text for each kind of change.
         names: the tags of all elements, in order.
         attributes: the number of attributes.
@@ -56,7 +56,10 @@ class Mended:
 
 
 def mended(text: str, root_tag: str | None) -> Mended:
-    """Mend the text of a document that is not well-formed XML, and return it with notes of the changes.
+    """Repair the text of a document that is not well-formed XML, and return it with notes of the changes.
+
+    The result may still have wrongly nested tags. libxml2 recovers from these, and `proven_notes` checks what
+    it did.
 
     Args:
         text: the source, perhaps with prose around the XML.
@@ -65,7 +68,7 @@ def mended(text: str, root_tag: str | None) -> Mended:
             `<answer>`.
 
     Raises:
-        XmlRefused: the text cannot be mended without losing a part of it.
+        XmlRefused: the text cannot be repaired without losing a part of it.
     """
     pieces = broken_pieces(text)
     if pieces and pieces[-1].kind is Kind.UNCLOSED:
@@ -83,12 +86,14 @@ def mended(text: str, root_tag: str | None) -> Mended:
 
 
 def proven_notes(document: Mended, root: Any, errors: Any) -> tuple[str, ...]:
-    """Check that libxml2's recovery of a mended document lost no part of it, and return its changes as notes.
+    """Check that libxml2's recovery of a repaired document lost no part of it, and return its changes as notes.
+
+    An empty tuple means that libxml2 changed nothing.
 
     Args:
-        document: the mended document.
+        document: the repaired document, from `mended`.
         root: the tree that libxml2 made of it, None if it made none.
-        errors: libxml2's list of errors.
+        errors: libxml2's list of errors, the parser's `error_log`.
 
     Raises:
         XmlRefused: the recovery changed more than where elements end, or reported nesting beyond its limit.

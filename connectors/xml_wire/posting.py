@@ -34,18 +34,21 @@ class PostedXml:
 def post_xml(
     gateway: GatewayClient, document: bytes, *, sender: str | None = None, request_id: str
 ) -> PostedXml:
-    """Post an XML document to the hub, again if need be, and return the hub's answer.
+    """Post an XML document to the hub and return the hub's answer. Retries while the hub does not answer.
+
+    A result whose `huh` is not None means that the message was not accepted.
 
     Args:
         gateway: The client to send with.
-        document: The envelope with its payload.
+        document: The envelope with its payload, as bytes.
         sender: The human listener in whose name the operator writes; None for the operator's own name.
         request_id: The idempotency key. Another call with the same key sends the same message, so it has no
             further effect.
 
     Raises:
         Refused: Too many messages wait, or the token is not accepted.
-        TrunklineError: Any other error of `GatewayClient.request`.
+        BackboneUnreachable: The hub does not answer after a few attempts.
+        TrunklineError: Any other error status of the hub.
     """
     import httpx2
 

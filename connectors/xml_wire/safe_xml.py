@@ -48,7 +48,8 @@ class Repaired:
 def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "message") -> Repaired:
     """Parse an XML document, repairing it if it is not well-formed, and return the tree with notes.
 
-    Comments, processing instructions and hints where to fetch a schema are removed from the tree, with a note.
+    There is one note for each kind of change; no notes mean that nothing was changed. Comments, processing
+    instructions and hints where to fetch a schema are removed from the tree, with a note.
 
     Args:
         data: the bytes from the sender.
@@ -56,16 +57,18 @@ def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "
         root_tag: the element to look for when there is prose around the XML.
 
     Raises:
-        XmlRefused: the document is over a limit, has a DOCTYPE, is not UTF-8, or cannot be repaired.
+        XmlRefused: the document is over a limit, has a DOCTYPE, is not UTF-8, or cannot be repaired without
+            loss.
     """
     data, is_strict = guarded(data, limits)
     return _tree(data, data, root_tag, limits, is_strict)
 
 
 def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
-    """Parse a handler's answer, which may have any number of elements at the top, as `repair` does.
+    """Parse a handler's answer, repairing it if need be, and return the tree with notes of the changes.
 
-    The elements are the children of the root that is returned, `<answer>`. Raises XmlRefused.
+    The answer may have any number of elements at the top. They become the children of a root `<answer>`. Raises
+    XmlRefused when the answer is over a limit, has a DOCTYPE, is not UTF-8, or cannot be repaired without loss.
     """
     data, is_strict = guarded(data, limits)
     if data.startswith(b"<?xml") and (end := data.find(b"?>")) > 0:
@@ -85,9 +88,10 @@ def _tree(document: bytes, source: bytes, root_tag: str | None, limits: XmlLimit
 
 
 def canonical_bytes(element: Any) -> bytes:
-    """Return an element in exclusive canonical form (C14N), without comments and without the text after it.
+    """Return an lxml element in exclusive canonical form (C14N), without comments and the text after it.
 
-    Raises ValueError for a namespace that is not an absolute URI: its meaning would depend on the place.
+    Raises ValueError for a namespace that is not an absolute URI, because the meaning of a relative one depends
+    on the place of the document.
     """
     try:
         return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
@@ -128,13 +132,15 @@ def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
 def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
     """Check the limits of a parsed document, and remove its comments, processing instructions and schema hints.
 
+    Schema hints are attributes that say where to fetch a schema.
+
     Args:
-        root: the tree, which is changed.
+        root: the lxml tree, which is changed.
         data: the well-formed bytes that the tree was parsed from.
         limits: the limits for depth, attributes and namespaces.
 
     Returns:
-        One note for each kind of part that was removed.
+        One note for each kind of part that was removed; empty when nothing was.
 
     Raises:
         XmlRefused: a limit is exceeded, or a namespace has an ampersand.

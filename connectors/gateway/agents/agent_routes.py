@@ -27,7 +27,11 @@ AgentPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 def add_agent_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/agents` and `/api/hub/containers`."""
+    """Add to `routes` the HTTP routes that list agent definitions and the containers of tasks.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/agents` and `/api/hub/containers`. The
+    routes read from `hub`.
+    """
     live_view, registrar = hub.live_view, hub.agents
 
     @routes.get(AGENTS, Action.AGENT_READ, AgentsAnswer)

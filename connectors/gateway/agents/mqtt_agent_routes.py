@@ -54,7 +54,8 @@ class MqttAgentsAnswer(AnswerBody):
 def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     """Add to `routes` the HTTP routes that register, remove and list agents over MQTT.
 
-    The paths are `/api/hub/agents/{name}/mqtt`, the same with `/remove`, and `/api/hub/mqtt-agents`.
+    Called once, when the gateway starts. The paths are `/api/hub/agents/{name}/mqtt`, the same with `/remove`,
+    and `/api/hub/mqtt-agents`. The routes read from `hub` and append records through it.
     """
 
     @routes.post(f"{AGENTS}/{{name}}/mqtt", Action.PARTICIPANT_ADD, MqttGrantAnswer, status_code=201)

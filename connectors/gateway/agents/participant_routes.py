@@ -63,7 +63,11 @@ KeyPath = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
 def add_participant_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/participants`."""
+    """Add to `routes` the HTTP routes that register, spawn, list and stop participants, and change their keys.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/participants`. The routes read from
+    `hub` and append records through it.
+    """
     _add_arrivals(routes, hub)
     _add_reads(routes, hub.live_view)
     _add_stop(routes, hub)
@@ -233,7 +237,7 @@ def _shown(live_view: LiveView, name: str) -> dict[str, Any]:
 
 
 def participant_as_json(row: ParticipantRow) -> dict[str, Any]:
-    """Return a participant's row as a JSON object for an answer, without its keys."""
+    """Return a participant's row as a JSON object for an HTTP answer. The participant's keys are not in it."""
     return row_as_answer(Participant, row, id="agent_name")
 
 

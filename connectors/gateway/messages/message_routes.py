@@ -64,7 +64,11 @@ RequestId = Annotated[
 
 
 def add_message_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/messages`, and `/api/hub/audit`."""
+    """Add to `routes` the HTTP routes that send, broadcast, drain and mark messages, and read the audit log.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/messages`, and `/api/hub/audit`. The
+    routes read from `hub` and append records through it.
+    """
 
     @routes.post(MESSAGES, Action.MESSAGE_SEND, DeliveredAnswer, why_refused=why_refused)
     async def send_message(write: WriteRequest, body: MessageEnvelope) -> Response:

@@ -45,7 +45,11 @@ NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 def add_principal_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/principals`."""
+    """Add to `routes` the HTTP routes that add, list and revoke principals of the hub.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/principals`. The routes read from `hub`
+    and append records through it.
+    """
 
     @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, TokenAnswer, status_code=201)
     async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
@@ -82,7 +86,11 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
 
 
 def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/mailboxes`, which show and clear a mailbox."""
+    """Add to `routes` the HTTP routes that show the messages of a mailbox and clear them.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/mailboxes`. The routes read from `hub`
+    and append records through it.
+    """
     live_view, mailboxes = hub.live_view, hub.mailboxes
 
     @routes.get("/api/hub/mailboxes/{realm}/{name}", Action.MAILBOX_READ, MessagesAnswer, _owner_of_mailbox)

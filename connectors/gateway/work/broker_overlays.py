@@ -34,7 +34,8 @@ class BrokerOverlays:
     def distinct(self) -> list[str]:
         """Return each per-job broker of the live jobs once, as canonical JSON with a sealed password, sorted.
 
-        May block, because it reads the live view.
+        Empty when no live job has a broker of its own. A job whose secret cannot be opened is skipped, with a
+        warning in the log output. May block, because it reads the live view: call it on a thread.
         """
         with self._lock:
             known = self._overlay_by_job
@@ -56,7 +57,8 @@ class BrokerOverlays:
 def sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:
     """Return a job's requested broker in the form that is stored in the log: with its password sealed.
 
-    The password can be opened only for the same host, port and user.
+    The sealed password can be opened only for the same host, port and user. A request without a password gives
+    a broker without one.
     """
     fields = wanted.model_dump(exclude={"password"})
     if wanted.password is not None:

@@ -44,7 +44,11 @@ JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
 
 
 def add_job_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
+    """Add to `routes` the HTTP routes that register, pick, change, show and list jobs.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/jobs`, and `/api/hub/brokers`. The
+    routes read from `hub` and append records through it.
+    """
     _add_changes(routes, hub)
     _add_changes_by_registrars(routes, hub)
     _add_reads(routes, hub)

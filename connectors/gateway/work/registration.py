@@ -31,14 +31,15 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
 
     Args:
         hub: the hub, with the live view, the keyring and the appender.
-        write: the request: its id, its principal and its idempotency key.
+        write: the request's id, its principal and its idempotency key.
         wanted: the body of the request.
 
     Returns:
-        The id of the job, its present secret, and the settled record.
+        The id of the job, its present secret in clear text, and the settled record.
 
     Raises:
-        ApiError: 409 for another request with the same key, 503 when no id is free.
+        ApiError: 409 for another request with the same key, 503 when no id is free, or the status that belongs
+            to another reason of a rejected record.
     """
     made = write.made
     for _ in range(_ATTEMPTS):
@@ -74,8 +75,8 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
 def grant_of(hub: Hub, job_id: str) -> JobGrant:
     """Return a job's grant: its secret, description, broker and the request that registered it.
 
-    The grant comes from the stream state in the live view. Raises TrunklineError when the job has none, or when
-    no master key opens its secret.
+    The grant comes from the stream state in the live view. Raises TrunklineError when the stream state has no
+    such job, or when no master key opens the job's secret.
     """
     try:
         grant = job_grant(job_id, hub.live_view.entries(stream_key(JOB, job_id)), hub.keyring)

@@ -24,12 +24,12 @@ async def rotate_secret(
 
     Args:
         hub: the hub, with the live view, the keyring and the appender.
-        write: the request: its id, its principal and its idempotency key.
+        write: the request's id, its principal and its idempotency key. A repeated request gets the same secret.
         job_id: the job.
         overlap_s: for how many seconds the previous secret stays valid.
 
     Returns:
-        The fields of the answer, with the new secret, and the settled record.
+        The fields of the HTTP answer, with the new secret in clear text, and the settled record.
 
     Raises:
         ApiError: 404 for an unknown job; 409 for one that has ended, and for a repeated request whose secret a

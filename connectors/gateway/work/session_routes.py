@@ -37,7 +37,11 @@ SessionPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 def add_session_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/sessions`."""
+    """Add to `routes` the HTTP routes that create, stop, resume, show and list sessions.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/sessions`. The routes read from `hub`
+    and append records through it.
+    """
     _add_changes(routes, hub)
     _add_reads(routes, hub.live_view)
 

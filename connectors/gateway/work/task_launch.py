@@ -21,13 +21,15 @@ _POLL_S: Final = 0.02
 
 
 class Launch(NamedTuple):
-    """The result of `start_task`: a task that was started, whether or not its agent runs.
+    """The result of `start_task`: the task that was started, whether or not its agent runs.
 
     Attributes:
         task: The row of the task.
         token: The token with which the task's agent calls the hub.
         verdict: The verdict on the record that started the task: accepted or duplicate.
-        error: The 502 error for the caller to raise, when the agent was not started; else None.
+        error: The 502 error for the caller to raise, when the agent could not be started. Otherwise None: the
+            agent runs or has ended, or `gateway.launch_timeout_s` was over. The status in `task` tells these
+            apart.
     """
 
     task: TaskRow
@@ -55,7 +57,8 @@ async def start_task(
         image: The image of an agent to spawn; None for the image of the agent's definition.
 
     Returns:
-        The task and its token. Its `error` is set when the agent could not be started; the caller raises it.
+        The task and its token. `error` of the result is set when the agent could not be started; the caller
+        raises that error.
 
     Raises:
         ApiError: The fold rejected the record that starts the task.

@@ -64,7 +64,11 @@ TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
 
 
 def add_task_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes under `/api/hub/tasks` and `/api/hub/tokens`."""
+    """Add to `routes` the HTTP routes that submit, list, show and end tasks, and revoke their tokens.
+
+    Called once, when the gateway starts. The paths begin with `/api/hub/tasks` and `/api/hub/tokens`. The
+    routes read from `hub` and append records through it.
+    """
     _add_submission(routes, hub)
     _add_endings(routes, hub)
     _add_task_reads(routes, hub)
