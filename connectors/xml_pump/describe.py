@@ -19,11 +19,11 @@ from connectors.xml_pump.handlers import HandlerError, load_handler
 
 
 def described(name: str) -> dict[str, Any]:
-    """Import the handler `name` (`module:attribute`) and describe its payload.
+    """Import the handler `name` (`module:attribute`) and describe the payload that it takes. Runs users' code.
 
     Returns:
-        The fields `root_tag`, `namespace`, `xsd`, `example` and `tool`; or only `error`, a text that says why
-        the handler cannot be used.
+        The fields `root_tag`, `namespace`, `xsd`, `example` and `tool`. If the handler cannot be imported or is
+        no handler, only `error`, a text that says why.
     """
     try:
         kind = load_handler(name).payload
@@ -34,7 +34,11 @@ def described(name: str) -> dict[str, Any]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the descriptions of the handlers `names` as one JSON object, and return the exit code 0."""
+    """Print the descriptions of the handlers `names` as one JSON object, and return the exit code 0.
+
+    Each name is `module:attribute`, and a key of the object. A handler that cannot be used has the field
+    `error`; the exit code is 0 then, too.
+    """
     # Output of a module during its import is not part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = {name: described(name) for name in names}

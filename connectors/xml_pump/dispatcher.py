@@ -51,7 +51,8 @@ class Delivered(NamedTuple):
 
     Attributes:
         done: The outcome to report to the gateway, with the answers.
-        stray: The asyncio task of a handler that was cancelled after its time limit and still runs, or None.
+        stray: The asyncio task of a handler that still runs although it was cancelled after its time limit.
+            None: no such handler.
     """
 
     done: Done
@@ -77,8 +78,9 @@ class Dispatcher:
         reader: The source of earlier messages of a conversation, for handlers that ask for them.
         system_pipeline: The pipeline for payloads that no listener's class describes.
         limits: The limits for the XML of messages and answers.
-        answer_bytes: The largest size of an outcome with all its answers, as JSON.
-        spent: Called with the name of a language model's listener and the tokens that one answer took.
+        answer_bytes: The largest size, in bytes, of an outcome with all its answers as JSON.
+        spent: Called with the name of a language model's listener and the number of tokens that one answer
+            took.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Dispatcher:
     async def deliver(self, message: LeasedMessage, table: ListenerTable) -> Delivered:
         """Check the message's payload, run its listener, and return the outcome to report to the gateway.
 
-        A fault of the message, a failed handler or a timeout becomes an outcome with a `<huh>` (an error
-        message) to the sender. A listener that `table` cannot run gives the outcome that the message goes back
-        to its mailbox. It raises nothing but CancelledError, when its own asyncio task is cancelled.
+        Waits for the handler, at most `message.timeout_ms` and a second. The outcome is `handled` with the
+        answers of the listener. It is `huh`, with an error message to the sender, for a faulty message, a
+        failed handler, a timeout or a removed listener. It is `nack` when `table` cannot run the listener: the
+        message then goes back to its mailbox. Raises nothing but CancelledError, when the caller's asyncio task
+        is cancelled.
         """
         if message.is_orphan:
             why = "the listener was removed before it handled your message"
@@ -235,14 +239,17 @@ async def _guarded(asked: Awaitable[Any]) -> Any:
 
 
 def task_name(message: LeasedMessage) -> str:
-    """Return the name for the asyncio task that runs a message's handler: it has listener and time limit."""
+    """Return the name for the asyncio task that runs a message's handler. It contains listener and time limit.
+
+    The watchdog reads the name with `limit_in`.
+    """
     return f"handler/{message.listener}/{message.timeout_ms}"
 
 
 def limit_in(name: str) -> tuple[float, str] | None:
-    """Return the time limit in seconds and the listener from a name that `task_name` made.
+    """Return the time limit in seconds and the listener from an asyncio task's name that `task_name` made.
 
-    None means that `name` is the name of another asyncio task.
+    None means that another function made `name`, so the asyncio task runs no handler.
     """
     kind, _, rest = name.partition("/")
     listener, _, timeout_ms = rest.rpartition("/")

@@ -75,13 +75,13 @@ class HttpConnections:
     async def ask(
         self, method: str, path: str, body: bytes | None, timeout_s: float, request_id: str | None = None
     ) -> HttpAnswer:
-        """Send one request and return its answer, whatever its status.
+        """Send one request and return its answer, whatever its status. Does not retry.
 
         Args:
             method: The HTTP method.
             path: The path below the server's address.
             body: The JSON body; None sends none.
-            timeout_s: The longest time in seconds, including the connection.
+            timeout_s: The longest time in seconds for connection, request and answer together.
             request_id: The value of the header Idempotency-Key; None sends none.
 
         Raises:
@@ -188,8 +188,10 @@ class Leased:
 class GatewayLink:
     """A pump's requests to the gateway that the settings name, with the operator's token.
 
-    Each method, except `history`, raises BackboneUnreachable while the gateway or Kafka does not answer. Each
-    raises Refused when the token lacks the right, and NotTaken when the request itself is wrong.
+    Use it in one event loop. Each method sends one request. It raises BackboneUnreachable when the gateway or
+    Kafka does not answer; only `history` retries then. It raises Refused when the token lacks the right, and
+    NotTaken when the request itself is wrong. The argument `pump` is the pump's name, under which the gateway
+    stores its leases.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -197,15 +199,21 @@ class GatewayLink:
         self._timeout_s = settings.gateway.settle_timeout_s + _MARGIN_S
 
     async def started(self, pump: str) -> int:
-        """Report that a pump has started, and return how many messages go back to their mailboxes.
+        """Report that a pump has started, and return how many messages went back to their mailboxes.
 
-        These are the messages that an earlier pump with the same name had leased and not reported.
+        These are the messages that an earlier pump with the same name had leased and not reported. Raises
+        BackboneUnreachable when the gateway or Kafka does not answer, and Refused when the gateway does not
+        accept the token.
         """
         answer = await self._ask(f"{_PUMP}/started", {"pump": pump})
         return int(answer["released"])
 
     async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
-        """Return the organism's version, and the descriptions of its active listeners."""
+        """Return the organism's version, and the descriptions of its active listeners.
+
+        Raises BackboneUnreachable when the gateway does not answer, and Refused when it does not accept the
+        token.
+        """
         answer = await self._ask(_LISTENERS)
         return int(answer["version"]), [listener_from(row) for row in answer["listeners"]]
 
@@ -215,12 +223,16 @@ class GatewayLink:
         """Lease messages to handle. If there are none, wait for the first one, up to `wait_ms` milliseconds.
 
         Args:
-            pump: The name of the pump, which holds the leases.
-            wants: The largest number of messages by listener.
+            pump: The name of the pump, which gets the leases.
+            wants: For each listener, by name, the largest number of messages to lease for it.
             free: The largest number of messages in all.
             wait_ms: The longest wait. After it, the answer has no messages.
             version: The version of the organism that the pump has loaded.
             alone: Whether to lease a message that was leased before, instead of new ones.
+
+        Raises:
+            BackboneUnreachable: The gateway or Kafka does not answer. Messages may have been leased even so.
+            Refused: The gateway does not accept the token.
         """
         places = {"wants": wants, "free": free, "alone": alone}
         asked = {"pump": pump, **places, "wait_ms": wait_ms, "version": version}
@@ -235,11 +247,15 @@ class GatewayLink:
 
         Args:
             pump: The name of the pump that leased the messages.
-            done: The outcomes, each with the message's id and its answers, as JSON objects.
+            done: The outcomes with their answers, as `Done.as_json` returns them.
             request_id: The id of this report. A repeated report with the same id has no further effect.
 
         Returns:
             One object for each message, with `message_id`, `verdict` and `reason`.
+
+        Raises:
+            BackboneUnreachable: The gateway or Kafka does not answer. Repeat the report with the same id.
+            NotTaken: The gateway refuses the report as a whole.
         """
         answer = await self._ask(f"{_PUMP}/settle", {"pump": pump, "done": done}, request_id=request_id)
         return list(answer["results"])
@@ -247,7 +263,9 @@ class GatewayLink:
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
         """Return the newest `limit` messages of a listener's conversation `thread`, oldest first.
 
-        While the gateway does not answer, it retries until it is cancelled, as after the handler's time limit.
+        `thread` is the id that the listener's messages carry. The result is empty for an unknown conversation.
+        While the gateway does not answer, it retries without limit: the caller cancels it, for example after
+        the handler's time limit.
         """
         asked = {"listener": listener, "thread": thread, "limit": limit}
         wait_s = _AWAY_S[0]

@@ -59,7 +59,11 @@ class HistoryReader(Protocol):
     """The type of objects that return the earlier messages of a conversation, such as `GatewayLink`."""
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
-        """Return the newest `limit` messages of a listener's conversation `thread`, oldest first."""
+        """Return the newest `limit` messages of a listener's conversation `thread`, oldest first.
+
+        `thread` is the listener's own id of the conversation. The result is empty when there are no such
+        messages.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,11 @@ class HandlerContext:
     reader: HistoryReader
 
     async def history(self, limit: int = HISTORY_LIMIT) -> Sequence[ConversationMessage]:
-        """Return the newest `limit` messages of this conversation that the listener knows, oldest first."""
+        """Return the newest `limit` messages of this conversation that the listener knows, oldest first.
+
+        The messages come from the gateway. While it does not answer, the call waits, until the handler's time
+        limit cancels it.
+        """
         return await self.reader.history(self.listener, self.thread, limit)
 
 
@@ -156,16 +164,20 @@ def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_
 
 
 def load_handler(name: str) -> Handler:
-    """Import the handler with the name `module:attribute`.
+    """Import the handler with the name `module:attribute`. Runs the module's code at its first import.
 
-    Raises HandlerError if the module cannot be imported, or the attribute is missing or no handler.
+    Raises HandlerError if the name has another form, if the module cannot be imported, or if the attribute is
+    missing or is not decorated with `handles`.
     """
     module, attribute = split_name(name)
     return handler_in(imported(module), attribute)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split `module:attribute` into its two parts. Raises HandlerError for a text of another form."""
+    """Split the name of a handler or client, `module:attribute`, into module and attribute. Imports nothing.
+
+    Raises HandlerError for a text of another form.
+    """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise HandlerError(f"{name!r}: write module:attribute, such as my_handlers.calculator:add")
@@ -178,10 +190,10 @@ def imported(module: str, *, anew: bool = False) -> ModuleType:
     Args:
         module: The module's full name.
         anew: Whether to import the current source again, as a new module object. Running handlers keep the old
-            one. If the import fails, the old one stays.
+            module. If the import fails, the old one stays in use.
 
     Raises:
-        HandlerError: The import raised an error.
+        HandlerError: The module does not exist, or its code raised an error.
     """
     try:
         return _import_anew(module) if anew else importlib.import_module(module)

@@ -33,7 +33,7 @@ class RunnableListener:
     """A listener of the organism, with the loaded code that is needed to handle its messages.
 
     Attributes:
-        info: The listener's entry in the organism.
+        info: The description of the listener by the gateway.
         handler: Its function; None for a listener of another type.
         client: The client of its language model; None for a listener of another type.
         pipelines: The checks of the messages that it takes, by root tag.
@@ -61,9 +61,10 @@ class ListenerTable:
     runnable: Mapping[str, RunnableListener] = field(default_factory=dict)
 
     def tools_of(self, info: ListenerInfo) -> tuple[Mapping[str, Any], ...]:
-        """Describe the listeners that the listener `info` sees as tools of a language model (XP-09).
+        """Return the listeners that the listener `info` sees, as tools for a language model (XP-09).
 
-        Each tool has `name`, `description` and `input_schema`. They are sorted by name.
+        Each tool has `name`, `description` and `input_schema`. They are sorted by name; empty when it sees
+        none.
         """
         seen = sorted(name for name in self.listeners if info.sees(name))
         return tuple(self._tool(self.listeners[name]) for name in seen)
@@ -116,8 +117,9 @@ class TableMaker:
     def make(self, version: int, infos: Sequence[ListenerInfo]) -> ListenerTable:
         """Import the handlers of the listeners `infos`, and return a new table of the listeners.
 
-        It may block for long and runs users' code. A listener that cannot be loaded is logged and is missing in
-        the table's `runnable`. Human listeners, which have no code, are missing there too.
+        Blocks while it runs users' code, so call it on a thread. A listener that cannot be loaded raises
+        nothing: it is logged, and is missing in the table's `runnable`. Human listeners, which have no code,
+        are missing there too. `version` is the organism's version that `infos` describe.
         """
         looked_at: dict[str, ModuleType] = {}
         runnable: dict[str, RunnableListener] = {}

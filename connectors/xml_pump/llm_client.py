@@ -82,10 +82,11 @@ class LlmClient(Protocol):
 
 
 def client_of(found: object, name: str) -> LlmClient:
-    """Return the client `found`, or an instance of it if it is a class.
+    """Return the client of a language model: `found` itself, or an instance of it if it is a class.
 
-    Raises HandlerError, with `name` in its text, if the class needs arguments or there is no `complete` method
-    that is `async def`.
+    `found` is the attribute that the organism's file names as client, and `name` its `module:attribute` for
+    error texts. Raises HandlerError if the class needs arguments or its constructor fails, or if there is no
+    `complete` method that is `async def`.
     """
     if inspect.isclass(found):
         try:
@@ -104,10 +105,10 @@ _MINUTE_S = 60.0
 
 
 class TokenRate:
-    """A limit of the tokens that one listener may use in a minute, in this pump process.
+    """A limit of the tokens that one listener may use in a minute, in this pump process. Not thread-safe.
 
-    Each pump process keeps to its share of the limit, `per_minute`. Before the first answer the cost of a
-    message is unknown, so one message at a time may begin.
+    `per_minute` is this process's share of the listener's limit. Before the first answer the cost of a message
+    is unknown, so one message at a time may begin.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -118,7 +119,7 @@ class TokenRate:
         self._last_cost: float | None = None
 
     def spend(self, tokens: int) -> None:
-        """Count the tokens of an answer at the current time."""
+        """Count the tokens of an answer at the current time. A negative number counts as 0."""
         tokens = max(0, tokens)
         self._spent.append((self._clock(), tokens))
         self._sum += tokens
@@ -126,7 +127,10 @@ class TokenRate:
         self._last_cost = tokens if self._last_cost is None else (self._last_cost + tokens) / 2
 
     def places(self, under_way: int, most: int) -> int:
-        """Return how many more messages may begin now, so that their expected cost keeps the limit.
+        """Return how many more messages may begin now so that their expected cost keeps to the limit.
+
+        The expected cost of a message follows from the previous answers. Returns 0 when the tokens of the last
+        minute have used up the limit, and at least 1 while tokens are left.
 
         Args:
             under_way: The number of messages in progress.

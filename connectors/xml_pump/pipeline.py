@@ -61,15 +61,19 @@ class Pipeline:
         self._schema = kind.schema if kind is not None and schema is None else schema
 
     def run(self, document: bytes, *, timed: bool = False) -> PipelineResult:
-        """Run all steps on a whole document, an envelope with one payload, and return the result.
+        """Check a document, an envelope with one payload, and return its content with the payload as an object.
+
+        A document that is not well-formed XML is repaired if no part of it is lost. `notes` of the result lists
+        the changes, and is empty if there were none.
 
         Args:
             document: The bytes as they were received.
-            timed: Whether to measure the duration of each step.
+            timed: Whether to measure the duration of each step, for `step_ns` of the result.
 
         Raises:
-            XmlRefused: The document is too large, unsafe or beyond repair.
-            Faulty: The envelope or the payload is wrong. The error has the text for the sender.
+            XmlRefused: The document is too large, unsafe (with a DOCTYPE) or cannot be repaired without loss.
+                The caller drops it.
+            Faulty: The envelope or the payload is wrong. The error has the text of the `<huh>` for the sender.
         """
         marks: list[int] = []
 
@@ -95,10 +99,11 @@ class Pipeline:
         return PipelineResult(message, value, message.notes, dict(zip(STEPS, spent, strict=False)))
 
     def run_payload(self, payload: bytes) -> Any:
-        """Check a payload without an envelope, and return its value, an instance of the payload class.
+        """Check a payload without an envelope, and return it as an instance of the listener's payload class.
 
-        The payload is parsed with the same limits and repairs as a document. Raises XmlRefused if it is too
-        large, unsafe or beyond repair, and Faulty if it does not match the payload type.
+        A pipeline without a payload class returns the payload's lxml element. The payload is repaired as in
+        `run`, but the changes are not reported. Raises XmlRefused if it is too large, unsafe or cannot be
+        repaired without loss, and Faulty if it does not match the payload type.
         """
         tag = self._kind.root_tag if self._kind else "message"
         repaired = repair(payload, self._limits, root_tag=tag)

@@ -51,8 +51,18 @@ _TELL_S: Final = 3.0
 class Pump:
     """One pump in one event loop: it leases messages, runs their handlers and reports the outcomes.
 
-    `run` does all of that. `concurrency` is the number of messages that it handles at once. `share` is this
-    pump's part of each limit of tokens per minute, from 0 to 1.
+    Create it, and then await `run`, which does all of that.
+
+    Args:
+        name: The name under which the gateway stores the leases.
+        link: The requests to the gateway.
+        maker: Makes the table of listeners at the start and after each change of the organism.
+        dispatcher: Makes the dispatcher. Its argument is a function that counts the tokens of a listener.
+        settler: Reports the outcomes.
+        concurrency: The number of messages that the pump handles at once.
+        share: This pump's part of each limit of tokens per minute, from 0 to 1.
+        finish_s: How many seconds to wait for running handlers at the end.
+        drain_s: The longest time in seconds that the pump leases nothing, in order to handle a message alone.
     """
 
     def __init__(
@@ -103,7 +113,8 @@ class Pump:
         """Lease and handle messages until `stop` is set. Then wait some seconds for the running handlers.
 
         Messages whose handlers do not end in time go back to their mailboxes. While the gateway does not
-        answer, the pump retries. `ready` is called once, when the listeners are loaded.
+        answer, the pump retries without limit. `ready` is called once, when the listeners are loaded. It is not
+        called if `stop` is set before.
 
         Raises:
             Refused: The gateway does not accept the pump's token.

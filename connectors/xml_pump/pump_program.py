@@ -92,7 +92,7 @@ class LoopWatchdog(threading.Thread):
     def run(self) -> None:
         """Watch the loop until `stop` is called, or end the process when the loop is blocked for too long.
 
-        `start` calls this on the thread.
+        Do not call it: the thread runs it after `start`.
         """
         looked_at = time.monotonic()
         while not self._stopping.wait(_LOOK_S):
@@ -113,7 +113,10 @@ class LoopWatchdog(threading.Thread):
 
 
 def take_name(folder: Path) -> tuple[str, IO[bytes]]:
-    """Reserve a name that no other running pump has, in a file of `folder`.
+    """Reserve a name that no other running pump has, in a file of `folder`. Does not wait.
+
+    The name of an ended pump is reused, so that the gateway gives that pump's messages back at the start. The
+    folder is created if it is missing.
 
     Returns:
         The name, and the open and locked file with it. The name is reserved until the file is closed.
@@ -145,8 +148,8 @@ def take_name(folder: Path) -> tuple[str, IO[bytes]]:
 def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
     """Create a pump with the name `name`, and its connection to the gateway, which the caller closes.
 
-    Call this in the event loop that will run the pump. Raises UsageError if the settings' address of the
-    gateway or the token cannot be used.
+    Makes no request; await `Pump.run` to start. Call it in the event loop that will run the pump. Raises
+    UsageError if the settings' address of the gateway or the token cannot be used.
     """
     link = GatewayLink(settings)
     limits = XmlLimits(document_bytes=settings.limits.payload_bytes)
@@ -170,6 +173,9 @@ def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
 
 async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
     """Run a pump until SIGTERM or SIGINT, with a watchdog for blocked event loops.
+
+    The watchdog ends the whole process when a handler blocks the event loop beyond its time limit. At the end,
+    the process exits at once if a cancelled handler still runs.
 
     Args:
         settings: The settings of the pump and the gateway.

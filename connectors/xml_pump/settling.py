@@ -60,8 +60,9 @@ class Settler:
     async def settle(self, done: Done) -> None:
         """Report the outcome of one message, and return when the gateway has answered.
 
-        While the gateway does not answer, the report is repeated. If the gateway refuses it, for instance
-        because the lease has expired, that is logged and raises nothing.
+        Outcomes of several messages go into one request. While the gateway does not answer, the report is
+        repeated, without limit. If the gateway refuses it, for instance because the lease has expired, that is
+        logged and raises nothing.
         """
         loop = asyncio.get_running_loop()
         body = done.as_json()
@@ -72,7 +73,10 @@ class Settler:
         await item.reported
 
     def give_up(self) -> None:
-        """Cancel all reports under way. Messages without a report go back when their leases expire."""
+        """Cancel all reports to the gateway that have no answer yet. Returns at once.
+
+        Messages without a report go back to their mailboxes when their leases expire.
+        """
         if self._timer is not None:
             self._timer.cancel()
         for task in self._sending:

@@ -47,7 +47,10 @@ async def answer_llm(
     table: ListenerTable,
     limits: XmlLimits,
 ) -> tuple[Sequence[Answer], int]:
-    """Ask a language model about a message, and return its answers as messages, and the tokens that they took.
+    """Ask a language model about a message, and return its answers as messages, and the number of tokens.
+
+    Waits for the model without a time limit of its own. No answers mean that the model waits for listeners that
+    it has called. The answers are not sent here.
 
     Args:
         listener: The listener of the language model, with its client.
@@ -78,9 +81,9 @@ async def answer_llm(
 
 
 def conversation(said: Sequence[ConversationMessage], tools: set[str]) -> list[ChatMessage]:
-    """Convert a conversation into messages for a language model.
+    """Convert a conversation into messages for a language model, in the same order.
 
-    If listeners that the model called have not answered yet, a last remark names them.
+    If listeners that the model called have not answered yet, a remark that names them is added at the end.
 
     Args:
         said: The messages of the conversation, oldest first.
@@ -160,8 +163,8 @@ def _text(text: str, limits: XmlLimits) -> list[Answer]:
 def arguments_as_xml(kind: PayloadType, arguments: Mapping[str, Any]) -> bytes | None:
     """Convert the JSON arguments of a model's call into the XML payload of the type `kind`.
 
-    The payload is not checked here. The called listener checks it, and the model learns from its error message.
-    None means that XML cannot represent the arguments.
+    `arguments` is a JSON object as Python values. The payload is not checked here. The called listener checks
+    it, and the model learns from its error message. None means that XML cannot represent the arguments.
     """
     root = etree.Element(kind.qualified_tag, nsmap={None: kind.namespace})
     try:
@@ -208,12 +211,12 @@ def answer_meta(
 ) -> Sequence[Answer]:
     """Return the answer of the listener `meta` to a question about the listeners: a list or a description.
 
-    The answer is empty if the message is an error message or a reply, which asks nothing.
+    A `<huh>` or another reply asks nothing, and gets no answer (an empty sequence).
 
     Args:
-        own: The entry of the listener `meta`, whose options say who may ask.
+        own: The description of the listener `meta`, whose options say who may ask.
         message: The question.
-        listeners: All listeners by name. The sender learns only of those that it sees.
+        listeners: All listeners by name. The sender learns only of listeners that it sees.
         limits: The limits for the question's XML.
 
     Raises:
