@@ -193,7 +193,7 @@ async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
     pump, link = make_pump(settings, name)
 
     def limit_of(task: asyncio.Task[object] | None) -> tuple[float, str]:
-        """How long the task that has the loop may keep it: a handler's by its time limit."""
+        """Return how many seconds an asyncio task may keep the event loop, and the name of its listener."""
         found = None if task is None else limit_in(task.get_name())
         if found is not None:
             return found

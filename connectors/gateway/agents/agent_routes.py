@@ -53,7 +53,7 @@ def add_agent_routes(routes: Routes, hub: Hub) -> None:
     async def list_containers(wanted: Annotated[TaskLimit, Query()]) -> Response:
         """List the newest containers, which are the processes that run the agents of tasks, newest first.
 
-        Ended containers are listed, too. `limit` is the largest number.
+        Ended containers are listed, too. `limit` is the largest number of containers.
         """
         return json_answer(await asyncio.to_thread(_containers, live_view, wanted.limit))
 

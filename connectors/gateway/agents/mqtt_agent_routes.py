@@ -64,8 +64,10 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     ) -> Response:
         """Give an agent or a principal access to its mailbox over MQTT.
 
-        The MQTT bridge publishes the mailbox's messages on the agent's inbox topic. It posts the messages that
-        the agent publishes on its outbox topic. The answer contains the agent's secret, MQTT login and topics.
+        The MQTT bridge publishes the mailbox's messages on the agent's inbox topic. The bridge posts the
+        messages that the agent publishes on its outbox topic. The answer contains the agent's secret, MQTT
+        login and topics. The answer is 409 when the agent has access already, and 403 for the name of a
+        listener.
         """
         check_name_is_free(hub, name, "name", write.principal, f"POST {AGENTS}/{{name}}/mqtt")
         # A repeated request must have the same bytes, so it uses the master key of the first one.
@@ -83,7 +85,8 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     async def remove_mqtt_agent(write: WriteRequest, name: AgentPath, body: NoFields | None = None) -> Response:
         """End an agent's access over MQTT: its secret and its MQTT login become invalid.
 
-        The messages in its mailbox stay.
+        The messages in its mailbox stay. The answer is 404 for an agent that never had access, and 409 for one
+        that no longer has it.
         """
         record = removal_record(name, request_id=write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)

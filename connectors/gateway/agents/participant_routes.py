@@ -79,7 +79,8 @@ def _add_arrivals(routes: Routes, hub: Hub) -> None:
     async def register_participant(write: WriteRequest, body: JoinRequest) -> Response:
         """Register an agent that runs outside Trunkline and signs its calls with its own private key.
 
-        The body has its public key. The answer is 403 when another agent has this key or the name is not free.
+        The body has the agent's public key. The answer is 403 when another agent has this key, or when a
+        principal or listener has the name. It is 409 when a participant of this name has not stopped.
         """
         check_task_text(body.task, hub.settings.limits.task_characters)
         route = f"POST {PARTICIPANTS}"
@@ -97,8 +98,8 @@ def _add_arrivals(routes: Routes, hub: Hub) -> None:
     async def spawn_participant(write: WriteRequest, body: SpawnRequest) -> Response:
         """Start an agent with a new key, register it as a participant, and wait until it runs.
 
-        Without a name in the body, the gateway chooses one. When the agent cannot be started, the answer is 502
-        `launch_failed`.
+        Without a name in the body, the gateway chooses one. The answer is 502 `launch_failed` when the agent
+        cannot be started, and 409 when a participant of this name has not stopped.
         """
         check_task_text(body.task, hub.settings.limits.task_characters)
         name = body.agent_name or f"agent-{write.request_id[:8]}"
@@ -141,9 +142,10 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
     async def stop_participant(
         write: WriteRequest, name: AgentPath, body: StopRequest | None = None
     ) -> Response:
-        """Stop a participant: its keys become invalid, and the process ends if the gateway spawned it.
+        """Stop a participant: its keys become invalid, and its process ends if the gateway spawned it.
 
-        Stopping it again changes nothing.
+        The answer comes when the participant has stopped, or after `gateway.launch_timeout_s`. Stopping it
+        again changes nothing. The answer is 404 for an unknown participant.
         """
         row = _participant(hub.live_view, name)
         if row.status == STOPPED:
@@ -165,7 +167,11 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
 def _add_keys(routes: Routes, hub: Hub) -> None:
     @routes.post(_KEYS, Action.PARTICIPANT_ADD, ParticipantAnswer)
     async def register_key(write: WriteRequest, name: AgentPath, body: KeyRequest) -> Response:
-        """Add a public key to a participant. Its present keys stay valid for `overlap_s` seconds."""
+        """Add a public key to a participant. Its present keys stay valid for `overlap_s` seconds.
+
+        The answer is 404 for an unknown participant, 409 when it has stopped or has this key already, and 403
+        when another agent has the key.
+        """
         registered = AgentKeyRegistered(
             agent_name=name,
             request_id=write.request_id,
@@ -178,7 +184,10 @@ def _add_keys(routes: Routes, hub: Hub) -> None:
     async def remove_key(
         write: WriteRequest, name: AgentPath, key_id: KeyPath, body: NoFields | None = None
     ) -> Response:
-        """Remove a public key of a participant. Calls that are signed with it are refused at once."""
+        """Remove a public key of a participant. Calls that are signed with this key are refused at once.
+
+        The answer is 404 for an unknown participant or key, and 409 when the participant has stopped.
+        """
         removed = AgentKeyRemoved(agent_name=name, request_id=write.request_id, key_id=key_id)
         return await _change(hub, write, name, removed)
 

@@ -74,8 +74,8 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
     async def send_message(write: WriteRequest, body: MessageEnvelope) -> Response:
         """Put a message into the mailbox of its recipient, which by default is the hub.
 
-        The answer comes when the message is stored. The answer is 404 for an unknown recipient, and 403 when
-        the caller may not write to it.
+        The answer comes when the message is stored. The answer is 404 for an unknown recipient, 403 when the
+        caller may not write to the recipient, and 409 when the idempotency key was used for another message.
         """
         _check_policy(hub, write.caller, body, MESSAGES)
         message = _message(write.caller, body, write.request_id)
@@ -92,8 +92,8 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
     async def broadcast_message(write: WriteRequest, body: BroadcastRequest) -> Response:
         """Put a message into the mailboxes of all other participants and of the operator.
 
-        Repeating an interrupted broadcast with the same idempotency key completes it. It then also reaches
-        participants that have come since.
+        The answer comes when all messages are stored, and has their number. Repeating an interrupted broadcast
+        with the same idempotency key completes it. It then also reaches participants that have come since.
         """
         recipients = broadcast_recipients(hub.live_view, write.principal)
         envelopes = [MessageEnvelope(recipient=r, type=body.type, payload=body.payload) for r in recipients]
@@ -130,8 +130,9 @@ def _add_own_mailbox_routes(routes: Routes, hub: Hub) -> None:
     ) -> Response:
         """Take at most `limit` messages out of the caller's mailbox, the most urgent first.
 
-        Only one drain gets each message. The field `left` is the number of messages that still wait. A drain
-        with the `X-Request-ID` of an earlier one gets the same messages again.
+        The list is empty when no message waits; the request does not wait for one. Only one drain gets each
+        message. The field `left` is the number of messages that still wait. A drain with the `X-Request-ID` of
+        an earlier one gets the same messages again.
         """
         return json_answer(await _drained(hub, caller, wanted.limit, request_id))
 

@@ -55,7 +55,8 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
     async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
         """Add a principal with a role. The answer contains its new token, which is not shown again.
 
-        Only a retry with the same idempotency key within a day gets the same token.
+        Only a retry with the same idempotency key within a day gets the same token. The answer is 409 when a
+        principal of this name exists, and 403 for the name of a listener.
         """
         name = body.principal
         check_name_is_free(hub, name, "principal", write.principal, f"POST {PRINCIPALS}")
@@ -78,7 +79,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
     async def revoke_principal(write: WriteRequest, name: NamePath, body: NoFields | None = None) -> Response:
         """Revoke a principal's token for good, so that its requests are refused.
 
-        Revoking it again changes nothing.
+        Revoking it again changes nothing. The answer is 404 for an unknown principal.
         """
         settled = await hub.appender.settle_accepted(revocation_record(name, **write.origin))
         row = hub.live_view.get(PrincipalRow, name)

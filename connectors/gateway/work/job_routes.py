@@ -57,7 +57,11 @@ def add_job_routes(routes: Routes, hub: Hub) -> None:
 def _add_changes(routes: Routes, hub: Hub) -> None:
     @routes.post(JOBS, Action.JOB_REGISTER, RegisteredAnswer, status_code=201)
     async def register_job(write: WriteRequest, body: JobRequest) -> Response:
-        """Register a job. The answer contains its id and the secret with which its events are signed."""
+        """Register a job. The answer contains its id and the secret with which its events are signed.
+
+        The answer comes when the job is stored, and when the broker accepts its MQTT account or another second
+        is over. It is 409 when the idempotency key was used for another job.
+        """
         job_id, secret, settled = await register(hub, write, body)
         await hub.tell_registered(job_id)
         answer = {"job_id": job_id, "secret": secret, "position": list(settled.position)}
@@ -67,8 +71,9 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
     async def pick_job(write: WriteRequest, body: PickRequest) -> Response:
         """Give a session the job that it has already, else the oldest pending job that fits it.
 
-        The answer contains the job's secret, description and broker. It is 404 when no job fits. A pick needs
-        no idempotency key: until the job has ended, the session gets the same answer again.
+        The answer contains the job's secret, description and broker. It is 404 when no job fits, and 409 when
+        the session does not run. A pick needs no idempotency key: until the job has ended, the session gets the
+        same answer again.
         """
         job_id, settled = await hub.picker.pick(body.session, write.principal)
         grant = grant_of(hub, job_id)
@@ -91,7 +96,10 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{JOBS}/{{job_id}}/cancel", Action.JOB_CANCEL, JobChangedAnswer, registrar)
     async def cancel_job(write: WriteRequest, job_id: JobPath, body: CancelRequest | None = None) -> Response:
-        """Cancel a job that has not ended, so that its further events are rejected."""
+        """Cancel a job that has not ended, so that its further events are rejected.
+
+        The answer is 404 for an unknown job, and 409 for one that has ended.
+        """
         record = cancellation_record(
             job_id,
             reason="" if body is None else body.reason,
@@ -104,7 +112,9 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
     async def assign_job(write: WriteRequest, job_id: JobPath, body: PickRequest) -> Response:
         """Give this job to a session. The answer does not contain its secret, which the session gets by a pick.
 
-        An assignment needs no idempotency key: repeating it changes nothing.
+        The answer is 404 for an unknown job. It is 409 when the job is not pending or waits for another
+        session, and when the session does not run or has another job. Repeating an assignment changes nothing,
+        even without an idempotency key.
         """
         return changed(job_id, await hub.picker.assign(job_id, body.session, write.principal))
 
@@ -112,9 +122,10 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
     async def rotate_job_secret(
         write: WriteRequest, job_id: JobPath, body: RotationRequest | None = None
     ) -> Response:
-        """Give a job that has not ended a new secret. The answer contains it.
+        """Give a job that has not ended a new secret, which the answer contains.
 
-        The previous secret stays valid for `overlap_s` seconds. Older secrets become invalid.
+        The previous secret stays valid for `overlap_s` seconds. Older secrets become invalid. The answer is 404
+        for an unknown job, and 409 for one that has ended.
         """
         answer, settled = await rotate_secret(hub, write, job_id, (body or RotationRequest()).overlap_s)
         return json_answer(answer, 201, settled.verdict)

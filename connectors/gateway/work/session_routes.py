@@ -58,14 +58,18 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
 
     @routes.post(SESSIONS, Action.SESSION_CREATE, SessionAnswer, status_code=201)
     async def create_session(write: WriteRequest, body: SessionRequest) -> Response:
-        """Record that a session exists and runs from now on. The gateway does not start a process."""
+        """Record that a session exists and runs from now on. The gateway does not start a process.
+
+        The answer is the session, or 409 when a session with this name exists already.
+        """
         return await change(write, SessionCreation(request_id=write.request_id, **body.model_dump()), 201)
 
     @routes.post(f"{SESSIONS}/{{name}}/stop", Action.SESSION_STOP, SessionAnswer, creator)
     async def stop_session(write: WriteRequest, name: SessionPath, body: StopRequest | None = None) -> Response:
         """Record that a session was stopped (mode `stop`), removed (`hard`) or released (`soft`).
 
-        The gateway does not end the session's process.
+        The gateway does not end the session's process. The answer is 404 for an unknown session, and 409 when
+        its state does not allow the change.
         """
         fields = (body or StopRequest()).model_dump()
         return await change(write, SessionStop(session=name, request_id=write.request_id, **fields))
@@ -74,7 +78,10 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
     async def resume_session(
         write: WriteRequest, name: SessionPath, body: ResumeRequest | None = None
     ) -> Response:
-        """Record that a stopped session runs again, perhaps on another host."""
+        """Record that a stopped session runs again, perhaps on another host.
+
+        The answer is 404 for an unknown session, and 409 for one that runs or was removed (mode `hard`).
+        """
         fields = (body or ResumeRequest()).model_dump()
         return await change(write, SessionResumption(session=name, request_id=write.request_id, **fields))
 

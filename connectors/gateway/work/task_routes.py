@@ -80,8 +80,9 @@ def _add_submission(routes: Routes, hub: Hub) -> None:
     async def submit_task(write: WriteRequest, body: TaskRequest) -> Response:
         """Give an agent a task, start the agent, and answer when it runs.
 
-        The answer contains the task and its token. When the agent cannot be started, the answer is 502
-        `launch_failed`.
+        The answer contains the task and its token. It comes after `gateway.launch_timeout_s` even if the agent
+        does not run yet. It is 502 `launch_failed` when the agent cannot be started, 404 for an unknown agent,
+        and 403 when a policy forbids the task.
         """
         check_task_text(body.description, hub.settings.limits.task_characters)
         known = hub.live_view.get(TaskRow, write.request_id)
@@ -142,26 +143,38 @@ def _add_endings(routes: Routes, hub: Hub) -> None:
     async def complete_task(
         write: WriteRequest, task_id: TaskPath, body: TaskCompletionRequest | None = None
     ) -> Response:
-        """End a task as completed, with its result. The gateway revokes its token and stops its agent."""
+        """End a task as completed, with its result. The gateway revokes its token and stops its agent.
+
+        The answer is the task, 404 if it is unknown, or 409 if it does not run.
+        """
         result = result_text("" if body is None else body.result)
         return await end(write, TaskCompletion(task_id=task_id, request_id=request_id(write), result=result))
 
     @routes.post(f"{TASKS}/{{task_id}}/fail", Action.TASK_END, TaskAnswer, owner)
     async def fail_task(write: WriteRequest, task_id: TaskPath, body: TaskFailureRequest) -> Response:
-        """End a task as failed, with a reason. The gateway revokes its token and stops its agent."""
+        """End a task as failed, with a reason. The gateway revokes its token and stops its agent.
+
+        The answer is the task, 404 if it is unknown, or 409 if it does not run.
+        """
         return await end(write, TaskFailure(task_id=task_id, request_id=request_id(write), error=body.error))
 
     @routes.post(f"{TASKS}/{{task_id}}/cancel", Action.TASK_CANCEL, TaskAnswer, owner)
     async def cancel_task(
         write: WriteRequest, task_id: TaskPath, body: TaskCancelRequest | None = None
     ) -> Response:
-        """Cancel a task that has not ended. The gateway revokes its token and stops its agent."""
+        """Cancel a task that has not ended. The gateway revokes its token and stops its agent.
+
+        The answer is the task, 404 if it is unknown, or 409 if it has ended.
+        """
         reason = "" if body is None else body.reason
         return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write), reason=reason))
 
     @routes.delete(f"{TASKS}/{{task_id}}", Action.TASK_CANCEL, TaskAnswer, owner)
     async def delete_task(write: WriteRequest, task_id: TaskPath) -> Response:
-        """Cancel a task that has not ended. Nothing is deleted: the task and its records are kept."""
+        """Cancel a task that has not ended. Nothing is deleted: the task and its records are kept.
+
+        The answer is the task, 404 if it is unknown, or 409 if it has ended.
+        """
         return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write)))
 
 
@@ -188,7 +201,10 @@ def _add_tokens(routes: Routes, hub: Hub) -> None:
     async def revoke_token(
         write: WriteRequest, token_id: TokenPath, body: TaskCancelRequest | None = None
     ) -> Response:
-        """Revoke the token of a task, which goes on without it. Revoking it again changes nothing."""
+        """Revoke the token of a task, which goes on without it. Revoking it again changes nothing.
+
+        The answer is the token's row, or 404 for an unknown token.
+        """
         row = existing(hub.live_view.get(TokenRow, token_id), "no token with this id")
         revocation = TokenRevocation(
             task_id=row.task_id,
