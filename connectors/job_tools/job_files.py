@@ -133,7 +133,11 @@ class JobBroker(NamedTuple):
     password: SecretStr | None = None
 
     def resolve(self, mqtt: MqttSettings) -> MqttSettings:
-        """Return the MQTT settings for this job: a copy of `mqtt` with the fields of the job's broker."""
+        """Return the MQTT settings for this job: a copy of `mqtt` with the fields of the job's broker.
+
+        The user name and password in `mqtt` are left out when the job's broker has another host or port.
+        Without `overlay`, the result equals `mqtt`.
+        """
         return resolve_mqtt(mqtt, self.overlay, self.password)
 
 
@@ -205,7 +209,10 @@ def named_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def shown_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a job's broker that are not None, without the password, for printing."""
+    """Return the fields of a job's broker that are not None, without the password, for printing.
+
+    `broker` has the fields that the job was registered with. None gives an empty dict.
+    """
     return {name: value for name, value in named_fields(broker).items() if name != _PASSWORD}
 
 

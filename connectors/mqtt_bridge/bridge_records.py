@@ -96,7 +96,7 @@ def well_formed_traceparent(properties: object) -> str | None:
 def receipt_of(
     record: OutgoingRecord, position: LogPosition, verdict: str | None = None, reason: str | None = None
 ) -> bytes:
-    """Return the MQTT payload of the receipt for a record that Kafka has stored.
+    """Return the MQTT payload of the receipt for a record that Kafka has stored. Never raises.
 
     Args:
         record: a job event, or a message that an agent published.

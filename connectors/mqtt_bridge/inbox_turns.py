@@ -134,7 +134,7 @@ class InboxTurns:
             self._changed.notify()
 
     def close(self) -> None:
-        """Close the queue: `take` returns None from now on."""
+        """Close the queue: a waiting call of `take` returns None at once, and so does each later one."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -154,13 +154,16 @@ _NAMESPACE_LIMIT: Final = 200
 def payloads_of(answer: object, limits: XmlLimits) -> list[Answer]:
     """Parse the bytes that a handler returned, and return the XML payloads in them as answers.
 
+    Bytes that are not well-formed XML are repaired if no part is lost.
+
     Args:
         answer: the handler's result: bytes with any number of payloads, each bare or in an envelope whose
             `<to>` names a listener. None means no answer, and gives an empty list.
-        limits: the limits of a document.
+        limits: the limits for the size, depth and number of payloads.
 
     Raises:
-        AnswerFault: the result is not bytes, not XML, too large, or has an invalid name.
+        AnswerFault: the result is not bytes, is no XML even after repair, or is too large. Or a `<to>`, a root
+            tag or a namespace in it is not valid.
     """
     if answer is None:
         return []

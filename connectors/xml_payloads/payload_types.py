@@ -196,7 +196,7 @@ class PayloadType:
         return f'<{self.root_tag} xmlns="{escape(self.namespace)}">{content}</{self.root_tag}>'.encode()
 
     def compiled(self) -> Any:
-        """Compile the XSD and return a new schema object, with a list of errors of its own."""
+        """Compile the XSD of the payload class and return a new lxml schema with its own list of errors."""
         return etree.XMLSchema(etree.fromstring(self.xsd.encode()))
 
 
@@ -206,12 +206,13 @@ def payload(root_tag: str | None = None, namespace: str | None = None) -> Callab
     The decorator returns the class itself, with an attribute that `payload_type_of` reads.
 
     Args:
-        root_tag: None: the class's name in lower case, its words joined by hyphens.
-        namespace: None: `urn:trunkline:payload:<root tag>:1`.
+        root_tag: the root tag of the payload; None: the class's name in lower case, its words joined by
+            hyphens.
+        namespace: the XML namespace of the root tag; None: `urn:trunkline:payload:<root tag>:1`.
 
     Raises:
-        TypeError: the root tag or the namespace is invalid, or a field, which the text names, has no form in
-            XML.
+        TypeError: by the decorator: the root tag or the namespace is invalid, or XML cannot represent a field,
+            which the text names.
     """
 
     def decorated(cls: C) -> C:

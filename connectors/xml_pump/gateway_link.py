@@ -188,10 +188,10 @@ class Leased:
 class GatewayLink:
     """A pump's requests to the gateway that the settings name, with the operator's token.
 
-    Use it in one event loop. Each method sends one request. It raises BackboneUnreachable when the gateway or
-    Kafka does not answer; only `history` retries then. It raises Refused when the token lacks the right, and
-    NotTaken when the request itself is wrong. The argument `pump` is the pump's name, under which the gateway
-    stores its leases.
+    Use it in one event loop. Each method but `close` sends one request. It raises BackboneUnreachable when the
+    gateway or Kafka does not answer; only `history` retries then. It raises Refused when the gateway does not
+    accept the token, and NotTaken when the gateway refuses the request for any other reason. The argument
+    `pump` is the pump's name, under which the gateway stores its leases.
     """
 
     def __init__(self, settings: Settings) -> None:

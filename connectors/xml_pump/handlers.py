@@ -203,9 +203,10 @@ def imported(module: str, *, anew: bool = False) -> ModuleType:
 
 
 def handler_in(module: ModuleType, attribute: str) -> Handler:
-    """Return the handler with the name `attribute` in a module.
+    """Return the handler with the name `attribute` in an imported module.
 
-    Raises HandlerError if the module has no such attribute, or it is no function decorated with `handles`.
+    Raises HandlerError if the module has no such attribute, or if its value is no function decorated with
+    `handles`.
     """
     found = attribute_in(module, attribute)
     handler = getattr(found, _ATTRIBUTE, None)
@@ -217,7 +218,10 @@ def handler_in(module: ModuleType, attribute: str) -> Handler:
 
 
 def attribute_in(module: ModuleType, attribute: str) -> Any:
-    """Return the value of a module's attribute. Raises HandlerError if the module has no such attribute."""
+    """Return the value of an imported module's attribute, such as a handler or a language model's client.
+
+    Raises HandlerError if the module has no such attribute.
+    """
     try:
         return getattr(module, attribute)
     except AttributeError:

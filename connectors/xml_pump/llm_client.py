@@ -71,7 +71,9 @@ class LlmClient(Protocol):
     ) -> Completion:
         """Ask the model for its next answer in a conversation, and return it.
 
-        Any exception is reported to the requester as a `<huh>`, an error message without the exception's text.
+        The pump awaits it for each message to the model's listener, and cancels it after the listener's time
+        limit. Any exception is reported to the requester as a `<huh>`, an error message without the exception's
+        text.
 
         Args:
             model: The name of the model, from the organism's file.

@@ -106,7 +106,10 @@ class Pump:
 
     @property
     def under_way(self) -> list[LeasedMessage]:
-        """The messages that are being handled now, or whose outcome is not reported yet."""
+        """The leased messages whose handlers run now, or whose outcome is not reported yet.
+
+        A new list each time.
+        """
         return list(self._runs.values())
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:

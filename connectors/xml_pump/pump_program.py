@@ -227,7 +227,11 @@ async def _end_strays() -> None:
 
 
 def main() -> int:
-    """Run the pump's process until SIGTERM or SIGINT, and return its exit code."""
+    """Run the pump's process until SIGTERM or SIGINT, and return its exit code.
+
+    The code is 0 after a signal, 2 for wrong settings, and another code after any other error, which is logged.
+    The variable TRUNKLINE_READY_FILE may name a file to create when the listeners are loaded.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # until the event loop handles them
     try:

@@ -49,12 +49,12 @@ async def answer_llm(
 ) -> tuple[Sequence[Answer], int]:
     """Ask a language model about a message, and return its answers as messages, and the number of tokens.
 
-    Waits for the model without a time limit of its own. No answers mean that the model waits for listeners that
-    it has called. The answers are not sent here.
+    Waits for the model until the caller cancels the call. No answers mean that the model waits for listeners
+    that it has called. The answers are not sent here.
 
     Args:
         listener: The listener of the language model, with its client.
-        message: The message that came for it.
+        message: The message that came for this listener.
         message_id: The id of the message.
         context: The conversation, and the listeners that the model may call.
         table: All listeners, to write calls in the form that each listener takes.

@@ -89,10 +89,10 @@ def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) 
     """Return the XML document for a recipient: an envelope around a payload.
 
     Args:
-        payload: the payload element as canonical XML, such as `OpenedMessage.payload`.
-        sender: the verified sender, for `<from>`.
-        to: the recipient; None: no `<to>`.
-        thread: the thread; None: no `<thread>`.
+        payload: the payload element as canonical XML, such as `OpenedMessage.payload`. It is not checked.
+        sender: the name of the verified sender, for `<from>`.
+        to: the name of the recipient; None: no `<to>`.
+        thread: the UUID of the thread; None: no `<thread>`.
     """
     # With a prefix for the envelope, a payload without a default namespace does not inherit the envelope's.
     prefix = "" if _DEFAULT_NAMESPACE.match(payload) else "m:"
@@ -104,10 +104,10 @@ def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) 
 
 
 def text_payload(kind: str, body: str) -> bytes:
-    """Return a message that is not XML, from another door, as the canonical payload `<text kind="…">`.
+    """Return a message from another door, which is not XML, as the canonical payload `<text kind="…">`.
 
-    `kind` is the message's type, and `body` becomes the text of the element. U+FFFD replaces a character that
-    XML cannot hold.
+    `kind` is the message's type, and `body` becomes the text of the element. U+FFFD replaces each character
+    that XML does not allow.
     """
     kind = escape(NOT_XML.sub(REPLACEMENT, kind), {'"': "&quot;", "\t": "&#x9;", "\n": "&#xA;", "\r": "&#xD;"})
     kind = kind.replace("&gt;", ">")

@@ -12,10 +12,14 @@ from connectors.terminal.terminal_text import escaped
 class XmlLimits:
     """The limits of an XML document (XP-03). A document over a limit is refused, early, as `too_large`.
 
-    `attributes` counts the attributes of one tag with its namespace declarations: canonicalization sorts them
-    by insertion, and a hundred thousand cost 18 s. A namespace is repeated in canonical form wherever its
-    prefix is used, so a long one in many elements would be a bomb without any entity. `depth` counts nested
-    elements, and `payloads` those of one handler's answer.
+    Attributes:
+        document_bytes: the size of the document.
+        depth: how deep elements may be nested.
+        attributes: the number of attributes and namespace declarations of one tag. Canonicalization sorts them
+            by insertion, and a hundred thousand cost 18 s.
+        namespace_bytes: the size of one namespace. Canonical form repeats it wherever its prefix is used, so a
+            long one in many elements would be a bomb without any entity.
+        payloads: the number of payloads in one handler's answer.
     """
 
     document_bytes: int = 1024 * 1024
@@ -56,8 +60,9 @@ class XmlRefused(ValueError):
 class Faulty(ValueError):
     """The document is XML but not as expected. Its sender gets a `<huh>` (XP-02).
 
-    `step` is the step that failed. `why` says what was wrong, without any value of the input. `expected` shows
-    what would have been right. `notes` are the notes of the repair, which may explain the fault.
+    `step` is the step that failed: `envelope`, `payload`, `value` or `routing`. `why` says what was wrong,
+    without any value of the input. `expected` shows a correct document, or is empty. `notes` are the notes of
+    the document's repair, which may explain the fault.
     """
 
     def __init__(self, step: Step, why: str, expected: str = "", notes: tuple[str, ...] = ()) -> None:

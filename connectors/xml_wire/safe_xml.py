@@ -102,6 +102,10 @@ def canonical_bytes(element: Any) -> bytes:
 def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
     """Check a document before any parser sees it: its size, its encoding, and that it has no DOCTYPE.
 
+    Args:
+        data: the bytes from the sender.
+        limits: gives the largest size.
+
     Returns:
         The document without its byte order mark, and whether it must be parsed strictly, never repaired. It
         must if the word DOCTYPE or another declaration is in a comment or a CDATA section.

@@ -18,7 +18,10 @@ PIECES_LIMIT: Final = 50_000
 
 
 class Kind(Enum):
-    """The kind of a token. `STRAY` is a `<` that begins no tag; `UNCLOSED` has no end, such as `<!--` alone."""
+    """The kind of a piece of XML text. `STRAY`: a `<` that begins no tag.
+
+    `UNCLOSED`: a comment without an end.
+    """
 
     TEXT = "text"
     START = "start tag"
@@ -53,9 +56,10 @@ _SECTIONS: Final = (
 
 
 def broken_pieces(text: str) -> list[Token]:
-    """Return the tokens of a text that is not well-formed XML, with limits on the work of repairing it.
+    """Split a text that is not well-formed XML into tags, texts, comments and the like, in order.
 
-    Raises XmlRefused for more than 50,000 tokens, or for more than 1,000 characters `<` that begin no tag.
+    The limits on their number bound the work of the repair. Raises XmlRefused for more than 50,000 pieces, or
+    for more than 1,000 characters `<` that begin no tag.
     """
     pieces: list[Token] = []
     strays = 0
@@ -72,9 +76,10 @@ def broken_pieces(text: str) -> list[Token]:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield the tokens of `text` in order, in linear time. Together they cover the whole text.
+    """Split XML text into tags, texts, comments and the like, and yield the pieces in order, in linear time.
 
-    A comment, CDATA section or processing instruction without an end is the last token (`UNCLOSED`).
+    Together the pieces cover the whole text. Nothing is raised: a comment, CDATA section or processing
+    instruction without an end is the last piece, of the kind `UNCLOSED`.
     """
     here = 0
     while here < len(text):
