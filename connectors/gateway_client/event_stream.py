@@ -86,7 +86,7 @@ class EventStream:
     def next(self, timeout_s: float) -> ServerEvent | None:
         """Wait for the next event and return it, or None if none arrives within `timeout_s` seconds.
 
-        A lost connection is not reported here while the thread reconnects. Raises the TrunklineError that ended
+        The thread reconnects a lost connection, which is no error here. Raises the TrunklineError that ended
         the stream, such as BackboneUnreachable (no connection for `give_up_s`) or Refused (the gateway refused
         the token).
         """

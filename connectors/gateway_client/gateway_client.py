@@ -91,9 +91,9 @@ class GatewayClient:
             headers: Further HTTP headers.
 
         Raises:
-            NotFound: The gateway answers 404.
             BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504.
-            TrunklineError: The answer has another error status (see the class), or it is not JSON.
+            TrunklineError: The answer is not JSON or has another error status: NotFound for 404, Refused for
+                401, 403 and 409, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
         return self._decoded(self.request("GET", path, params=wanted, headers=headers))
@@ -110,10 +110,10 @@ class GatewayClient:
                 new one.
 
         Raises:
-            NotFound: The gateway answers 404.
             BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504. It
                 may have carried out the request even so.
-            TrunklineError: The answer has another error status (see the class), or it is not JSON.
+            TrunklineError: The answer is not JSON or has another error status: NotFound for 404, Refused for
+                401, 403 and 409, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (body or {}).items() if value is not None}
         key = {"Idempotency-Key": request_id or str(uuid.uuid4())}
@@ -173,7 +173,8 @@ class GatewayClient:
 
         Raises:
             BackboneUnreachable: The last attempt had no answer, or 502, 503 or 504.
-            TrunklineError: The error that belongs to the status of the answer, see the class.
+            TrunklineError: The answer has another error status: NotFound for 404, Refused for 401, 403 and 409,
+                UsageError for 400, 413 and 422.
         """
         import httpx2
 

@@ -19,8 +19,8 @@ CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
 def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
     """Return the TLS context with which a client verifies the gateway at `url`, None for plain HTTP.
 
-    It trusts the certificate authority in the file `ca_certs`; None: the authorities that this machine trusts.
-    Raises SettingsError when the file cannot be read.
+    The client then trusts the certificate authority in the file `ca_certs`; None: the authorities that this
+    machine trusts. Raises SettingsError when the file cannot be read.
     """
     if not url.startswith("https:"):
         return None
@@ -28,11 +28,11 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
 
 
 def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
-    """Return the options `verify` and `trust_env` for an HTTP client of the gateway at `url`.
+    """Return the keyword arguments `verify` and `trust_env` for an httpx2 client of the gateway at `url`.
 
-    `verify` makes it trust the authority in the file `ca_certs`; None: those that this machine trusts.
-    `trust_env` makes it ignore the environment's proxy for an address of this machine. Raises SettingsError
-    when the file cannot be read.
+    With `verify` the client trusts the authority in the file `ca_certs`; None: the authorities that this
+    machine trusts. With `trust_env` it ignores the environment's proxy if `url` is on this machine. Raises
+    SettingsError when the file cannot be read.
     """
     return {
         # Without TLS nothing is verified, and no time is spent on loading certificates.

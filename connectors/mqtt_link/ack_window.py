@@ -45,8 +45,8 @@ class AckWindow:
     def wait_room(self, limit: int, given_up: Callable[[], bool]) -> bool:
         """Wait, without a time limit, until fewer than `limit` messages are unacknowledged.
 
-        The receive maximum asks the same of the broker, but Mosquitto 2.0.11 does not respect it while it sends
-        a queue (measured: 4,935 unacknowledged messages with a receive maximum of 200).
+        The receive maximum asks the same of the broker. Mosquitto 2.0.11 does not respect it while it sends a
+        queue (measured: 4,935 unacknowledged messages with a receive maximum of 200).
 
         Returns:
             True when there is room. False when the window was closed, or when `given_up()` returned True.
@@ -74,8 +74,8 @@ class AckWindow:
         `add` returned.
 
         Returns:
-            The number of acknowledgements sent: 0 when an earlier message is not confirmed yet or the window is
-            closed, and more than 1 when later messages waited for this one.
+            The number of acknowledgements sent. 0 means that an earlier message is not confirmed yet or that
+            the window is closed. More than 1 means that later messages waited for this one.
         """
         acked = 0
         with self._lock:

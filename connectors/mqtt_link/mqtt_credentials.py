@@ -37,8 +37,8 @@ _PASSWORD_BYTES: Final = 32
 def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
     """Return the MQTT settings with the login for the publisher of a job's events.
 
-    A user name in `mqtt` is kept. Otherwise user name and password are those of the job's own account. They are
-    derived from `job_id` and from `secret`, the job's secret.
+    If `mqtt` has a user name, its login is kept. Otherwise user name and password are those of the job's own
+    account. They are derived from `job_id` and from `secret`, the job's secret in clear text.
     """
     if mqtt.username is not None:
         return mqtt
@@ -49,9 +49,10 @@ def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
 def role_mqtt(settings: Settings, role: str) -> MqttSettings:
     """Return the MQTT settings with the login of a program in the role `role` (one of `ROLES`).
 
-    The settings are returned unchanged in these cases: they name a user, the broker is not on this machine, it
-    uses TLS without `mqtt.ca_certs`, or there is no file of role passwords. With a role's login the program
-    connects through the broker's private Unix socket, if there is one.
+    The program then connects through the broker's private Unix socket, if there is one. The settings are
+    returned unchanged if they have a user name, if the broker is not on this machine, or if there is no file of
+    role passwords. The same applies to TLS without `mqtt.ca_certs`, because the broker may then be another
+    machine's.
 
     Raises SettingsError when others can read the file of role passwords, or when its content is wrong.
     """
@@ -95,9 +96,11 @@ def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
 
 
 def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
-    """Return the MQTT passwords by role. When there is no role file, write one with random passwords first.
+    """Return the MQTT passwords by role.
 
-    Raises SettingsError when others can read the file, or when it does not contain a password for each role.
+    When there is no file of role passwords, write one with random ones first. Raises SettingsError when others
+    can read the file, or when it does not contain a password for each role. Raises OSError when it cannot be
+    written.
     """
     path = role_file(settings)
     if not path.exists():

@@ -24,7 +24,7 @@ class _Connection(ssl.SSLSocket):
 
 
 def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
-    """Return the TLS context for connections to this broker, None when `mqtt.tls` is off.
+    """Return the TLS context for connections to the broker in `mqtt`, None when `mqtt.tls` is off.
 
     Certificate files are read again when they have changed. Raises SettingsError for certificates that cannot
     be read, and for a private key that others can read.

@@ -37,8 +37,9 @@ class Receipt(msgspec.Struct, frozen=True):
 class AgentReceipt(msgspec.Struct, frozen=True):
     """The receipt for one message that an agent published on its outbox topic.
 
-    It comes on the agent's inbox topic. Unlike a message there, it has no field `from`. `message_id` is the id
-    that the agent gave the message. The other fields are those of `Receipt`.
+    The bridge publishes the receipt on the agent's inbox topic. Unlike a message there, a receipt has no field
+    `from`. `message_id` is the id that the agent gave the message, None if it gave none. The other fields are
+    those of `Receipt`.
     """
 
     ce_id: str

@@ -166,7 +166,7 @@ async def work(url: str, agent_id: str, key_path: str) -> None:
     """Connect to the gateway's MCP server at `url`, be the agent `agent_id`, and return after a `finish`.
 
     Tries for 60 s to connect. `key_path` is the file with the private key that signs the agent's calls. Raises
-    BackboneUnreachable when the gateway does not answer for 60 s, Refused when the key is not valid, and
+    BackboneUnreachable when the gateway does not answer for 60 s, and Refused when the key is not valid. Raises
     TrunklineError for any other failure, such as no `finish` within an hour.
     """
     give_up_at = time.monotonic() + GIVE_UP_S

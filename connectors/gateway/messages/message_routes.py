@@ -74,8 +74,9 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
     async def send_message(write: WriteRequest, body: MessageEnvelope) -> Response:
         """Put a message into the mailbox of its recipient, which by default is the hub.
 
-        The answer comes when the message is stored. The answer is 404 for an unknown recipient, 403 when the
-        caller may not write to the recipient, and 409 when the idempotency key was used for another message.
+        The answer comes when the message is stored. The answer is 404 for an unknown recipient, and 403 when
+        the caller may not write to the recipient. It is 409 when the idempotency key was used for another
+        message.
         """
         _check_policy(hub, write.caller, body, MESSAGES)
         message = _message(write.caller, body, write.request_id)
