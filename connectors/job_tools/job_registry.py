@@ -75,7 +75,7 @@ def cancel_job(
     Args:
         publisher: appends the record.
         job_id: the job.
-        reason: why the job is cancelled, for its delegator.
+        reason: why the job is cancelled, a short text that may be empty.
         request_id: a repeated cancellation with the same id is a duplicate; None: a new id.
 
     Raises:

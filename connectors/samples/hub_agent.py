@@ -177,7 +177,7 @@ def hub_client(environment: Mapping[str, str]) -> httpx2.Client:
 
     `environment` has the variables TRUNKLINE_HUB_URL and TRUNKLINE_AGENT_TOKEN, and perhaps TRUNKLINE_CA_CERTS.
     Raises KeyError when one of the first two is missing. Raises UsageError, which does not show the token, when
-    one of them is invalid.
+    one of them is invalid, and SettingsError for a certificate file that cannot be read.
     """
     url, token = environment[HUB_URL_VARIABLE], environment[AGENT_TOKEN_VARIABLE]
     try:

@@ -65,8 +65,8 @@ def main() -> int:
     """Work on the job that environment variables name, and return the exit code of the process.
 
     TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET name the job. Standard input has the instructions, one per line.
-    The code is 0 when all instructions were carried out. After an error, which is printed to standard error, it
-    is the error's own code.
+    The code is 0 when the instructions were carried out, also after `fail` and `quit`. After an error, which is
+    printed to standard error, it is the error's own code.
     """
     try:
         job, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")

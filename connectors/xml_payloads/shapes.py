@@ -217,8 +217,9 @@ _MISSING: Final = dataclasses.MISSING
 class Slot:
     """A field of a dataclass as an XML element named `tag`.
 
-    The element occurs any number of times if `is_list`, at most once if `is_optional` or with a default, and
-    once otherwise. `default` is `dataclasses.MISSING` for a field without one.
+    The element occurs any number of times if `is_list`. Otherwise it occurs at most once if `is_optional` or if
+    the field has a default, and exactly once if neither. `default` is `dataclasses.MISSING` for a field without
+    one.
     """
 
     name: str
@@ -237,7 +238,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Record:
-    """A dataclass as an XML element: its fields as child elements, in their order, and by tag."""
+    """A dataclass as an XML element with one child element for each field.
+
+    `slots` has the fields in their order, and `by_tag` has them by the tag that lxml gives the child element.
+    """
 
     cls: type
     slots: tuple[Slot, ...]

@@ -39,11 +39,11 @@ class ConversationMessage:
     Attributes:
         message_id: The id of the message.
         sender: The name of its sender.
-        to: The recipient, if the listener itself sent it.
+        to: The recipient, if the listener itself sent the message; else None.
         kind: The root tag of its payload.
         body: The payload as XML text.
         is_own: Whether the listener itself sent the message.
-        in_reply_to: The id of the message that it answers, or None.
+        in_reply_to: The id of the message that this one answers, or None.
     """
 
     message_id: str

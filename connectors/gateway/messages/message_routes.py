@@ -76,7 +76,7 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
 
         The answer comes when the message is stored. The answer is 404 for an unknown recipient, and 403 when
         the caller may not write to the recipient. It is 409 when the idempotency key was used for another
-        message.
+        message, and 429 when too many messages wait for a listener.
         """
         _check_policy(hub, write.caller, body, MESSAGES)
         message = _message(write.caller, body, write.request_id)

@@ -22,7 +22,8 @@ log = structlog.stdlib.get_logger(__name__)
 class BrokerOverlays:
     """The distinct per-job brokers of all live jobs, for the MQTT bridge, which connects to each. Thread-safe.
 
-    A job's broker never changes, so it is read from the live view once and then kept.
+    A job's broker never changes, so each is read from the live view once and then kept. `keyring` opens the
+    secrets of jobs.
     """
 
     def __init__(self, live_view: LiveView, keyring: Keyring) -> None:

@@ -59,8 +59,8 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
     async def register_job(write: WriteRequest, body: JobRequest) -> Response:
         """Register a job. The answer contains its id and the secret with which its events are signed.
 
-        The answer comes when the job is stored, and when the broker accepts its MQTT account or another second
-        is over. It is 409 when the idempotency key was used for another job.
+        The answer comes when the job is stored, after at most another second for the job's MQTT account. It is
+        409 when the idempotency key was used for another job.
         """
         job_id, secret, settled = await register(hub, write, body)
         await hub.tell_registered(job_id)
