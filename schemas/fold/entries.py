@@ -21,17 +21,17 @@ APART: Final = "id/"
 class Entries:
     """The entries of one stream, and the pending changes of the record that is being settled.
 
-    The fold calls `get`, `put`, `delete` and `with_prefix`. Then `settle` calls `keep` for an accepted record
-    and `drop` for any other, so only accepted records change a stream. A runner (the gateway or a Spark job)
-    calls `take_writes` to get the changes that it must store. Keys are short ASCII text; values are bytes.
-    Not thread-safe.
+    While a record is settled, the fold of its kind calls `get`, `put`, `delete` and `with_prefix`. Then
+    `schemas.streams.fold.settle` calls `keep` for an accepted record and `drop` for any other, so only accepted
+    records change a stream. A runner (the gateway or a Spark job) calls `take_writes` to get the changes that
+    it must store. Keys are short ASCII text; values are bytes. Not thread-safe.
 
     Args:
         stored: the stored entries, which are copied. `None` means none. Entries whose keys begin with `APART`
             (`id/`) may be missing if `fetch` is given.
         fetch: returns the bytes of one stored entry by its key, or `None` if there is no such entry. It is
-            called only for keys that begin with `APART` and are not in `stored`. Pass no `fetch` if `stored`
-            is complete.
+            called only for keys that begin with `APART` and are not in `stored`. Pass no `fetch` if `stored` is
+            complete.
     """
 
     __slots__ = ("_apart", "_fetch", "_keys", "_pending", "_stored", "_unsaved")
@@ -51,16 +51,21 @@ class Entries:
             self.load(key, value)
 
     def load(self, key: str, value: bytes) -> None:
-        """Add an entry read from storage. It is not a change, so `take_writes` does not return it.
+        """Add an entry that was read from storage. It is not a change, so `take_writes` does not return it.
 
-        The stream must not yet have an entry with this key.
+        `value` has the stored bytes. Call it only for a key that the stream does not have yet; this is not
+        checked.
         """
         (self._apart if key.startswith(APART) else self._stored)[key] = value
         if self._keys is not None:
             self._keys = None
 
     def get(self, key: str) -> bytes | None:
-        """Return the bytes of the entry `key`, or `None` if it does not exist. Pending changes are included."""
+        """Return the bytes of the entry `key`, or `None` if it does not exist. Pending changes are included.
+
+        For a key that begins with `id/` and is not in memory, the constructor's `fetch` is called, which may
+        read from storage.
+        """
         if key in self._pending:
             return self._pending[key]
         if not key.startswith(APART):
@@ -71,11 +76,11 @@ class Entries:
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """Set the entry `key` to `value`. The change is pending until `keep` or `drop` is called."""
+        """Set the entry `key` to `value`. The change is pending: `keep` applies it, and `drop` discards it."""
         self._pending[key] = value
 
     def delete(self, key: str) -> None:
-        """Delete the entry `key`, if any. The change is pending until `keep` or `drop` is called."""
+        """Delete the entry `key`, if any. The change is pending: `keep` applies it, and `drop` discards it."""
         self._pending[key] = None
 
     def with_prefix(self, prefix: str) -> Iterator[str]:
@@ -96,7 +101,10 @@ class Entries:
         )
 
     def keep(self) -> None:
-        """Apply the pending changes. `settle` calls this when it has accepted the record that made them."""
+        """Apply the pending changes. The next call of `take_writes` returns them, too.
+
+        `schemas.streams.fold.settle` calls this when it has accepted the record that made the changes.
+        """
         for key, value in self._pending.items():
             if key.startswith(APART):
                 self._keep_one(self._apart, key, value)
@@ -124,7 +132,11 @@ class Entries:
             del keys[bisect_left(keys, key)]
 
     def drop(self) -> None:
-        """Discard the pending changes. `settle` calls this when the record was a duplicate or rejected."""
+        """Discard the pending changes.
+
+        `schemas.streams.fold.settle` calls this when the record that made the changes was a duplicate or
+        rejected.
+        """
         if self._pending:
             self._pending = {}
 
@@ -138,14 +150,16 @@ class Entries:
         return writes
 
     def stored(self) -> dict[str, bytes]:
-        """Return all entries by key, without the pending changes and without entries not yet fetched.
+        """Return the entries that are in memory, by key, without the pending changes. Storage is not read.
 
+        They are all entries of the stream if this object was created without `fetch`. Otherwise entries may be
+        missing whose keys begin with `id/`: `get` reads them through `fetch` and does not keep them in memory.
         The caller must not modify the result.
         """
         return {**self._stored, **self._apart} if self._apart else self._stored
 
     def copy(self) -> Entries:
-        """Return an independent copy of the applied entries.
+        """Return an independent copy of the entries in memory, with the same `fetch`.
 
         The copy has no pending changes, and its `take_writes` returns only changes made to the copy.
         """
@@ -168,12 +182,21 @@ class StructEntries(Generic[T]):
         self._decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(self, entries: Entries, rest: str = "") -> T | None:
-        """Return the decoded value of the entry `self.key + rest`, or `None` if there is no such entry."""
+        """Return the decoded value of the entry `self.key + rest`, or `None` if there is no such entry.
+
+        `rest` is the part of the key that distinguishes entries with the same prefix, such as the name of a
+        listener. It is empty if there is only one such entry. Raises msgspec.MsgspecError if the stored bytes
+        are not a `T`.
+        """
         raw = entries.get(self.key + rest)
         return None if raw is None else self._decode(raw)
 
     def write(self, entries: Entries, value: T, rest: str = "") -> None:
-        """Set the entry `self.key + rest` to `value`. The change is pending until the record is accepted."""
+        """Set the entry `self.key + rest` to `value`. The change is pending until the record is accepted.
+
+        `rest` is the part of the key that distinguishes entries with the same prefix. It is empty if there is
+        only one such entry.
+        """
         entries.put(self.key + rest, self._encode(value))
 
 

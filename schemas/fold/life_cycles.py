@@ -33,9 +33,9 @@ def wrong_state(transitions: Transitions, status: str, what: str, why: str | Non
 
     Args:
         transitions: the states of the stream's kind, each with the states that may follow it.
-        status: the state of the stream before the record.
+        status: the state of the stream before the record, one of the keys of `transitions`.
         what: the noun for the thing in that state, such as `job`. It appears in the explanation.
-        why: the explanation if the state is not terminal. `None` means `the <what> is <status>`.
+        why: the explanation for a state that is not terminal. `None` means `the <what> is <status>`.
 
     Returns:
         A rejection with the reason `after_terminal` if `status` is terminal, else `illegal_transition`.

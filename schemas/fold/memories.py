@@ -66,7 +66,10 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
         return duplicate(status) if seen == "same" else rejected(SEQ_CONFLICT, why, status)
 
     def add(self, ce_id: str, body: dict[str, Any]) -> None:
-        """Remember a request for which `seen` returned `new`. Forgets the oldest if there are more than 256."""
+        """Remember a request for which `seen` returned `new`. Forgets the oldest if there are more than 256.
+
+        `ce_id` and `body` are the CloudEvents id and the decoded body of the request's record, as for `seen`.
+        """
         self.digests[_digest(ce_id.encode("utf-8"))] = content_digest(body)
         if len(self.digests) > REQUESTS_KEPT:
             del self.digests[next(iter(self.digests))]
@@ -131,7 +134,10 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
         return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
 
     def add(self, seq: int, digest: bytes) -> None:
-        """Remember a seq for which `seen` returned `new`. Forgets the lowest if there are more than 256."""
+        """Remember a seq for which `seen` returned `new`. Forgets the lowest if there are more than 256.
+
+        `digest` is the 16-byte digest of the event's content, as for `seen`.
+        """
         self.digests[seq] = digest
         if len(self.digests) > DIGESTS_KEPT:
             del self.digests[min(self.digests)]
@@ -141,7 +147,7 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
 
 
 def content_digest(body: dict[str, Any]) -> bytes:
-    """Return a 16-byte digest of the canonical JSON of `body`. Equal bodies have equal digests."""
+    """Return a 16-byte digest of a decoded body's canonical JSON. Equal bodies have equal digests."""
     return _digest(canonical(body))
 
 

@@ -26,7 +26,10 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 def changed(row: Row) -> Change:
-    """Return the `Change` that writes `row` to its view, for the `changes` of an outcome."""
+    """Return the `Change` that writes `row` to its view, for the argument `changes` of `accepted`.
+
+    Nothing is written yet: the runner writes the changes of accepted records to the views.
+    """
     return Change(row.VIEW, row.key, row)
 
 
