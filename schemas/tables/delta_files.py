@@ -26,7 +26,7 @@ _BYTES_READ: Final = 1024 * 1024
 
 
 def table_storage(path: str) -> FileSystem:
-    """Return an Arrow file system whose root is the folder of a Delta table.
+    """Return an Arrow file system whose root is the folder of a Delta table. Nothing is read or created.
 
     `path` is a local path or a URI of an object store.
     """
@@ -49,6 +49,9 @@ def dataset_of(table: DeltaTable) -> ds.Dataset:
 def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> ds.Dataset:
     """Return a lazy Arrow dataset of all rows of some Parquet files of a Delta table.
 
+    Rows are read only when the caller scans the dataset. A missing file raises OSError: at this call for a
+    local table, otherwise at the scan.
+
     Args:
         storage: the file system of the table, by `table_storage`.
         paths: the files, relative to the root of `storage`.
@@ -63,7 +66,8 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
     """Yield all rows of `table`, file by file, in batches of at most `rows` rows with the given columns.
 
     Use it to read a table in little memory: only one batch is decoded at once. Arrow's own scanner decodes
-    whole row groups, which takes gigabytes with long texts.
+    whole row groups, which takes gigabytes with long texts. The batches have the columns in the order of
+    `columns`. A table without rows yields nothing.
     """
     dataset = dataset_of(table)
     schema = pa.schema([dataset.schema.field(name) for name in columns])

@@ -57,9 +57,10 @@ def noted_switch(settings: Settings) -> str | None:
 def check_fold_version(settings: Settings) -> None:
     """Check at a program's start that the ledger was settled by the fold version of this program.
 
+    Returns at once if there is no ledger, or a ledger without rows.
+
     Raises:
-        Refused: it was settled by another version. The message says what to do. Without a ledger, the check
-            passes.
+        Refused: another version settled the ledger. The message says what to do.
     """
     ledger = _ledger(settings)
     found = None if ledger is None else version_of(ledger)
@@ -75,10 +76,10 @@ def check_switch(record_type: str | None, verdict: str, value: bytes | None) -> 
     Args:
         record_type: the type of the record. `None` if its headers are invalid.
         verdict: the verdict on the record.
-        value: the body of the record.
+        value: the body of the record. `None` if the record has none.
 
     Raises:
-        Refused: the record is such a switch. The message says what to do.
+        Refused: the record is an accepted switch to a newer version. The message says what to do.
     """
     if record_type == CONTROL_FOLD_SWITCHED and verdict == ACCEPTED and value is not None:
         to_version = int(orjson.loads(value)["to_version"])

@@ -27,7 +27,7 @@ _ROWS_AT_ONCE: Final = 1000
 def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
     """Convert ledger rows to one Arrow record batch with the columns of the ledger (`LEDGER_ARROW`).
 
-    An empty sequence gives an empty batch.
+    An empty sequence gives an empty batch. A `sent_at` that is not a time becomes null.
     """
     if not rows:
         return pa.RecordBatch.from_pylist([], schema=LEDGER_ARROW)
@@ -58,14 +58,14 @@ def rows_between(
 ) -> Iterator[LedgerRow]:
     """Read the ledger rows of one Kafka partition and yield them in the order of offsets.
 
-    All rows of the range are in memory at once, so choose a small range.
+    All rows of the range are in memory at once, so choose a small range. Offsets without a row are skipped.
 
     Args:
-        dataset: the ledger, or some of its files.
+        dataset: the ledger, or some of its files, by `dataset_of` or `dataset_of_files`.
         partition: the Kafka partition.
         first: the first offset of the range.
         end: the offset after the last one of the range.
-        columns: the columns to read. The other fields of each row are None.
+        columns: the names of the columns to read. The other fields of each row are None.
     """
     names = [name for name in COLUMNS if name in columns]
     at = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)

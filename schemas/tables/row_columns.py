@@ -31,7 +31,8 @@ _TYPES: Final = {
 def columns_of(*row_types: type[Any]) -> pa.Schema:
     """Return the Arrow schema of a table whose rows have the fields of all these classes, in their order.
 
-    A field whose type hint allows `None` becomes a nullable column.
+    A field whose type hint allows `None` becomes a nullable column. Raises KeyError for a type hint that has no
+    Arrow type in this module.
     """
     hints = {one: get_type_hints(one, include_extras=True) for one in row_types}
     return pa.schema([_field(name, hints[one][name]) for one in row_types for name in one.__match_args__])
@@ -46,7 +47,9 @@ def _field(name: str, hint: object) -> pa.Field:
 def with_comments(schema: pa.Schema, *row_types: type[Any]) -> pa.Schema:
     """Return a copy of `schema` whose columns have comments: the docstrings below the fields of `row_types`.
 
-    Use it to create a Delta table. A write with such a schema adds no comments to an existing table.
+    `row_types` are the row classes from which `columns_of` made the schema. A column without a docstring is
+    left unchanged. Use the result to create a Delta table: a later write with such a schema adds no comments to
+    an existing table.
     """
     comments = {name: text for one in row_types for name, text in _docstrings(one)}
     return pa.schema(

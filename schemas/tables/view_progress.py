@@ -46,8 +46,9 @@ class ViewProgress(msgspec.Struct, frozen=True):
     def commit_properties(self) -> CommitProperties:
         """Return the properties with which a commit of the table `stream_entries` stores this progress.
 
-        They contain it twice: as JSON in the metadata, and as Delta transaction versions. For `NO_PROGRESS`
-        they are empty. Pass them to the write of delta-rs.
+        They contain it twice: as JSON in the metadata, and as Delta transaction versions. They are empty for
+        `NO_PROGRESS`, the progress of views without any record. Pass them to delta-rs as the argument
+        `commit_properties` of the write.
         """
         if self == NO_PROGRESS:
             return CommitProperties()
