@@ -54,7 +54,7 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: str
 
     def text(self) -> bytes:
-        """Return the anchor as a line of the anchors file: canonical JSON with a line end."""
+        """Return the anchor as a line of the anchors file: canonical JSON in UTF-8, with the line end."""
         return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
 
 
@@ -98,7 +98,8 @@ def _signed_bytes(statement: Statement) -> bytes:
 def read_anchors(path: Path) -> list[Anchor | None]:
     """Read an anchors file and return one anchor for each line, or None for a line that cannot be parsed.
 
-    A crash while a line was written may leave such a line. Signatures are not verified. Raises OSError.
+    A crash while a line was written may leave such a line. Signatures are not verified. Raises OSError if the
+    file does not exist or cannot be read.
     """
     found: list[Anchor | None] = []
     for text in path.read_bytes().splitlines():
@@ -132,7 +133,7 @@ def load_anchor_key(path: Path) -> Ed25519PrivateKey:
 
     Raises:
         UsageError: other users can read the file, or it has no Ed25519 private key.
-        FileNotFoundError: the file does not exist.
+        OSError: the file does not exist (FileNotFoundError) or cannot be read.
     """
     if path.stat().st_mode & 0o077:
         raise UsageError(f"audit.key_file: {path} is readable by others; run: chmod 600 {path}")
@@ -148,8 +149,10 @@ def load_anchor_key(path: Path) -> Ed25519PrivateKey:
 def public_keys_in(path: Path) -> dict[str, Ed25519PublicKey]:
     """Return the public keys in a PEM file, mapped from their key ids, to verify anchors.
 
-    After a change of keys the file contains several keys, one after the other. Raises UsageError if the file
-    cannot be read, has no key, or has a key that is not Ed25519.
+    After a change of keys the file contains several keys, one after the other.
+
+    Raises:
+        UsageError: the file cannot be read, has no key, or has a key that is not Ed25519.
     """
     found = {}
     try:

@@ -113,7 +113,7 @@ class ChainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: ChainEntry
 
     def text(self) -> bytes:
-        """Return the entry as a line of the chain file: canonical JSON with a line end."""
+        """Return the entry as a line of the chain file: canonical JSON in UTF-8, with the line end."""
         return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
 
 
@@ -137,8 +137,8 @@ def partition_root(partition: int, offsets: tuple[int, int], leaves: list[bytes]
 def commit_root(partitions: Iterable[PartitionRoot]) -> str:
     """Return the Merkle root over the partitions of one commit, in hex.
 
-    Each leaf is the hash of a `PartitionRoot`: its partition, first, last and rows as eight bytes each, and its
-    root.
+    `partitions` are the roots of the rows that the commit added, in the order of partitions. Each leaf is the
+    hash of a `PartitionRoot`: its partition, first, last and rows as eight bytes each, and its root.
     """
     leaves = []
     for at in partitions:
@@ -153,12 +153,15 @@ def roots_text(roots: Iterable[PartitionRoot]) -> str:
 
 
 def read_roots(texts: Iterable[str]) -> list[PartitionRoot]:
-    """Decode the texts that Spark tasks made with `roots_text`. Return all their roots in one list."""
+    """Decode the texts that Spark tasks made with `roots_text`. Return all their roots in one list.
+
+    Raises msgspec.DecodeError for any other text.
+    """
     return [root for text in texts for root in _parse_roots(text)]
 
 
 def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
-    """Return the chain entry for a micro-batch that is to be committed to the ledger.
+    """Return the chain entry for a micro-batch that is to be committed to the ledger. Nothing is stored yet.
 
     Args:
         head: The last entry of the chain, or the start of a chain without entries.
@@ -185,7 +188,10 @@ def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Ite
 
 
 def commit_metadata(entry: ChainEntry) -> dict[str, object]:
-    """Return the object that is stored under the key `audit` in the metadata of the entry's commit."""
+    """Return the object to store under the key `audit` in the metadata of the commit that `entry` is about.
+
+    It has two keys: `entry` with the fields of the entry, and `value` with the hash of the entry.
+    """
     return {"entry": msgspec.to_builtins(entry, str_keys=True), "value": entry.value()}
 
 
@@ -200,7 +206,10 @@ class LogPart(NamedTuple):
 
 
 def lines_in_log(storage: FileSystem, after_version: int = -1) -> LogPart:
-    """Return the chain entries in the commits that Delta's transaction log still has.
+    """Return the chain entries in the commits that Delta's transaction log still has, in the order of versions.
+
+    A commit without a readable entry is left out. An empty list means that no commit has one, or that there is
+    no log.
 
     Args:
         storage: the file system of the ledger, by `table_storage`.

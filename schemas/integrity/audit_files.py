@@ -10,13 +10,13 @@ from schemas.settings.settings import Settings
 def chain_file(settings: Settings, table: str) -> Path:
     """Return the path of the audit chain's file for the ledger with the Delta table id `table`.
 
-    A ledger that is created anew has another id, and so a chain file of its own.
+    The file may not exist yet. A ledger that is created anew has another id, and so a chain file of its own.
     """
     return (settings.audit.chain_dir or settings.data_path / "audit") / f"chain-{table}.ndjson"
 
 
 def anchors_file(settings: Settings) -> Path:
-    """Return the path of the file with the signed anchors of the audit chain."""
+    """Return the path of the file with the signed anchors of the audit chain. The file may not exist yet."""
     return (settings.audit.anchors_dir or settings.data_path / "anchors") / "anchors.ndjson"
 
 

@@ -25,7 +25,7 @@ def leaf_hash(data: bytes) -> bytes:
 def level_above(level: Sequence[bytes]) -> list[bytes]:
     """Return the next level of a Merkle tree: one node for each pair of nodes of `level`.
 
-    `level` has at least two nodes. An odd last node moves up unchanged.
+    `level` has at least two nodes, which are hashes of 32 bytes. An odd last node moves up unchanged.
     """
     pairs = zip(level[::2], level[1::2], strict=False)
     above = [sha256(NODE + left + right).digest() for left, right in pairs]
@@ -35,9 +35,9 @@ def level_above(level: Sequence[bytes]) -> list[bytes]:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Return the Merkle root of `leaves`, which are hashes, in their order.
+    """Return the Merkle root (32 bytes) over `leaves`, which are hashes that `leaf_hash` returns, in order.
 
-    Without leaves it is the SHA-256 of no bytes.
+    Without leaves, the root is the SHA-256 of no bytes.
     """
     if not leaves:
         return EMPTY_ROOT
@@ -49,6 +49,9 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
 def root_and_level(leaves: Sequence[bytes], most: int) -> tuple[bytes, list[bytes], int]:
     """Return the Merkle root of `leaves` and a small level of the tree, to find where two trees differ.
+
+    `leaves` are hashes that `leaf_hash` returns, in order. `most` is the largest number of nodes of the level,
+    at least 1.
 
     Returns:
         The root, the lowest level that has at most `most` nodes, and the number of leaves below each of its
