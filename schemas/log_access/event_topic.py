@@ -72,11 +72,12 @@ def partition_for(key: bytes, partitions: int) -> int:
 def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
     """Check that one of Kafka's bootstrap servers accepts a connection, with TLS if the settings say so.
 
-    Call it before you create a kafka-python client: a client that cannot connect leaves its thread behind.
-    `timeout_s` is the timeout for each server, in seconds.
+    Call it before you create a kafka-python client: a client that cannot connect leaves its thread behind. The
+    servers are tried one after the other, each for at most `timeout_s` seconds. The connection is closed again.
 
     Raises:
         BackboneUnreachable: no server accepts a connection.
+        SettingsError: a certificate or key for TLS cannot be used.
     """
     last: OSError | None = None
     context = kafka_context(kafka)
@@ -110,7 +111,10 @@ def _client(kafka: KafkaSettings, client_class: Any, **options: Any) -> Iterator
 def admin_client(kafka: KafkaSettings) -> AbstractContextManager[Any]:
     """Return a context manager that opens a kafka-python admin client and closes it at the end of the block.
 
-    `BackboneUnreachable` is raised if Kafka does not answer, and for any Kafka error inside the block.
+    It connects when the block begins, and waits about 10 s for an answer.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer, or a Kafka error was raised inside the block.
     """
     timeout_ms = int(REACH_TIMEOUT_S * 1000)
     return _client(kafka, KafkaAdminClient, client_id="trunkline-topic", request_timeout_ms=timeout_ms)
@@ -134,12 +138,14 @@ def topic_config(kafka: KafkaSettings) -> dict[str, str]:
 def check_topic(settings: Settings) -> None:
     """Check that the log's topic in Kafka exists and agrees with the settings. Call it when a program starts.
 
-    It compares the partition count, the epoch, the timestamp type and the limit for a record's size.
+    It compares the partition count, the epoch, the timestamp type and the limit for a record's size. Nothing is
+    changed or created.
 
     Raises:
         BackboneUnreachable: Kafka does not answer, reported within about 10 s.
         TopicMissingError: There is no such topic; LogLostError if the ledger has its records.
         TopicMismatchError: Topic and settings differ; LogUnfinishedError while the log is being rebuilt.
+        SettingsError: A certificate, a key or the password for Kafka cannot be used.
     """
     kafka = settings.kafka
     with admin_client(kafka) as admin:
@@ -175,13 +181,14 @@ def check_topic(settings: Settings) -> None:
 
 
 def check_log_is_not_lost(settings: Settings) -> None:
-    """Check that the ledger is empty before a missing topic is created.
+    """Check that the ledger is empty before a missing topic is created. Returns if there is no ledger, too.
 
     If the ledger has rows, Kafka's data was lost. In a new topic, new records would get offsets that other
     records in the ledger already have.
 
     Raises:
         LogLostError: the ledger has rows. The message says how to rebuild the log.
+        OSError: the ledger cannot be read.
     """
     from schemas.tables.delta_files import (
         has_rows,  # a late import: most programs that check the topic need no tables

@@ -158,9 +158,9 @@ def spark_security(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
-    """Explain a failed TLS handshake with Kafka.
+    """Return a phrase for an error message that explains why a TLS handshake with Kafka failed.
 
-    Returns a phrase for an error message, with the likely cause and the setting to check.
+    The phrase gives the likely cause and the setting to check. `error` is the error of the handshake.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
@@ -180,7 +180,7 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
     Args:
         kafka: the settings of Kafka.
         error: the error that the client raised.
-        where: text after the address in the message, such as the client's action. Empty by default.
+        where: text after Kafka's address in the message, such as `, topic 'trunk.events'`. Empty by default.
     """
     said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
     # kafka-python does not report why it could not begin. A server did answer: `reach_kafka` ran before.
@@ -197,10 +197,15 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
 
 
 def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where: str) -> BackboneUnreachable:
-    """Return an exception to raise when librdkafka reported an error, as `unreachable` does for other clients.
+    """Return an exception to raise when a confluent-kafka client (librdkafka) failed or got no answer.
 
-    `error` is None if librdkafka reported none and Kafka did not answer in time. `where` is text after the
-    address in the message.
+    The message names Kafka's address, the error and the setting to check. If the cause is unclear, this
+    function may connect to Kafka (up to 2 s) to find out whether it speaks TLS.
+
+    Args:
+        kafka: the settings of Kafka.
+        error: the error that librdkafka reported. `None` means that Kafka did not answer in time.
+        where: text after Kafka's address in the message, such as `, topic 'trunk.events'`. It may be empty.
     """
     code, said = (None, "no answer") if error is None else (error.code(), error.str())
     if code == KafkaError._AUTHENTICATION:
