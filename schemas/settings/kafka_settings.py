@@ -20,13 +20,15 @@ _TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
 def default_password_file(data_path: Path) -> Path:
     """Return the path of the password file that `./trunkline up` creates for the stack's own Kafka.
 
-    `data_path` is the data directory as an absolute path. The file may not exist.
+    The path is `keys/kafka.password` below `data_path`, the absolute data directory. The file may not exist.
     """
     return data_path / "keys" / "kafka.password"
 
 
 def check_text(name: str, value: str) -> None:
     """Check that `value` can be used as a Kafka user name or password.
+
+    `name` is the setting or file that has the value.
 
     Raises:
         ValueError: `value` is empty, or contains a quote, a backslash or a character that is not printable

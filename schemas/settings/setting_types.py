@@ -107,12 +107,13 @@ Listener = tuple[str, str, int]
 
 
 def listener_at(setting: str, servers: str) -> Iterator[Listener]:
-    """Yield the `Listener` of a server that runs on this machine, for `check_ports_differ`.
+    """Yield the triple `(setting, host, port)` of a server that runs on this machine, for `check_ports_differ`.
+
+    Nothing is yielded for a host other than loopback, nor for a list of several addresses.
 
     Args:
         setting: the name of the setting that has the address.
-        servers: the address, as `HOST:PORT`. Nothing is yielded for a host other than loopback, nor for a list
-            of several addresses.
+        servers: the address, as `HOST:PORT`.
     """
     host, _, port = servers.rpartition(":")
     if host in _LOOPBACK:
@@ -122,7 +123,8 @@ def listener_at(setting: str, servers: str) -> Iterator[Listener]:
 def check_ports_differ(listeners: Iterable[Listener]) -> None:
     """Check that no two servers of this machine are set to listen on the same port of the same address.
 
-    Port 0 means that there is no such server.
+    `listeners` has one triple for each server: the name of its setting, its host and its port. Port 0 means
+    that there is no such server.
 
     Raises:
         ValueError: two have the same port and their addresses overlap. The message names both settings.

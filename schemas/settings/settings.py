@@ -129,7 +129,7 @@ class Settings(Section):
 
     @property
     def key_file(self) -> Path:
-        """The file with the master keys (mode 0600), unless `master_key` has them."""
+        """The path of the file (mode 0600) with the master keys, unless `master_key` contains them."""
         return self.master_key_file or self.data_path / "keys" / "master.json"
 
     @property
@@ -188,11 +188,11 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
     Args:
         environ: The environment variables. None means those of this process.
         file: The settings file. None means the file that the variable `TRUNKLINE_CONF` names, or else
-            `conf/trunkline.yaml`.
+            `conf/trunkline.yaml`. Only that last one may be missing.
 
     Raises:
-        SettingsError: A setting is wrong or unknown. The message names it. A misspelt section in the name of a
-            variable is an error, too.
+        SettingsError: The file cannot be read or contains a secret, or a setting is wrong or unknown. The
+            message names it. A misspelt section in the name of a variable is an error, too.
     """
     values, _ = _collect(environ, file)
     try:
@@ -206,7 +206,16 @@ def setting_origins(environ: Mapping[str, str] | None = None, file: Path | None 
     """Return the source of each setting that the settings file or the environment sets.
 
     The keys are names such as `kafka.topic`. The values are the name of the environment variable or the path of
-    the file. Settings with their default are absent. For the arguments, see `load_settings`.
+    the file. Settings with their default are absent. The values of settings are not validated.
+
+    Args:
+        environ: The environment variables. None means those of this process.
+        file: The settings file. None means the file that the variable `TRUNKLINE_CONF` names, or else
+            `conf/trunkline.yaml`.
+
+    Raises:
+        SettingsError: The file cannot be read, is not a mapping or contains a secret. It is also raised for the
+            name of a variable that has a setting in the place of a section.
     """
     return _collect(environ, file)[1]
 
@@ -275,7 +284,8 @@ def settings_environment(settings: Settings) -> dict[str, str]:
     """Return the environment variables (`TRUNKLINE__…`) that pass these settings to a child process.
 
     With them, `load_settings` in the child returns equal settings. Only values that differ from the defaults
-    are included. Secrets are included, too, because they must never be arguments of a command.
+    are included. Secrets are included, too, because they must never be arguments of a command. The environment
+    of this process does not change.
     """
     found: dict[str, str] = {}
 
