@@ -27,7 +27,7 @@ def carries_token(document: dict[str, Any]) -> bool:
 
 
 def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
-    """Replace an unsafe `detail` and `data.auth_token` of a decoded event by `[masked]`, if it has them.
+    """Return a decoded event with an unsafe `detail` and a `data.auth_token` replaced by `[masked]`.
 
     A `detail` is unsafe if `unsafe_pattern` finds a path or a secret in it, or if it is an object or array.
 

@@ -121,8 +121,8 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
     def headers(self, now: datetime | None = None) -> list[tuple[str, bytes]]:
         """Return the Kafka headers of the record as pairs of name and value, in a fixed order.
 
-        `now` (UTC) becomes `ce_time`. `None` means the current time. `ce_time` is only information, because the
-        fold uses Kafka's append time.
+        `now` (UTC) becomes the header `ce_time`. `None` means the current time. The header is only information,
+        because the fold uses Kafka's append time.
         """
         moment = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         found = [
@@ -143,9 +143,10 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
 
 
 def content_id(*parts: bytes) -> str:
-    """Return an id derived from content: the SHA-256 of all parts, in hex. Equal parts give the same id.
+    """Return an id derived from content: the SHA-256 of all parts in hex. Equal parts give the same id.
 
-    Each part is preceded by its length as eight bytes, so that different divisions give different ids.
+    Each part is preceded by its length as eight bytes, so that the same bytes divided otherwise give another
+    id.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -158,7 +159,7 @@ def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
     """Return `record`, or a shortened copy if its body is longer than `limit_bytes`.
 
     The copy has the first 1 KiB of the body, and the original size and SHA-256 in its headers. The fold rejects
-    it as `too_large`.
+    the copy as `too_large`. A door calls this function before it appends a record.
     """
     size = len(record.value)
     if size <= limit_bytes:
@@ -173,7 +174,10 @@ def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
 
 
 def refused_stream(door: str) -> str:
-    """Return the stream key `refused/<door>`, for input that the door cannot assign to another stream."""
+    """Return the stream key `refused/<door>`, for input that the door cannot assign to another stream.
+
+    Raises ValueError if `door` is not a valid name (`is_name`).
+    """
     return stream_key(REFUSED, door)
 
 

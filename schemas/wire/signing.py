@@ -44,7 +44,7 @@ class Signer:
         self._outer = hashlib.sha256(key.translate(_OUTER))
 
     def hexdigest(self, data: bytes) -> str:
-        """Return the signature (MAC) of `data` as 64 lower-case hex digits."""
+        """Return the signature (HMAC-SHA256) of `data` as 64 lower-case hex digits."""
         inner = self._inner.copy()
         inner.update(data)
         outer = self._outer.copy()
@@ -62,10 +62,11 @@ class Signer:
 
 
 def base64_bytes(text: str) -> bytes | None:
-    """Decode a base64 text. Return `None` if it is not the canonical base64 of any bytes.
+    """Decode a base64 text. Return `None` if the text is invalid or not in canonical form.
 
-    Only one text is accepted for the same bytes. Otherwise a replayed request could use another text for the
-    same signature and look like a new request.
+    The canonical form is the text that Python's `b64encode` returns for the bytes. Only one text is thus
+    accepted for the same bytes. Otherwise a replayed request could use another text for the same signature and
+    look like a new request.
     """
     try:
         given = base64.b64decode(text.encode("ascii"), validate=True)
@@ -75,7 +76,10 @@ def base64_bytes(text: str) -> bytes | None:
 
 
 def signed_bytes(event: dict[str, Any]) -> bytes:
-    """Return the bytes that are signed or verified: the canonical JSON of `event` without `data.hmac_sig`."""
+    """Return the bytes of a job event that are signed: its canonical JSON without `data.hmac_sig`.
+
+    `event` is the decoded event and does not change.
+    """
     data = event.get("data")
     if isinstance(data, dict) and SIGNATURE_FIELD in data:
         event = {**event, "data": {k: v for k, v in data.items() if k != SIGNATURE_FIELD}}
@@ -83,9 +87,9 @@ def signed_bytes(event: dict[str, Any]) -> bytes:
 
 
 def sign_event(event: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Return a copy of `event` with its signature in `data.hmac_sig`.
+    """Return a copy of the job event `event` with its signature in `data.hmac_sig`.
 
-    `event["data"]` must be an object. An old signature in it is replaced.
+    `secret` is the secret of the job. `event["data"]` must be an object. An old signature in it is replaced.
     """
     signature = Signer(secret).hexdigest(signed_bytes(event))
     return {**event, "data": {**event["data"], SIGNATURE_FIELD: signature}}

@@ -122,7 +122,7 @@ class WireBody(BaseModel):
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
-    """Validate a decoded body against its model.
+    """Validate a decoded body against the model of its record type.
 
     Returns:
         The first fault as `field: reason`, without quoting the input, or None if the body is valid.
