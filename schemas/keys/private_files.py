@@ -37,8 +37,9 @@ def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
 def make_first(path: Path, text: str) -> None:
     """Create the file `path` (mode 0600) with the content `text`, synced to disk. Keep an existing file.
 
-    If several programs call it at once, exactly one creates the file. The caller then reads the file to get the
-    content that won. A missing folder is created with mode 0700. Raises OSError.
+    If several programs call it at once, exactly one creates the file. No result says which. The caller
+    therefore reads the file to get the valid content. A missing folder is created with mode 0700. Raises
+    OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A link does not replace a file, so the first program's file stays.
@@ -49,8 +50,8 @@ def make_first(path: Path, text: str) -> None:
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write `data` to the file `path` atomically. By default only its owner can read the file.
 
-    A reader finds the old content or the new one, also after a power cut. The folder must exist.
-    Raises OSError.
+    A reader finds the old content or the new one, also after a power cut. `mode` is the mode of the new file.
+    Raises OSError, also if the folder does not exist.
     """
     with _draft(path, data, mode) as draft:
         draft.replace(path)

@@ -76,7 +76,8 @@ class Keyring:
     def each(self) -> Iterator[Keyring]:
         """Yield this keyring, then copies of it in which each other key is active, the newest key first.
 
-        Use it with `derive` to find the key under which a value was derived earlier.
+        Use it to find the master key under which a value was derived earlier: call `derive` on each keyring and
+        compare the result with the value or its hash.
         """
         yield self
         yield from (self.under(key_id) for key_id in reversed(self._ciphers) if key_id != self.active)
@@ -85,7 +86,8 @@ class Keyring:
     def oldest(self) -> Keyring:
         """A copy of this keyring in which the oldest key is active.
 
-        A rotation adds keys and activates one, so what this copy derives stays the same.
+        A rotation adds keys and activates one of them. The oldest key stays, so `derive` of this copy returns
+        the same bytes after a rotation.
         """
         return self.under(next(iter(self._ciphers)))
 
@@ -127,16 +129,22 @@ class Keyring:
             raise UnsealError("sealed for something else, or changed") from error
 
     def job_signer(self, sealed: str, job_id: str) -> Signer:
-        """Open a job's sealed secret and return a `Signer` that signs and verifies its events with it.
+        """Open a job's sealed secret and return a `Signer` that signs and verifies the job's events with it.
 
-        Up to 50,000 signers are cached. Raises UnsealError.
+        `sealed` is the text that `seal` made of the secret for this job. Up to 50,000 signers are cached.
+
+        Raises:
+            UnsealError: the keyring lacks the key, or the text was sealed for another job or changed.
         """
         return self.signer(sealed, job_secret_purpose(job_id))
 
     def signer(self, sealed: str, purpose: str) -> Signer:
         """Open a secret sealed for `purpose` and return a `Signer` that signs and verifies with it.
 
-        Up to 50,000 signers are cached. Raises UnsealError.
+        `sealed` is the text that `seal` made of the secret. Up to 50,000 signers are cached.
+
+        Raises:
+            UnsealError: the keyring lacks the key, or the text was sealed for another purpose or changed.
         """
         known = self._signers.get(sealed)
         # Compare the purpose as well: another registration may contain a copy of the sealed text.
@@ -151,22 +159,28 @@ class Keyring:
 
 
 def sealed_by(sealed: str) -> str:
-    """Return the id of the master key under which the text `sealed` is sealed. Does not open it."""
+    """Return the id of the master key under which the text `sealed`, made by `Keyring.seal`, is sealed.
+
+    The text is neither decrypted nor checked, and the keyring may lack the key.
+    """
     return sealed.partition(":")[0]
 
 
 def job_secret_purpose(job_id: str) -> str:
-    """Return the purpose for sealing and opening the secret with which a job's events are signed."""
+    """Return the `purpose` to pass to `Keyring.seal` and `Keyring.open` for the secret of a job.
+
+    The job's agent signs events with this secret.
+    """
     return f"job-secret/{job_id}"
 
 
 def mqtt_agent_secret_purpose(agent_name: str) -> str:
-    """Return the purpose for sealing and opening the secret of an agent that is connected over MQTT."""
+    """Return the `purpose` to pass to `Keyring.seal` and `Keyring.open` for the secret of an agent on MQTT."""
     return f"mqtt-agent-secret/{agent_name}"
 
 
 def broker_password_purpose(host: str | None, port: int | None, username: str | None) -> str:
-    """Return the purpose for sealing and opening the password of a per-job broker.
+    """Return the `purpose` to pass to `Keyring.seal` and `Keyring.open` for the password of a per-job broker.
 
     It contains the broker's host, port and user name, empty where one is None (unset for this job). A copy of
     the sealed password in a record with another host therefore cannot be opened.
@@ -175,9 +189,10 @@ def broker_password_purpose(host: str | None, port: int | None, username: str | 
 
 
 def value_purpose(topic: str, partition: int, offset: int) -> str:
-    """Return the purpose for sealing and opening the original value of a record that is masked in the ledger.
+    """Return the `purpose` to pass to `Keyring.seal` and `Keyring.open` for the original of a masked value.
 
-    The three arguments are the record's position in Kafka.
+    The ledger stores the masked value and the sealed original. The three arguments are the position of the
+    record in Kafka.
     """
     return f"value/{topic}/{partition}/{offset}"
 
@@ -213,10 +228,14 @@ def load_keyring(settings: Settings) -> Keyring:
 
 
 def ensure_keyring(settings: Settings) -> Keyring:
-    """Read the master keys as `load_keyring` does. First create them if this installation has none.
+    """Read the master keys of this installation. Create them first if there are none.
 
-    If there is neither a key in the environment nor the file `key_file`, the file is created (mode 0600) with
-    one new random key. Raises SettingsError, OSError.
+    If there is neither a key in the environment (`TRUNKLINE__MASTER_KEY`) nor the file `key_file`, the file is
+    created (mode 0600) with one new random key.
+
+    Raises:
+        SettingsError: the file is readable by other users, or the content is not a keyring.
+        OSError: the file cannot be created or read.
     """
     path: Path = settings.key_file
     if settings.master_key is None and not path.exists():

@@ -23,7 +23,8 @@ def keep_files_private() -> None:
 def user_umask() -> int:
     """Return the user's own umask, for child processes that run commands which the user configured.
 
-    It is the umask before the first call of `keep_files_private`. If that is unknown, the result is 077.
+    It is the umask before the first call of `keep_files_private`, in this process or the one that started it.
+    If that is unknown, the result is 077.
     """
     try:
         return int(os.environ[USER_UMASK_VARIABLE], 8) & 0o777
