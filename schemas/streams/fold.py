@@ -51,12 +51,13 @@ def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
     code becomes a rejection with the reason `fold_failed`.
 
     Args:
-        record: the record to settle.
-        entries: the state of the record's stream. It is changed only if the record is accepted.
+        record: the record to settle, as it was read from Kafka.
+        entries: the state of the record's stream. It is changed only if the record is accepted. The caller
+            stores the changes, which `entries.take_writes` returns.
         keyring: the master keys that open the sealed secrets of jobs and agents.
 
     Returns:
-        The verdict, its reason, and the rows of views that the record changes.
+        The verdict, its reason, and the rows of views that the record changes. The caller writes the rows.
     """
     try:
         settled = _settle(record, entries, keyring)

@@ -106,6 +106,12 @@ def verify(public_key_pem: str, timestamp: str, body: bytes, signature: str) -> 
 
     Never raises: an invalid key, timestamp or signature gives `False`. The caller must also check that the
     timestamp is within 300 s of the present time and that the signature was not used before.
+
+    Args:
+        public_key_pem: the agent's public key in PEM.
+        timestamp: the text of the header `X-Timestamp`: seconds since 1970 UTC in decimal.
+        body: the body of the request.
+        signature: the text of the header `X-Signature`, in base64.
     """
     given = signature_bytes(signature)
     if given is None or timestamp_seconds(timestamp) is None or not isinstance(body, bytes):

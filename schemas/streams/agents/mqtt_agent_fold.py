@@ -70,7 +70,8 @@ def settle_mqtt_agent(given: FoldInput) -> Outcome:
     """Settle a record about an agent on MQTT: update the stream state, return verdict and changed rows.
 
     The record registers the agent, removes it, or is a message that the agent published (`agent.said`). A
-    message is accepted only with a valid signature by the agent's secret.
+    message is accepted only with a valid signature by the agent's secret. `settle_agent` calls it with a
+    checked body. The changed state is discarded if the record is not accepted.
     """
     known = _ENTRY.read(given.entries)
     if given.type == AGENT_SAID:
@@ -133,7 +134,7 @@ def _keep(given: FoldInput, agent: MqttAgentEntry, *, late: bool) -> Outcome:
 
 
 def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:
-    """Return the secret of an agent that is registered for MQTT, or `None` if it is not registered.
+    """Return the secret with which an agent on MQTT signs its messages, or `None` if it is not registered now.
 
     Args:
         name: the name of the agent.
@@ -150,10 +151,10 @@ def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | No
 
 
 def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
-    """Return the sealed secret of an agent if the request `request_id` was the last to register it for MQTT.
+    """Return an agent's sealed secret if the request `request_id` was the last to register the agent for MQTT.
 
-    Returns `None` if another request did, or if the agent was never registered. `entries` are those of the
-    stream `agent/<name>`.
+    Returns `None` if another request did, or if the agent was never registered. The secret is also returned if
+    the registration was removed later. `entries` are those of the stream `agent/<name>`.
     """
     agent = _ENTRY.read(entries)
     return agent.sealed_secret if agent is not None and agent.request_id == request_id else None

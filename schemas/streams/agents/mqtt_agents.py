@@ -118,6 +118,8 @@ def registration_record(
 ) -> OutgoingRecord:
     """Return the record `agent.mqtt_registered`, ready to append, which registers an agent for MQTT.
 
+    The fold rejects the record as `illegal_transition` if another request has registered the agent already.
+
     Args:
         agent_name: the name of the agent.
         secret: the secret with which the agent signs its messages. The record contains it sealed.
@@ -150,14 +152,17 @@ def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]
 
 
 def said_bytes(said: dict[str, Any]) -> bytes:
-    """Return the bytes of an `agent.said` payload that are signed: its canonical JSON without `hmac_sig`."""
+    """Return the bytes of an `agent.said` payload that are signed: its canonical JSON without `hmac_sig`.
+
+    `said` is the decoded payload and does not change.
+    """
     return canonical({key: value for key, value in said.items() if key != SIGNATURE_FIELD})
 
 
 def sign_said(said: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Sign an `agent.said` payload with the agent's secret. Return a copy with the signature in `hmac_sig`.
+    """Return a copy of an `agent.said` payload with its signature by the agent's secret in `hmac_sig`.
 
-    An existing signature is replaced.
+    `said` is the payload with the fields of `AgentSaid`. An existing signature is replaced.
     """
     return {**said, SIGNATURE_FIELD: Signer(secret).hexdigest(said_bytes(said))}
 

@@ -85,6 +85,7 @@ def settle_participant(given: FoldInput) -> Outcome:
     """Settle a record about a participant: update the stream state, return verdict and changed rows.
 
     The record lets the agent join, updates or stops it, adds or removes a key, or notes a signed call.
+    `settle_agent` calls it with a checked body. The changed state is discarded if the record is not accepted.
     """
     known, ce_id, body = _PARTICIPANT.read(given.entries), given.envelope.ce_id, given.body
     if given.type == AGENT_CALLED:

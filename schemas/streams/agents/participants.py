@@ -69,6 +69,8 @@ def _pem(text: str) -> str:
 def key_id_of(public_key: str) -> str:
     """Return the id of a public key in PEM: the first 16 hex digits of the SHA-256 of its DER form.
 
+    Type and size of the key are not checked.
+
     Raises:
         ValueError: `public_key` is not a public key in PEM.
     """
@@ -194,13 +196,15 @@ def participant_record(
 ) -> OutgoingRecord:
     """Return a record about a participant with the given body, ready to append.
 
-    Its `ce_id` is derived from the request. The same request by the same principal has the same `ce_id`, even
-    with other content, so that the fold recognises the conflict.
+    The `ce_id` is derived from the record type, `origin`, the agent's name and the body's `request_id`. A
+    request that is sent again with other content thus has the same `ce_id`, and the fold rejects it as
+    `seq_conflict`. An `AgentCalled` has no `request_id`, so its `signature` is used instead.
 
     Args:
-        body: an instance of a class in `PARTICIPANT_MODELS`, which decides the record type.
-        ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means the derived
-            one.
+        body: an instance of a class in `PARTICIPANT_MODELS`, which decides the record type. Its `request_id`
+            usually comes from the client's idempotency key.
+        ce_id: a CloudEvents id to use instead of the derived one. The reactor passes one. `None` means the
+            derived one.
         origin: `door`, which appends the record, and `principal`, which made the request.
     """
     asked = body.request_id if isinstance(body, AgentRequest) else getattr(body, "signature", "")

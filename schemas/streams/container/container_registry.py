@@ -87,9 +87,10 @@ CONTAINER_MODELS: Final[dict[str, type[WireBody]]] = {CONTAINER_CHANGED: Contain
 
 
 def container_record(body: ContainerChange, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `container.changed`, ready to append. The same change has the same `ce_id`.
+    """Return the record `container.changed`, ready to append, which brings a container to a state.
 
-    `origin` is `door`, which appends the record, and `principal`, the host on which the launcher runs.
+    The `ce_id` is derived from `origin` and the whole body, so a change that is recorded again has the same
+    `ce_id`. `origin` is `door`, which appends the record, and `principal`, the host on which the launcher runs.
     """
     stream = stream_key(CONTAINER, body.container)
     return body.record(CONTAINER_CHANGED, stream, body.value().decode(), **origin)

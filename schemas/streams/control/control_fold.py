@@ -61,7 +61,8 @@ def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
 def switched_record(body: FoldSwitched) -> OutgoingRecord:
     """Return the record `control.fold_switched`, ready to append, which switches to another fold version.
 
-    The same switch has the same `ce_id`, so it is accepted once even if several programs append it.
+    The `ce_id` is derived from `body`. Several programs may therefore append the record of one switch: the fold
+    accepts it once, and the others are duplicates.
     """
     return body.record(CONTROL_FOLD_SWITCHED, FOLD_STREAM, door="stack", principal="operator")
 
@@ -88,18 +89,20 @@ def records_left(
 
 
 def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
-    """Return whether the last accepted switch of the fold version is that of `record`.
+    """Return whether the log has accepted the switch of the fold version in `record` as its last switch.
 
-    If so, it need not be appended again. `entries` is the state of the stream `control/fold`.
+    `record` is the result of `switched_record`, and `entries` is the state of the stream `control/fold`. False
+    means that the caller must append `record`.
     """
     return entries.get(_SWITCHED) == record.value
 
 
 def settle_control(given: FoldInput) -> Outcome:
-    """Settle a record of `control/<name>`: update the stream state, return verdict and changed rows.
+    """Settle a record of `control/<name>`: check the body, update the state, return verdict and changed rows.
 
     The name decides what the record is about: `topology`, `fold` or `organism`. The first topology is valid for
     good; a different one is rejected as `seq_conflict`. The fold version can only increase.
+    `schemas.streams.fold.settle` discards the changed state if the record is not accepted.
     """
     settle = _SETTLE_BY_NAME.get(given.name)
     if settle is None or (given.name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):

@@ -158,9 +158,11 @@ _TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
 def organism_record(body: _OrganismBody, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return a record that changes the listeners of the organism, ready to append.
 
+    The `ce_id` is derived from the body's `request_id` alone. The fold rejects another body with the same
+    `request_id` as `seq_conflict`.
+
     Args:
-        body: an instance of a class in `ORGANISM_MODELS`, which decides the record type. The record's `ce_id`
-            is derived from its `request_id` alone.
+        body: an instance of a class in `ORGANISM_MODELS`, which decides the record type.
         origin: `door`, which appends the record, and `principal`, which gave the command.
     """
     ce_id = content_id(ORGANISM.encode(), body.request_id.encode())

@@ -58,6 +58,7 @@ def settle_organism(given: FoldInput) -> Outcome:
     """Settle a record of `control/organism`: update the stream state, return verdict and changed rows.
 
     The record adds or removes a listener, or replaces all. `settle_control` has checked its body.
+    `schemas.streams.fold.settle` discards the changed state if the record is not accepted.
     """
     now, body, entries = given.now_us, given.body, given.entries
     digest = content_digest(body)

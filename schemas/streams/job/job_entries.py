@@ -119,10 +119,13 @@ def event_digest(content: bytes, signature: str, job_id: str, job: JobEntry, key
 
     Args:
         content: the bytes of the event that are signed (`signed_bytes`).
-        signature: the valid signature of the event, in hex.
+        signature: the signature of the event in hex, which `is_signed` has verified.
         job_id: the id of the job.
         job: the registration of the job, with its sealed secrets.
         keyring: the master keys that open the secrets.
+
+    Raises:
+        UnsealError: no master key opens the first secret.
     """
     if job.first_secret is not None:
         signature = keyring.job_signer(job.first_secret, job_id).hexdigest(content)

@@ -64,7 +64,8 @@ def settle_job(given: FoldInput) -> Outcome:
     """Settle a record of `job/<id>`: update the stream state, return verdict and changed rows.
 
     The record registers or cancels the job, lets a session pick it, reports an event, or rotates the secret. An
-    event is accepted only with a valid signature by the job's secret.
+    event is accepted only with a valid signature by the job's secret. `schemas.streams.fold.settle` calls it
+    with a checked body, and discards the changed state if the record is not accepted.
     """
     record_type, entries = given.envelope.type, given.entries
     if record_type == JOB_REGISTERED:
@@ -292,13 +293,16 @@ class JobGrant:
 def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | None:
     """Return a job's description, broker and opened secrets, for the session that picked it.
 
+    The caller must check that the session may have them: this function does not.
+
     Args:
         job_id: the id of the job.
         entries: the entries of the stream `job/<job_id>`.
         keyring: the master keys that open the secrets.
 
     Returns:
-        The grant, or `None` if the job was never registered.
+        The grant, or `None` if the job was never registered. A job that has ended has a grant, too, with an
+        empty description.
 
     Raises:
         UnsealError: no master key of `keyring` opens a secret of the job.

@@ -182,14 +182,17 @@ def registration_record(
 ) -> OutgoingRecord:
     """Return the record `job.registered`, ready to append, which registers a job.
 
+    The fold rejects the record as `seq_conflict` if a job with this id and another content is registered.
+
     Args:
         job_id: 8 lower-case hex digits.
-        secret: the secret with which the job's events are signed. The record contains it sealed.
+        secret: the secret with which the job's events are signed, by `new_secret`. The record contains it
+            sealed.
         description: the text of the job, at most `DESCRIPTION_LIMIT` characters.
         keyring: the master keys, of which the active one seals the secret.
         session: the only session that may pick the job. `None` means any.
         broker: the settings of the per-job broker. `None` means the common broker.
-        request_id: the id of the request, or `None` if it has none.
+        request_id: the id of the client's request, or `None` if it has none.
         notify: the events of which `principal` is notified. `None` means the job's end.
         door: the door that appends the record.
         principal: the principal that registers the job.
@@ -271,6 +274,9 @@ def rotation_record(
 
 def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
     """Return the record `job.picked`, ready to append, by which the session `session` takes a job.
+
+    The fold accepts the first pick. It rejects picks by other sessions, and a repeated one is a duplicate.
+    `door` appends the record, and `principal` makes the request.
 
     Raises:
         pydantic.ValidationError: the job id or the session's name is invalid.

@@ -85,15 +85,19 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     on_behalf_of: str | None = None
 
     def standing(self, now_us: int) -> str:
-        """Return the message's status at the time `now_us` (microseconds): `leased` or `unread`.
+        """Return the message's status at the time `now_us`: `leased` or `unread`.
 
-        A message whose lease has expired is `unread`, although `status` may still be `leased`.
+        `now_us` is in microseconds since 1970 UTC. A message whose lease has expired is `unread`, although the
+        attribute `status` may still be `leased`.
         """
         is_held = self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
         return LEASED if is_held else UNREAD
 
     def is_over(self, now_us: int) -> bool:
-        """Return whether the message has expired: `expires_at` is at or before `now_us` (microseconds)."""
+        """Return whether the message has expired: `expires_at` is at or before `now_us`.
+
+        `now_us` is in microseconds since 1970 UTC. A message without `expires_at` never expires.
+        """
         return self.expires_at is not None and has_come(self.expires_at, now_us)
 
 
@@ -121,7 +125,10 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
     ends: dict[int, int] = {}
 
     def begin(self, door: str, until_us: int) -> None:
-        """Add the lease of one message by `door`, which ends at `until_us` (microseconds since 1970 UTC)."""
+        """Count the lease of one message by `door`, which ends at `until_us` (microseconds since 1970 UTC).
+
+        The entry of the stream does not change until `MailboxEntries.put_leases` writes it.
+        """
         self.door = door
         self.ends[until_us] = self.ends.get(until_us, 0) + 1
 
@@ -138,7 +145,7 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def held(self) -> int:
-        """The number of messages that are leased."""
+        """The number of messages that `ends` counts as leased."""
         return sum(self.ends.values())
 
 
@@ -193,7 +200,7 @@ class MailboxEntries:
         return moment
 
     def known(self, message_id: str) -> KnownId | None:
-        """Return the data about a message id, or `None` if it is unknown.
+        """Return the data about a message id, or `None` if no message with this id is known.
 
         An id is known while its message is pending, and for a week after its posting.
         """
@@ -217,7 +224,10 @@ class MailboxEntries:
                 yield _decode_message(raw)
 
     def of_these(self, message_ids: Sequence[str]) -> list[PendingMessage]:
-        """Return those of the messages `message_ids` that are pending, in the order for handing them out."""
+        """Return those of the messages `message_ids` that are pending, in the order for handing them out.
+
+        Ids of unknown messages, and of messages with a final status, are ignored. A repeated id counts once.
+        """
         found = [
             message for message_id in set(message_ids) if (message := self.pending(message_id)) is not None
         ]
@@ -235,11 +245,14 @@ class MailboxEntries:
         self._entries.put(_shard_key(message_id), _encode(shard))
 
     def put(self, message: PendingMessage) -> None:
-        """Write a pending message whose fields were changed."""
+        """Write a pending message whose fields were changed.
+
+        `message_id`, `priority` and `posted_at` must be unchanged, because they form the key of its entry.
+        """
         self._entries.put(_key_of(message), _encode(message))
 
     def remove(self, message: PendingMessage) -> None:
-        """Remove a message from the pending ones, because it has reached a final status. Its id stays known."""
+        """Remove a message that has reached a final status. Its id stays known for a week after its posting."""
         self._entries.delete(_key_of(message))
 
     def leases(self) -> Leases:
@@ -263,7 +276,7 @@ class MailboxEntries:
         return is_closed_mailbox(self._entries)
 
     def put_closed(self, *, is_closed: bool) -> None:
-        """Close the mailbox for postings and leases, or open it again."""
+        """Close the mailbox for postings and leases if `is_closed` is true, else open it again."""
         if is_closed:
             self._entries.put(_CLOSED, bytes([ENTRY_VERSION]))
         elif self.is_closed:
@@ -279,13 +292,14 @@ class MailboxEntries:
         return [moment for moment in moments if moment > self.now_us - _MINUTE_US]
 
     def put_handed(self, moments: list[int]) -> None:
-        """Write the times that the next call of `handed_lately` returns, one for each message."""
+        """Replace the times that `handed_lately` returns: one per message, in microseconds since 1970 UTC."""
         self._entries.put(_HANDED, _encode(_Handed(ENTRY_VERSION, moments)))
 
     def requests(self, of: str) -> RequestMemory:
-        """Return one of the two memories of accepted requests.
+        """Return one of the mailbox's two memories of accepted requests. It is empty if none was stored.
 
         `of` is `OF_MAILBOX` for requests about the whole mailbox, or `OF_MESSAGE` for those about one message.
+        After a change, the caller stores the memory with `put_requests`.
         """
         raw = self._entries.get(of)
         return RequestMemory() if raw is None else _decode_requests(raw).memory
@@ -338,7 +352,10 @@ class MailboxEntries:
 
 
 def is_closed_mailbox(entries: Entries) -> bool:
-    """Return whether the mailbox with these entries is closed, so that no message may be posted or leased."""
+    """Return whether a mailbox is closed, so that no message may be posted or leased.
+
+    `entries` is the state of the stream `mailbox/<realm>/<agent>`. A mailbox without entries is open.
+    """
     return entries.get(_CLOSED) is not None
 
 

@@ -152,10 +152,14 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
 def claim_record(
     realm: str, recipient: str, request_id: str, limit: int = CLAIM_LIMIT, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record `message.claimed`, which hands out up to `limit` messages of a mailbox for good.
+    """Return the record `message.claimed`, ready to append, which hands out messages of a mailbox for good.
 
-    `recipient` is the mailbox's agent in `realm`. `request_id` identifies the request; a repeated request has
-    the same id.
+    It hands out up to `limit` messages of the mailbox of `recipient` in `realm`. They need no ack. `request_id`
+    identifies the request; a repeated request has the same id. `origin` is `door` and `principal` of the
+    reader.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid. `limit` is 1 to 1,000.
     """
     said = {"request_id": request_id, "limit": limit}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
@@ -164,10 +168,14 @@ def claim_record(
 def claim_of_record(
     realm: str, recipient: str, request_id: str, message_ids: Sequence[str], **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record `message.claimed` for given messages, at most 1,000 of one mailbox.
+    """Return the record `message.claimed`, ready to append, for the messages `message_ids` of one mailbox.
 
-    A door uses it to record messages that it has already handed out. `request_id` identifies the request; a
-    repeated request has the same id.
+    A door uses it to record messages that it has already handed out. The mailbox is that of `recipient` in
+    `realm`. The fold ignores messages that are not pending. `request_id` identifies the request; a repeated
+    request has the same id.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid. `message_ids` has 1 to 1,000 ids.
     """
     said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
@@ -186,19 +194,23 @@ def lease_record(
     from_closed: bool | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record `message.leased`, which hands out messages of a mailbox until they are acknowledged.
+    """Return the record `message.leased`, ready to append, which hands out messages for a limited time.
 
     Args:
         realm: the realm of the mailbox.
         recipient: the agent of the mailbox.
         request_id: the id of the request. A repeated request has the same id, and acks need it.
         limit: the largest number of messages to hand out.
-        lease_ms: the duration of the lease in milliseconds. Later, the messages may be handed out again.
+        lease_ms: the duration of the lease in milliseconds. Messages without an ack may then be handed out
+            again.
         message_ids: the only messages that may be handed out. `None` means all.
         held_most: the largest number of messages that may be leased at once. `None` means no limit.
         per_minute: the largest number of messages that such leases hand out in 60 s. `None` means no limit.
         from_closed: whether to lease even if the mailbox is closed. `None` means no.
         origin: `door`, which appends the record, and `principal`, which leases the messages.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid.
     """
     said = {
         "request_id": request_id,
@@ -213,9 +225,10 @@ def lease_record(
 
 
 def clearing_record(realm: str, recipient: str, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `mailbox.cleared`, which ends all pending messages of a mailbox as `cleared`.
+    """Return the record `mailbox.cleared`, ready to append, which ends all pending messages as `cleared`.
 
-    `request_id` identifies the request; a repeated request has the same id.
+    The mailbox is that of `recipient` in `realm`. `request_id` identifies the request; a repeated request has
+    the same id. Raises pydantic.ValidationError for an invalid argument.
     """
     return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, origin)
 
@@ -223,10 +236,18 @@ def clearing_record(realm: str, recipient: str, request_id: str, **origin: Unpac
 def gate_record(
     realm: str, recipient: str, request_id: str, *, is_open: bool, ce_id: str, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record that closes a mailbox for postings and leases, or opens it again.
+    """Return a record, ready to append, that closes a mailbox for postings and leases or opens it again.
 
-    `request_id` identifies the request; a repeated request has the same id. `ce_id` is the CloudEvents id,
-    which the reactor derives from the record that it reacts to.
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        request_id: the id of the request. A repeated request has the same id.
+        is_open: true opens the mailbox, false closes it.
+        ce_id: the CloudEvents id, which the reactor derives from the record that caused the change.
+        origin: `door`, which appends the record, and `principal`, which caused it.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid.
     """
     kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
     return _record(kind, realm, recipient, {"request_id": request_id}, origin, ce_id)
@@ -240,10 +261,18 @@ def ack_record(
     answers: Sequence[Message] | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record `message.acked`, by which a reader acknowledges a message that it leased.
+    """Return the record `message.acked`, ready to append, by which a reader acknowledges a message it leased.
 
-    Door and principal must be those of the lease, otherwise the fold rejects the record. `request_id` is the id
-    of the lease's request. `answers` are messages to send if the ack is accepted.
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        message_id: the id of the leased message.
+        request_id: the `request_id` of the lease.
+        answers: messages to send if the ack is accepted. `None` means none.
+        origin: the door and principal of the lease. The fold rejects the record for any other.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid, or there are more than 100 answers.
     """
     said = {"message_id": message_id, "request_id": request_id, "answers": answers or None}
     return _record(MESSAGE_ACKED, realm, recipient, said, origin)
@@ -259,11 +288,20 @@ def nack_record(
     is_no_attempt: bool | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record `message.nacked`, by which a reader gives back a message that it leased.
+    """Return the record `message.nacked`, ready to append, by which a reader gives back a message it leased.
 
-    Door and principal must be those of the lease, otherwise the fold rejects the record. `request_id` is the id
-    of the lease's request. A message is dead after three attempts; with `is_no_attempt`, this lease does not
-    count as one.
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        message_id: the id of the leased message.
+        request_id: the `request_id` of the lease.
+        reason: a short explanation, which may be empty.
+        is_no_attempt: whether this lease does not count as an attempt. A message is dead after three. `None`
+            means no.
+        origin: the door and principal of the lease. The fold rejects the record for any other.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid.
     """
     said = {
         "message_id": message_id,
@@ -283,27 +321,45 @@ def reclaim_record(
     ce_id: str | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
-    """Return the record `message.reclaimed`, which makes a message with an expired lease unread again.
+    """Return the record `message.reclaimed`, ready to append, which ends the expired lease of a message.
 
-    `request_id` is the id of the lease's request. `ce_id` is the CloudEvents id that the reactor chooses.
-    `None` means an id derived from the mailbox, the message and the request.
+    The message of the mailbox of `recipient` in `realm` is unread afterwards, or dead after three attempts. The
+    fold rejects the record if the lease has not expired.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        message_id: the id of the leased message.
+        request_id: the `request_id` of the lease.
+        ce_id: the CloudEvents id, which the reactor chooses. `None` means an id derived from mailbox, message
+            and request.
+        origin: `door`, which appends the record, and `principal`, which caused it.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid.
     """
     said = {"message_id": message_id, "request_id": request_id}
     return _record(MESSAGE_RECLAIMED, realm, recipient, said, origin, ce_id)
 
 
 def read_record(realm: str, recipient: str, message_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `message.read`, which ends a message that is not leased with the status `read`."""
+    """Return the record `message.read`, ready to append, which ends a message with the status `read`.
+
+    The message is in the mailbox of `recipient` in `realm`. The fold rejects the record if the message is
+    leased. `origin` is `door` and `principal` of the reader. Raises pydantic.ValidationError for an invalid
+    argument.
+    """
     return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, origin)
 
 
 def expiry_record(
     realm: str, recipient: str, message_id: str, *, ce_id: str | None = None, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
-    """Return the record `message.expired`, which ends a message whose `expires_at` has passed.
+    """Return the record `message.expired`, ready to append, which ends a message whose `expires_at` has passed.
 
-    `ce_id` is the CloudEvents id that the reactor chooses. `None` means an id derived from the mailbox and the
-    message.
+    The message is in the mailbox of `recipient` in `realm`. The fold rejects the record if the message is
+    leased or has not expired. `ce_id` is the CloudEvents id that the reactor chooses. `None` means an id
+    derived from the mailbox and the message. Raises pydantic.ValidationError for an invalid argument.
     """
     return _record(MESSAGE_EXPIRED, realm, recipient, {"message_id": message_id}, origin, ce_id)
 

@@ -180,18 +180,21 @@ class Message(WireBody):
 def posting_record(message: Message, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record `message.posted`, ready to append, which posts a message to its recipient's mailbox.
 
-    The id of the record is the message's id. `origin` is `door`, which appends the record, and `principal`.
+    The mailbox is that of `message.recipient` in `message.realm`. The `ce_id` is the message's id. The fold
+    rejects another message with the same id as `seq_conflict`. `origin` is `door`, which appends the record,
+    and `principal`.
     """
     stream = stream_key(MAILBOX, f"{message.realm}/{message.recipient}")
     return message.record(MESSAGE_POSTED, stream, ce_id=message.message_id, **origin)
 
 
 def has_come(time: str, now_us: int) -> bool:
-    """Return whether a point in time has passed.
+    """Return whether a point in time has passed. The result is true if it is exactly now.
 
     Args:
-        time: ISO 8601 in UTC with seconds and `Z`, such as `2026-11-21T10:00:00Z`.
-        now_us: the present time in microseconds since 1970 UTC. The result is true if both are equal.
+        time: ISO 8601 in UTC with seconds and `Z`, such as `2026-11-21T10:00:00Z`, checked by
+            `is_utc_timestamp`.
+        now_us: the present time in microseconds since 1970 UTC.
     """
     whole = datetime.fromisoformat(time[:19]) - _EPOCH
     # A time has up to nine fractional digits, so the comparison is in nanoseconds.
@@ -204,8 +207,18 @@ def verified_message(
 ) -> Message:
     """Return a message, ready for `posting_record`, whose sender the door has authenticated.
 
-    `fields` are further fields of `Message` by their names, such as `priority`. Raises
-    pydantic.ValidationError.
+    Args:
+        message_id: the id of the new message. A message that is posted again has the same id.
+        sender: the name of the sender.
+        recipient: the name of the recipient, without its realm.
+        kind: the kind of the message, a word that the sender chooses.
+        body: the text of the message, of the media type `content_type`.
+        content_type: the media type of `body`, such as `application/json`.
+        fields: further fields of `Message` by their names, such as `priority`. Without `realm`, the realm is
+            `default`.
+
+    Raises:
+        pydantic.ValidationError: a value is invalid, or there is no such field.
     """
     named = {"message_id": message_id, "from": sender, "from_verified": True, "to": recipient}
     return Message.model_validate({**named, "kind": kind, "body": body, "content_type": content_type, **fields})

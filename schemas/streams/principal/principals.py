@@ -123,10 +123,13 @@ def addition_record(
 ) -> OutgoingRecord:
     """Return the record `principal.added`, ready to append, which adds a user of the hub.
 
+    The fold rejects the record as `seq_conflict` if a principal with this name and another role or token
+    exists, or existed.
+
     Args:
         name: the name of the new principal.
         role: `operator`, `delegator`, `worker` or `viewer`.
-        token: the token of the new principal. The record contains only its hash.
+        token: the token of the new principal, by `new_token`. The record contains only its hash.
         door: the door that appends the record.
         principal: the principal that adds the new one.
 
@@ -142,7 +145,8 @@ def addition_record(
 def revocation_record(name: str, *, door: str = "http", principal: str = OPERATOR) -> OutgoingRecord:
     """Return the record `principal.revoked`, ready to append, which revokes the token of the principal `name`.
 
-    `door` appends the record, and `principal` is the one that revokes the token.
+    `door` appends the record, and `principal` is the one that revokes the token. The fold rejects the record as
+    `unknown_stream` if there is no principal with this name.
 
     Raises:
         pydantic.ValidationError: the name is invalid.
@@ -154,7 +158,8 @@ def revocation_record(name: str, *, door: str = "http", principal: str = OPERATO
 def settle_principal(given: FoldInput) -> Outcome:
     """Settle a record of `principal/<name>`: update the stream state, return verdict and changed rows.
 
-    A principal is added once, and its revocation is final.
+    A principal is added once, and its revocation is final. `schemas.streams.fold.settle` calls it with a
+    checked body, and discards the changed state if the record is not accepted.
     """
     known, body = _PRINCIPAL.read(given.entries), given.body
     if given.type == PRINCIPAL_ADDED:

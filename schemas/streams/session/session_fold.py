@@ -67,6 +67,8 @@ def settle_session(given: FoldInput) -> Outcome:
     """Settle a record of `session/<name>`: update the stream state, return verdict and changed rows.
 
     The record creates, stops or resumes the session, assigns a job to it, or reports that a job of it ended.
+    `schemas.streams.fold.settle` calls it with a checked body, and discards the changed state if the record is
+    not accepted.
     """
     session = _SESSION.read(given.entries)
     if session is None:

@@ -140,14 +140,15 @@ _TYPES: Final = {model: name for name, model in SESSION_MODELS.items()}
 def session_record(body: _SessionBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return a record about a session with the given body, ready to append.
 
-    Its `ce_id` is derived from the request. The same request by the same principal has the same `ce_id`, even
-    with other content, so that the fold recognises the conflict. For a body without a `request_id`, the `ce_id`
-    is derived from the content.
+    The `ce_id` is derived from the record type, `origin`, the session and the body's `request_id`. A request
+    that is sent again with other content thus has the same `ce_id`, and the fold rejects it as `seq_conflict`.
+    For a body without a `request_id`, the `ce_id` is derived from the whole body.
 
     Args:
-        body: an instance of a class in `SESSION_MODELS`, which decides the record type.
-        ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means the derived
-            one.
+        body: an instance of a class in `SESSION_MODELS`, which decides the record type. Its `request_id`
+            usually comes from the client's idempotency key.
+        ce_id: a CloudEvents id to use instead of the derived one. The reactor passes one. `None` means the
+            derived one.
         origin: `door`, which appends the record, and `principal`, which made the request.
     """
     request_id = getattr(body, "request_id", None)

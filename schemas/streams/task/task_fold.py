@@ -84,7 +84,8 @@ _token_row: Final = row_maker(TokenRow, TokenEntry)
 def settle_task(given: FoldInput) -> Outcome:
     """Settle a record of `task/<id>`: update the stream state, return verdict and changed rows.
 
-    The record creates, starts or ends the task, or revokes its token.
+    The record creates, starts or ends the task, or revokes its token. `schemas.streams.fold.settle` calls it
+    with a checked body, and discards the changed state if the record is not accepted.
     """
     task = _TASK.read(given.entries)
     if task is None:

@@ -190,10 +190,11 @@ _TYPES: Final = {model: name for name, model in TASK_MODELS.items()}
 
 
 def result_text(value: Any) -> str:
-    """Return the text in which a task's result, any JSON value, is stored.
+    """Return the text in which a task's result `value`, any JSON value, is stored.
 
     A string is stored unchanged, any other value as canonical JSON. A string that is itself valid JSON is
-    stored as a JSON string with quotes, so that `result_value` returns it as a string.
+    stored as a JSON string with quotes, so that `result_value` returns it as a string. Raises ValueError for
+    NaN, Infinity and lone surrogates.
     """
     if isinstance(value, str) and not _is_json(value):
         return value
@@ -201,7 +202,10 @@ def result_text(value: Any) -> str:
 
 
 def result_value(text: str) -> Any:
-    """Return the JSON value of a task's stored result. It is the inverse of `result_text`."""
+    """Return the JSON value of a task's result, of which `result_text` made the stored text `text`.
+
+    A text that is not JSON is returned unchanged, as a string.
+    """
     return decode(text.encode("utf-8"))[0] if _is_json(text) else text
 
 
@@ -219,15 +223,16 @@ def token_id_of(token_sha256: str) -> str:
 
 
 def task_record(body: _TaskBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return a record about a task with the given body, ready to append.
+    """Return a record about a task of the hub with the given body, ready to append.
 
-    Its `ce_id` is derived from the request. The same request by the same principal has the same `ce_id`, even
-    with other content, so that the fold recognises the conflict.
+    The `ce_id` is derived from the record type, `origin`, the task's id and the body's `request_id`. A request
+    that is sent again with other content thus has the same `ce_id`, and the fold rejects it as `seq_conflict`.
 
     Args:
-        body: an instance of a class in `TASK_MODELS`, which decides the record type.
-        ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means the derived
-            one.
+        body: an instance of a class in `TASK_MODELS`, which decides the record type. Its `request_id` usually
+            comes from the client's idempotency key.
+        ce_id: a CloudEvents id to use instead of the derived one. The reactor passes one. `None` means the
+            derived one.
         origin: `door`, which appends the record, and `principal`, which made the request.
     """
     stream = stream_key(TASK, body.task_id)

@@ -74,7 +74,8 @@ class ThreadOpened(WireBody):
 def thread_record(body: ThreadOpened, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record `thread.opened`, ready to append, which opens a thread.
 
-    `ce_id` is the CloudEvents id. `origin` is `door`, which appends the record, and `principal`.
+    `ce_id` is the CloudEvents id, which the reactor derives from the id of the thread. `origin` is `door`,
+    which appends the record, and `principal`, which caused it.
     """
     return body.record(THREAD_OPENED, stream_key(THREAD, body.thread), ce_id=ce_id, **origin)
 
@@ -82,7 +83,9 @@ def thread_record(body: ThreadOpened, ce_id: str, **origin: Unpack[Origin]) -> O
 def settle_thread(given: FoldInput) -> Outcome:
     """Settle a record of `thread/<id>`: update the stream state, return verdict and changed rows.
 
-    The first record opens the thread. A later one with another place in the tree is rejected as `seq_conflict`.
+    The first record opens the thread. A later one is a duplicate if it has the same place in the tree, else it
+    is rejected as `seq_conflict`. `schemas.streams.fold.settle` calls it with a checked body, and discards the
+    changed state if the record is not accepted.
     """
     body = given.body
     # Two gateways may record different first messages of a thread, but never different places in the tree.
