@@ -24,7 +24,7 @@ Transitions = Mapping[str, frozenset[str]]
 
 
 def terminal_states(transitions: Transitions) -> frozenset[str]:
-    """Return the states of `transitions` that no other state may follow, such as `completed`."""
+    """Return the terminal states of `transitions`, which no other state may follow, such as `completed`."""
     return frozenset(state for state, followers in transitions.items() if not followers)
 
 

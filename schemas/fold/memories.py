@@ -100,8 +100,9 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
             digest: a 16-byte digest of the event's content.
 
         Returns:
-            `new` for a seq to settle now. `same` if it was accepted with this content, `other` if with other
-            content. `too_old` if the memory can no longer tell.
+            `new` for a seq to settle now. `same` if it was accepted with this content, or was accepted and its
+            content is forgotten. `other` if it was accepted with other content. `too_old` if the memory can no
+            longer tell whether it was accepted.
         """
         if seq > self.last:
             return "new"
@@ -121,8 +122,9 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
             status: the status of the stream, which the outcome reports.
 
         Returns:
-            A duplicate if the seq was accepted with the same content. A rejection as `seq_conflict` if the
-            content differs, and as `too_late` if the memory can no longer tell. `None` if the seq is new.
+            A duplicate if the seq was accepted with the same content, or with content that is forgotten. A
+            rejection as `seq_conflict` if the content differs, and as `too_late` if the memory can no longer
+            tell. `None` if the seq is new.
         """
         seen = self.seen(seq, digest)
         if seen == "new":

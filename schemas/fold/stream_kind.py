@@ -50,7 +50,7 @@ class FoldInput(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def now_us(self) -> int:
-        """The fold's only clock: Kafka's append time of the record, in microseconds since 1970 UTC."""
+        """Kafka's append time of the record, in microseconds since 1970 UTC. The fold has no other clock."""
         return self.record.logged_at_us
 
     @property
