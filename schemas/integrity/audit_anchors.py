@@ -119,6 +119,8 @@ def key_id(key: Ed25519PublicKey) -> str:
 def ensure_anchor_key(path: Path) -> Ed25519PrivateKey:
     """Return the private key that signs anchors. Create the file `path` with a new key if it does not exist.
 
+    Only the owner can read the new file (mode 0600).
+
     Raises:
         UsageError: other users can read the file, or it has no Ed25519 private key.
         OSError: the file cannot be created or read.

@@ -274,7 +274,7 @@ def newest_entry(known: ChainEntry | None, lines: Iterable[ChainLine]) -> ChainE
         lines: the entries stored after it, in the order of versions.
 
     Returns:
-        The last entry that continues the chain: `known` itself if no line does.
+        The last entry that continues the chain. If no line continues it, `known` itself, which may be None.
     """
     for line in lines:
         follows = known is None or (line.entry.number, line.entry.previous) == (known.number + 1, known.value())

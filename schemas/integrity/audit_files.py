@@ -21,7 +21,7 @@ def anchors_file(settings: Settings) -> Path:
 
 
 def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
-    """Return whether the path `anchors` is inside `data_dir` or the folder of the tables.
+    """Return whether the anchors file `anchors` is inside `data_dir` or the folder of the tables.
 
     Callers warn about it: a person who can truncate the ledger there can truncate the anchors as well.
     """
@@ -32,10 +32,13 @@ def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
 
 
 def anchor_key_file(settings: Settings) -> Path:
-    """Return the path of the file (mode 0600) with the private key that signs anchors."""
+    """Return the path of the file (mode 0600) with the private key that signs anchors. It may not exist yet."""
     return settings.audit.key_file or settings.data_path / "keys" / "audit.pem"
 
 
 def anchor_public_key_file(settings: Settings) -> Path:
-    """Return the path of the file with the public key that verifies anchors. It is no secret."""
+    """Return the path of the file with the public key that verifies anchors. It is beside the private key.
+
+    The public key is no secret. The file may not exist yet.
+    """
     return anchor_key_file(settings).with_suffix(".pub")

@@ -40,8 +40,9 @@ def ledger_leaves(batch: pa.RecordBatch, columns: Sequence[str]) -> list[bytes]:
 
     Args:
         batch: ledger rows with all columns of the ledger (`LEDGER_ARROW`).
-        columns: the columns to hash, one of `ENCODINGS`. Columns that were added to the ledger later must be
-            null: a row with a value in one of them gets `NO_LEAF`.
+        columns: the columns to hash: the value in `ENCODINGS` for the encoding of the chain entry. Columns that
+            were added to the ledger later must be null: a row with a value in one of them gets `NO_LEAF`, 32
+            zero bytes.
     """
     if not batch.num_rows:
         return []
@@ -64,8 +65,9 @@ def ledger_leaves(batch: pa.RecordBatch, columns: Sequence[str]) -> list[bytes]:
 def encoded_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     """Return the bytes to hash for each row of `batch`, as an Arrow array of large binaries.
 
-    The encoding is described at the top of this module. The zero byte before each leaf is not included.
-    `columns` are the columns to encode, one of `ENCODINGS`.
+    They are a null flag for each column, then a number or a length for each column, then the texts. The top of
+    this module gives the details. The zero byte before each leaf is not included. `columns` are the columns to
+    encode, one of the values of `ENCODINGS`.
     """
     count, width = batch.num_rows, len(columns)
     head = np.zeros(count, dtype=[("there", "u1", (width,)), ("numbers", ">i8", (width,))])
