@@ -19,9 +19,9 @@ _TAGGED_USER: Final = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{8}")
 def job_user(job_id: str, secret: str) -> str:
     """Return the MQTT user name with which a job's publisher logs in.
 
-    It is the job's id for the first secret. For a secret that a rotation made, it is `<job id>.<tag>`. The tag
-    is the part of the secret before the point. Two users are needed because an MQTT user has one password, and
-    after a rotation both secrets are valid for a while.
+    It is the job's id for the secret of the registration. For a secret that a rotation made, it is `<job
+    id>.<tag>`. The tag is the part of the secret before the point. Two users are needed because an MQTT user
+    has one password, and after a rotation both secrets are valid for a while.
     """
     tag = _TAG.match(secret)
     return job_id if tag is None else f"{job_id}.{tag[1]}"

@@ -15,10 +15,11 @@ from schemas.settings.settings import SettingsError
 def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
     """Check that only the owner can read the file with the private key of a TLS certificate.
 
-    A file whose mode cannot be read passes: the code that opens it reports the error.
+    A file that is missing, or whose mode cannot be read, passes: the code that opens it reports the error.
 
     Args:
-        settings: the prefix of both settings in the message, such as `gateway.` for `gateway.keyfile`.
+        settings: the prefix of the setting's name in the error message, such as `gateway.` for
+            `gateway.keyfile`.
         certfile: the file with the certificate.
         keyfile: the file with the private key. None means that it is in `certfile`, too.
 

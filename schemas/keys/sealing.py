@@ -113,10 +113,10 @@ class Keyring:
     def open(self, sealed: str, purpose: str) -> bytes:
         """Decrypt a text that `seal` made for the same purpose, and return the plaintext.
 
-        The text may be sealed under any of the master keys; it names the key.
+        The text names the master key under which it is sealed. This may be any key of the keyring.
 
         Raises:
-            UnsealError: the keyring lacks its key, the purpose is another, or the text was changed.
+            UnsealError: the keyring lacks that key, the purpose is another, or the text was changed.
         """
         key_id, _, text = sealed.partition(":")
         cipher = self._ciphers.get(key_id)

@@ -13,8 +13,8 @@ USER_UMASK_VARIABLE: Final = "TRUNKLINE_USER_UMASK"
 def keep_files_private() -> None:
     """Set the umask of this process to 077, so that only the owner can read files that it creates.
 
-    The first program stores the user's umask in the environment variable `TRUNKLINE_USER_UMASK`. `user_umask`
-    reads it, also in child processes.
+    The umask before is stored in the environment variable `TRUNKLINE_USER_UMASK`, unless the variable is set
+    already. `user_umask` reads the variable, also in child processes.
     """
     before = os.umask(PRIVATE_UMASK)
     os.environ.setdefault(USER_UMASK_VARIABLE, f"{before:03o}")
