@@ -144,13 +144,19 @@ class Settings(Section):
 
     @property
     def gateway_url(self) -> str:
-        """The URL at which clients reach the gateway, without a slash at the end."""
+        """The URL at which clients reach the gateway, without a slash at the end.
+
+        It is the setting `gateway.url`. If that is unset, it is built from the gateway's host and port.
+        """
         own = address_at(self.http_scheme, self.gateway.host, self.gateway.port)
         return (self.gateway.url or own).rstrip("/")
 
     @property
     def mcp_server_url(self) -> str:
-        """The URL at which agents reach the agent MCP door, without a slash at the end."""
+        """The URL at which agents reach the agent MCP door, without a slash at the end.
+
+        It is the setting `agent_mcp.url`. If that is unset, it is built from the door's host and port.
+        """
         own = address_at(self.http_scheme, self.agent_mcp.host, self.agent_mcp.port)
         return (self.agent_mcp.url or own).rstrip("/")
 
@@ -174,7 +180,7 @@ class Settings(Section):
 
     @property
     def operator_token_file(self) -> Path:
-        """The file with the operator's token (mode 0600)."""
+        """The path of the file with the operator's token (mode 0600)."""
         return self.gateway.operator_token_file or self.data_path / "keys" / "operator.token"
 
     def table_path(self, table: str) -> str:
