@@ -27,13 +27,14 @@ def carries_token(document: dict[str, Any]) -> bool:
 
 
 def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
-    """Return a decoded event with an unsafe `detail` and a `data.auth_token` replaced by `[masked]`.
+    """Mask an unsafe `detail` and the field `data.auth_token` of a decoded event, in a copy of it.
 
-    A `detail` is unsafe if `unsafe_pattern` finds a path or a secret in it, or if it is an object or array.
+    The mask is the text `[masked]`. A `detail` is unsafe if `unsafe_pattern` finds a path or a secret in it, or
+    if it is an object or array. `document` itself does not change.
 
     Returns:
         The names of the masked fields, joined by commas, and the masked event as canonical JSON. `(None, None)`
-        if the event has nothing to mask. `document` itself does not change.
+        if the event has nothing to mask.
     """
     detail = document.get("detail")
     # The fold rejects a detail that is not text as malformed. Its content may be secret all the same.

@@ -78,7 +78,8 @@ def decode(value: bytes) -> tuple[Any, bool]:
         `canonical_plain` returns the same bytes again.
 
     Raises:
-        MalformedJsonError: the bytes are not JSON or break a rule of this module. The message names the rule.
+        MalformedJsonError: the bytes are not JSON, or break a rule of this module, such as a duplicate key. The
+            message names the rule.
     """
     try:
         document = orjson.loads(value)
@@ -90,10 +91,13 @@ def decode(value: bytes) -> tuple[Any, bool]:
 
 
 def decode_slowly(value: bytes) -> Any:
-    """Parse strict JSON with Python's parser, for all input that the fast path of `decode` cannot take.
+    """Parse strict JSON with Python's parser and return the document.
+
+    `decode` calls this for input that its fast path cannot take.
 
     Raises:
-        MalformedJsonError: the bytes are not JSON or break a rule of this module. The message names the rule.
+        MalformedJsonError: the bytes are not JSON, or break a rule of this module, such as a duplicate key. The
+            message names the rule.
     """
     try:
         text = value.decode("utf-8")

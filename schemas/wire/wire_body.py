@@ -146,7 +146,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def words_of(fault: Mapping[str, Any]) -> str:
-    """Return pydantic's message for one fault of a validation error, in correct words.
+    """Return pydantic's message for one fault of a validation error, corrected for the length of texts.
 
     Pydantic counts the length of some texts in "items". The result says "characters".
 
