@@ -56,9 +56,9 @@ _row: Final = row_maker(AgentRow, AgentEntry)
 def settle_agent(given: FoldInput) -> Outcome:
     """Settle a record of `agent/<name>`: update the stream state, return verdict and changed rows.
 
-    It defines an agent or removes the definition. A record about a participant or about MQTT is passed to
-    `settle_participant` or `settle_mqtt_agent`. `schemas.streams.fold.settle` calls it with a checked body, and
-    discards the changed state if the record is not accepted.
+    The record defines an agent or removes the definition. A record about a participant or about MQTT is passed
+    to `settle_participant` or `settle_mqtt_agent`. `schemas.streams.fold.settle` calls this function with a
+    checked body. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     if given.type in PARTICIPANT_MODELS:
         return settle_participant(given)

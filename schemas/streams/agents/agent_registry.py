@@ -78,11 +78,12 @@ AGENT_MODELS: Final[dict[str, type[AgentBody]]] = {AGENT_DEFINED: AgentDefined, 
 
 
 def change_cause(row: AgentRow | None) -> str:
-    """Return the argument `cause` for `definition_record` or `removal_record`.
+    """Return the text to pass as `cause` to `definition_record` or `removal_record`.
 
-    It is the time of the definition's last change as text. The id of the new record is derived from it and from
-    the new definition. If a definition changes from A to B and later again from A to B, the two records have
-    different ids. A record that is sent again has the same id.
+    The text is the time of the definition's last change, in microseconds since 1970 UTC. The `ce_id` of the new
+    record is derived from this text and the new definition. A record that is sent again thus has the same
+    `ce_id`. If a definition changes from A to B, back to A and to B again, the two records with B have
+    different ids.
 
     Args:
         row: the agent's current row, or `None` if the agent was never defined. The result is then empty.
@@ -97,7 +98,7 @@ def definition_record(body: AgentDefined, *, cause: str, **origin: Unpack[Origin
 
     Args:
         body: the definition.
-        cause: the result of `change_cause`, from which the record's id is derived.
+        cause: the result of `change_cause`. The record's `ce_id` is derived from it, `origin` and `body`.
         origin: `door`, which appends the record, and `principal`, which defines the agent.
     """
     return _record(AGENT_DEFINED, body, cause, origin)
@@ -108,7 +109,7 @@ def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> 
 
     Args:
         agent_name: the name of the agent.
-        cause: the result of `change_cause`, from which the record's id is derived.
+        cause: the result of `change_cause`. The record's `ce_id` is derived from it, `origin` and the name.
         origin: `door`, which appends the record, and `principal`, which removes the definition.
 
     Raises:

@@ -79,7 +79,8 @@ def key_id(public_key_pem: str) -> str:
     """Return the id of a public key in PEM: the first 16 hex digits of the SHA-256 of its DER form.
 
     Raises:
-        ValueError: it is no RSA key of 2048 to 8192 bits with an allowed exponent.
+        ValueError: `public_key_pem` is no RSA key of 2048 to 8192 bits with an odd exponent of at least 65537
+            and at most 64 bits.
     """
     return key_id_of(checked_public_key(public_key_pem))
 
@@ -93,7 +94,7 @@ def sign(private_key: rsa.RSAPrivateKey, timestamp: str, body: bytes) -> str:
         body: the body of the request.
 
     Raises:
-        ValueError: `timestamp` has another form.
+        ValueError: `timestamp` is not a decimal number of seconds.
     """
     if timestamp_seconds(timestamp) is None:
         raise ValueError("a timestamp is seconds since 1970 in decimal")

@@ -70,8 +70,8 @@ def settle_mqtt_agent(given: FoldInput) -> Outcome:
     """Settle a record about an agent on MQTT: update the stream state, return verdict and changed rows.
 
     The record registers the agent, removes it, or is a message that the agent published (`agent.said`). A
-    message is accepted only with a valid signature by the agent's secret. `settle_agent` calls it with a
-    checked body. The changed state is discarded if the record is not accepted.
+    message is accepted only with a valid signature by the agent's secret. `settle_agent` calls this function
+    with a checked body. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     known = _ENTRY.read(given.entries)
     if given.type == AGENT_SAID:

@@ -84,8 +84,9 @@ _key_row: Final = row_maker(AgentKeyRow, KeyEntry)
 def settle_participant(given: FoldInput) -> Outcome:
     """Settle a record about a participant: update the stream state, return verdict and changed rows.
 
-    The record lets the agent join, updates or stops it, adds or removes a key, or notes a signed call.
-    `settle_agent` calls it with a checked body. The changed state is discarded if the record is not accepted.
+    The record lets the agent join, updates or stops it, adds or removes a key, or records that the agent made a
+    signed call. `settle_agent` calls this function with a checked body. The changes of the stream state,
+    `given.entries`, count only if the record is accepted.
     """
     known, ce_id, body = _PARTICIPANT.read(given.entries), given.envelope.ce_id, given.body
     if given.type == AGENT_CALLED:

@@ -61,8 +61,8 @@ def settle_container(given: FoldInput) -> Outcome:
     """Settle a record of `container/<name>`: update the stream state, return verdict and changed rows.
 
     The record brings the container to a state. A container enters each state once, so a record with the same
-    state and content is a duplicate, even with another id. `schemas.streams.fold.settle` calls it with a
-    checked body, and discards the changed state if the record is not accepted.
+    state and content is a duplicate, even with another id. `schemas.streams.fold.settle` calls this function
+    with a checked body. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     body = given.body
     wanted, digest = body["state"], content_digest(body)

@@ -67,8 +67,9 @@ class ContainerRow(Row, frozen=True, gc=False):
 class ContainerChange(WireBody):
     """Body of `container.changed`: the launcher `launcher` brought the container to the state `state`.
 
-    `host`, `handle`, `port` and `error` leave the known value unchanged if they are `None`. `ContainerRow`
-    describes the fields.
+    `backend` is the kind of the launcher. `handle` is the process on `host`, as `tmux/<socket>/<name>` or
+    `process/<pid>/<start time>`. `error` says why the container failed. `host`, `handle`, `port` and `error`
+    leave the known value unchanged if they are `None`.
     """
 
     container: Name

@@ -72,10 +72,12 @@ def records_left(
 ) -> dict[str, dict[str, int]]:
     """Return how many records of the log are not yet in the ledger and not yet in the views.
 
-    Both must contain the whole log before the fold version is switched.
+    Both must contain the whole log before the fold version is switched. Partitions are given as texts, such as
+    `"0"`.
 
     Args:
-        reached: for `ledger` and for `views`, the first offset of each partition that is missing there.
+        reached: for `ledger` and for `views`, the first offset of each partition that is missing there. An
+            absent partition counts as 0.
         ends: the end offset of each partition of the log.
 
     Returns:
@@ -101,8 +103,8 @@ def settle_control(given: FoldInput) -> Outcome:
     """Settle a record of `control/<name>`: check the body, update the state, return verdict and changed rows.
 
     The name decides what the record is about: `topology`, `fold` or `organism`. The first topology is valid for
-    good; a different one is rejected as `seq_conflict`. The fold version can only increase.
-    `schemas.streams.fold.settle` discards the changed state if the record is not accepted.
+    good; a different one is rejected as `seq_conflict`. The fold version can only increase. The changes of the
+    stream state, `given.entries`, count only if the record is accepted.
     """
     settle = _SETTLE_BY_NAME.get(given.name)
     if settle is None or (given.name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):

@@ -57,8 +57,8 @@ _NONCES: Final = StructEntries("nonces", _Nonces)
 def settle_organism(given: FoldInput) -> Outcome:
     """Settle a record of `control/organism`: update the stream state, return verdict and changed rows.
 
-    The record adds or removes a listener, or replaces all. `settle_control` has checked its body.
-    `schemas.streams.fold.settle` discards the changed state if the record is not accepted.
+    The record adds or removes a listener, or replaces all. `settle_control` has checked its body. The changes
+    of the stream state, `given.entries`, count only if the record is accepted.
     """
     now, body, entries = given.now_us, given.body, given.entries
     digest = content_digest(body)

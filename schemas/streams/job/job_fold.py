@@ -64,8 +64,9 @@ def settle_job(given: FoldInput) -> Outcome:
     """Settle a record of `job/<id>`: update the stream state, return verdict and changed rows.
 
     The record registers or cancels the job, lets a session pick it, reports an event, or rotates the secret. An
-    event is accepted only with a valid signature by the job's secret. `schemas.streams.fold.settle` calls it
-    with a checked body, and discards the changed state if the record is not accepted.
+    event is accepted only with a valid signature by the job's secret. `schemas.streams.fold.settle` calls this
+    function with a checked body. The changes of the stream state, `given.entries`, count only if the record is
+    accepted.
     """
     record_type, entries = given.envelope.type, given.entries
     if record_type == JOB_REGISTERED:

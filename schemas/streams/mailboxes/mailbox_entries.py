@@ -236,7 +236,7 @@ class MailboxEntries:
     def add(self, message: PendingMessage, digest: bytes) -> None:
         """Add a new message and remember its id with `digest`, the digest of its content.
 
-        Ids stored in the same entry are forgotten if they are older than a week and not pending.
+        Some older ids are forgotten: those in the same entry that are older than a week and not pending.
         """
         shard, message_id = self._shard(message.message_id), message.message_id
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
@@ -360,10 +360,10 @@ def is_closed_mailbox(entries: Entries) -> bool:
 
 
 def expected_apart(record: Record) -> tuple[str, ...]:
-    """Return the keys of entries, stored apart (`id/…`), that the fold will probably read to settle `record`.
+    """Return the keys of the entries under `id/…` that the fold will probably read to settle `record`.
 
-    A runner may fetch these entries in advance. The result is a guess from the headers and affects only speed.
-    It is empty for records that post no message.
+    A runner may store these entries separately and fetch them in advance. The result is a guess from the
+    headers and affects only speed. It is empty for records that post no message.
     """
     if record.key is None or not record.key.startswith(_MAILBOXES) or record.header_names != STANDARD_HEADERS:
         return ()

@@ -71,8 +71,8 @@ def settle_mailbox(given: FoldInput) -> Outcome:
     """Settle a record of a mailbox: update the stream state, return verdict and changed rows.
 
     The record posts a message, hands messages out, ends a lease or a message, or concerns the whole mailbox.
-    `schemas.streams.fold.settle` calls it with a checked body, and discards the changed state if the record is
-    not accepted.
+    `schemas.streams.fold.settle` calls this function with a checked body. The changes of the stream state,
+    `given.entries`, count only if the record is accepted.
     """
     mailbox = MailboxEntries(given.name, given.entries, given.now_us)
     if given.type == MESSAGE_POSTED:

@@ -154,12 +154,17 @@ def claim_record(
 ) -> OutgoingRecord:
     """Return the record `message.claimed`, ready to append, which hands out messages of a mailbox for good.
 
-    It hands out up to `limit` messages of the mailbox of `recipient` in `realm`. They need no ack. `request_id`
-    identifies the request; a repeated request has the same id. `origin` is `door` and `principal` of the
-    reader.
+    The messages need no ack.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        request_id: the id of the request. A repeated request has the same id.
+        limit: the largest number of messages to hand out, 1 to 1,000.
+        origin: `door`, which appends the record, and `principal`, which gets the messages.
 
     Raises:
-        pydantic.ValidationError: an argument is invalid. `limit` is 1 to 1,000.
+        pydantic.ValidationError: an argument is invalid.
     """
     said = {"request_id": request_id, "limit": limit}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
@@ -170,12 +175,17 @@ def claim_of_record(
 ) -> OutgoingRecord:
     """Return the record `message.claimed`, ready to append, for the messages `message_ids` of one mailbox.
 
-    A door uses it to record messages that it has already handed out. The mailbox is that of `recipient` in
-    `realm`. The fold ignores messages that are not pending. `request_id` identifies the request; a repeated
-    request has the same id.
+    A door uses it to record messages that it has already handed out.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        request_id: the id of the request. A repeated request has the same id.
+        message_ids: 1 to 1,000 ids. The fold ignores messages that are not pending.
+        origin: `door`, which appends the record, and `principal`, which got the messages.
 
     Raises:
-        pydantic.ValidationError: an argument is invalid. `message_ids` has 1 to 1,000 ids.
+        pydantic.ValidationError: an argument is invalid.
     """
     said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
@@ -228,7 +238,8 @@ def clearing_record(realm: str, recipient: str, request_id: str, **origin: Unpac
     """Return the record `mailbox.cleared`, ready to append, which ends all pending messages as `cleared`.
 
     The mailbox is that of `recipient` in `realm`. `request_id` identifies the request; a repeated request has
-    the same id. Raises pydantic.ValidationError for an invalid argument.
+    the same id. `origin` is `door`, which appends the record, and `principal`, which made the request. Raises
+    pydantic.ValidationError for an invalid argument.
     """
     return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, origin)
 
@@ -323,16 +334,16 @@ def reclaim_record(
 ) -> OutgoingRecord:
     """Return the record `message.reclaimed`, ready to append, which ends the expired lease of a message.
 
-    The message of the mailbox of `recipient` in `realm` is unread afterwards, or dead after three attempts. The
-    fold rejects the record if the lease has not expired.
+    Afterwards the message is unread, or dead after three attempts. The fold rejects the record if the lease has
+    not expired.
 
     Args:
         realm: the realm of the mailbox.
         recipient: the agent of the mailbox.
         message_id: the id of the leased message.
         request_id: the `request_id` of the lease.
-        ce_id: the CloudEvents id, which the reactor chooses. `None` means an id derived from mailbox, message
-            and request.
+        ce_id: the CloudEvents id, which the reactor chooses. `None` means one derived from `origin` and the
+            other arguments.
         origin: `door`, which appends the record, and `principal`, which caused it.
 
     Raises:
@@ -346,8 +357,8 @@ def read_record(realm: str, recipient: str, message_id: str, **origin: Unpack[Or
     """Return the record `message.read`, ready to append, which ends a message with the status `read`.
 
     The message is in the mailbox of `recipient` in `realm`. The fold rejects the record if the message is
-    leased. `origin` is `door` and `principal` of the reader. Raises pydantic.ValidationError for an invalid
-    argument.
+    leased. `origin` is `door`, which appends the record, and `principal`, which read the message. Raises
+    pydantic.ValidationError for an invalid argument.
     """
     return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, origin)
 
@@ -358,8 +369,9 @@ def expiry_record(
     """Return the record `message.expired`, ready to append, which ends a message whose `expires_at` has passed.
 
     The message is in the mailbox of `recipient` in `realm`. The fold rejects the record if the message is
-    leased or has not expired. `ce_id` is the CloudEvents id that the reactor chooses. `None` means an id
-    derived from the mailbox and the message. Raises pydantic.ValidationError for an invalid argument.
+    leased or has not expired. `ce_id` is the CloudEvents id that the reactor chooses. `None` means one derived
+    from the other arguments. `origin` is `door`, which appends the record, and `principal`, which caused it.
+    Raises pydantic.ValidationError for an invalid argument.
     """
     return _record(MESSAGE_EXPIRED, realm, recipient, {"message_id": message_id}, origin, ce_id)
 

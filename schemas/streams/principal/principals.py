@@ -158,8 +158,8 @@ def revocation_record(name: str, *, door: str = "http", principal: str = OPERATO
 def settle_principal(given: FoldInput) -> Outcome:
     """Settle a record of `principal/<name>`: update the stream state, return verdict and changed rows.
 
-    A principal is added once, and its revocation is final. `schemas.streams.fold.settle` calls it with a
-    checked body, and discards the changed state if the record is not accepted.
+    A principal is added once, and its revocation is final. `schemas.streams.fold.settle` calls this function
+    with a checked body. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     known, body = _PRINCIPAL.read(given.entries), given.body
     if given.type == PRINCIPAL_ADDED:

@@ -45,7 +45,9 @@ class Refusal(WireBody):
 def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
     """Return the record of a refusal, ready to append to the stream `refused/<door>`.
 
-    `door` is the name of the door that refused the request.
+    `door` is the name of the door that refused the request. The principal of the record is `refusal.principal`.
+    The fold rejects every such record, with the reason in `refusal`, so it appears in the ledger as a dead
+    letter.
     """
     return refusal.record(REQUEST_REFUSED, refused_stream(door), door=door, principal=refusal.principal)
 

@@ -67,8 +67,8 @@ def settle_session(given: FoldInput) -> Outcome:
     """Settle a record of `session/<name>`: update the stream state, return verdict and changed rows.
 
     The record creates, stops or resumes the session, assigns a job to it, or reports that a job of it ended.
-    `schemas.streams.fold.settle` calls it with a checked body, and discards the changed state if the record is
-    not accepted.
+    `schemas.streams.fold.settle` calls this function with a checked body. The changes of the stream state,
+    `given.entries`, count only if the record is accepted.
     """
     session = _SESSION.read(given.entries)
     if session is None:

@@ -77,7 +77,15 @@ class _SessionBody(WireBody):
 
 
 class SessionCreation(_SessionBody):
-    """Body of `session.created`: a new session runs. `SessionRow` describes `host`, `handle` and `for_job`."""
+    """Body of `session.created`: a new session runs.
+
+    Attributes:
+        description: a remark of the principal that created the session.
+        host: the host on which the session runs, or `None` if it is unknown.
+        handle: the process on that host, as `tmux/<socket>/<name>` or `process/<pid>/<start time>`. `None` if
+            it is unknown.
+        for_job: the job for which the session was created and with which it ends. `None` means none.
+    """
 
     request_id: Name
     description: Note = ""
@@ -106,7 +114,8 @@ class SessionStop(_SessionBody):
 class SessionResumption(_SessionBody):
     """Body of `session.resumed`: a stopped or archived session runs again, perhaps in another process.
 
-    `host` and `handle` identify the process. `None` leaves the known value unchanged.
+    `host` is the host of the process. `handle` is the process on that host, as `tmux/<socket>/<name>` or
+    `process/<pid>/<start time>`. `None` leaves the known value unchanged.
     """
 
     request_id: Name

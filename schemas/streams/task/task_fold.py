@@ -84,8 +84,9 @@ _token_row: Final = row_maker(TokenRow, TokenEntry)
 def settle_task(given: FoldInput) -> Outcome:
     """Settle a record of `task/<id>`: update the stream state, return verdict and changed rows.
 
-    The record creates, starts or ends the task, or revokes its token. `schemas.streams.fold.settle` calls it
-    with a checked body, and discards the changed state if the record is not accepted.
+    The record creates, starts or ends the task, or revokes its token. `schemas.streams.fold.settle` calls this
+    function with a checked body. The changes of the stream state, `given.entries`, count only if the record is
+    accepted.
     """
     task = _TASK.read(given.entries)
     if task is None:

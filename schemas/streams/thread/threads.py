@@ -57,7 +57,18 @@ class ThreadRow(Row, frozen=True, gc=False):
 
 
 class ThreadOpened(WireBody):
-    """Body of `thread.opened`: a listener called another one. `ThreadRow` describes the fields."""
+    """Body of `thread.opened`: a listener called another one, which opened a thread.
+
+    Attributes:
+        thread: the id by which the called listener knows the conversation.
+        parent_thread: the id of the thread above, in which the caller made the call.
+        root_thread: the id of the thread at the root of the tree.
+        opened_by: the listener that made the call.
+        seen_by: the listener that was called.
+        on_behalf_of: the principal on whose behalf the thread at the root began.
+        kind: the kind of the message that opened the thread.
+        message_id: the id of that message.
+    """
 
     OMITS_NULLS: ClassVar = True
 
@@ -84,8 +95,8 @@ def settle_thread(given: FoldInput) -> Outcome:
     """Settle a record of `thread/<id>`: update the stream state, return verdict and changed rows.
 
     The first record opens the thread. A later one is a duplicate if it has the same place in the tree, else it
-    is rejected as `seq_conflict`. `schemas.streams.fold.settle` calls it with a checked body, and discards the
-    changed state if the record is not accepted.
+    is rejected as `seq_conflict`. `schemas.streams.fold.settle` calls this function with a checked body. The
+    changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     body = given.body
     # Two gateways may record different first messages of a thread, but never different places in the tree.
