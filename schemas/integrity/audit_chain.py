@@ -224,7 +224,8 @@ def lines_in_log(storage: FileSystem, after_version: int = -1) -> LogPart:
 def has_commit(storage: FileSystem, version: int) -> bool:
     """Return whether Delta's transaction log still has the commit that made the table version `version`.
 
-    Delta deletes old commits. `storage` is the file system of the ledger, by `table_storage`.
+    Delta deletes old commits, so False does not mean that the version never existed. `storage` is the file
+    system of the ledger, by `table_storage`.
     """
     return bool(storage.get_file_info([_commit_path(version)])[0].type == FileType.File)
 

@@ -21,9 +21,10 @@ def anchors_file(settings: Settings) -> Path:
 
 
 def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
-    """Return whether the anchors file `anchors` is inside `data_dir` or the folder of the tables.
+    """Return whether the anchors are stored inside `data_dir` or the folder of the tables.
 
-    Callers warn about it: a person who can truncate the ledger there can truncate the anchors as well.
+    `anchors` is the anchors file or its folder. Callers warn about such a place: a person who can truncate the
+    ledger there can truncate the anchors as well. Tables in an object store are not compared.
     """
     folders = [settings.data_path]
     if "://" not in settings.tables_root:
