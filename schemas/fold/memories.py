@@ -33,8 +33,8 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
             body: the decoded body of the record.
 
         Returns:
-            `new` for an unknown id, `same` if the id was remembered with an equal body, and `other` if it was
-            remembered with another body.
+            `new` for an unknown or forgotten id, `same` if the id was remembered with an equal body, and
+            `other` if it was remembered with another body.
         """
         known = self.digests.get(_digest(ce_id.encode("utf-8")))
         if known is None:

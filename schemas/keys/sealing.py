@@ -106,7 +106,8 @@ class Keyring:
     def derive(self, purpose: str) -> bytes:
         """Return a key of 32 bytes derived from the active key and `purpose`.
 
-        Equal calls return equal bytes. They are as secret as the master key.
+        `purpose` is any text that names the use of the result, such as `task-token/<task id>`. Equal calls
+        return equal bytes. They are as secret as the master key.
         """
         return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
 

@@ -138,8 +138,8 @@ def check_ports_differ(listeners: Iterable[Listener]) -> None:
 def is_loopback(host: str) -> bool:
     """Return whether `host` is a loopback address (127.0.0.0/8, ::1 or `localhost`).
 
-    Only programs on this machine can reach a server that listens on it. Other names are not looked up: the
-    result is False for them, and also for 0.0.0.0 and ::.
+    Only programs on this machine can reach a server that listens on such an address. Other names are not looked
+    up: the result is False for them, and also for 0.0.0.0 and ::.
     """
     if host == "localhost":
         return True

@@ -79,7 +79,10 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
 
 
 def has_rows(path: str) -> bool:
-    """Return whether a Delta table with at least one row exists at the path or URI `path`."""
+    """Return whether a Delta table with at least one row exists at the path or URI `path`.
+
+    The result is False both for an empty table and if there is no table.
+    """
     if not DeltaTable.is_deltatable(path):
         return False
     return bool(dataset_of(DeltaTable(path)).head(1, columns=[]).num_rows)

@@ -153,8 +153,9 @@ def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | No
 def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
     """Return an agent's sealed secret if the request `request_id` was the last to register the agent for MQTT.
 
-    Returns `None` if another request did, or if the agent was never registered. The secret is also returned if
-    the registration was removed later. `entries` are those of the stream `agent/<name>`.
+    The gateway calls this function to seal the secret of a repeated registration under the same master key.
+    Returns `None` if another request registered the agent last, or none did. The secret is also returned if the
+    registration was removed later. `entries` are those of the stream `agent/<name>`.
     """
     agent = _ENTRY.read(entries)
     return agent.sealed_secret if agent is not None and agent.request_id == request_id else None
@@ -163,7 +164,8 @@ def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
 def registered_by_request(entries: Entries) -> str | None:
     """Return the id of the request that registered the agent for MQTT, or `None` if it is not registered now.
 
-    `entries` are those of the stream `agent/<name>`.
+    The gateway calls this function for a repeated registration. If another id is returned, the registration was
+    removed or replaced since. `entries` are those of the stream `agent/<name>`.
     """
     agent = _ENTRY.read(entries)
     return agent.request_id if agent is not None and agent.status == REGISTERED else None

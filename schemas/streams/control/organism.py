@@ -158,8 +158,9 @@ _TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
 def organism_record(body: _OrganismBody, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return a record that changes the listeners of the organism, ready to append.
 
-    The `ce_id` is derived from the body's `request_id` alone, which is the nonce of the signed command. The
-    fold rejects another body with the same `request_id` as `seq_conflict`.
+    The `ce_id` is derived from the body's `request_id` alone. That is the nonce of the signed command, or is
+    derived from the content of the loaded file. The fold rejects another body with the same `request_id` as
+    `seq_conflict`.
 
     Args:
         body: an instance of a class in `ORGANISM_MODELS`, which decides the record type.

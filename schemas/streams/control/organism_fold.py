@@ -93,6 +93,7 @@ def settle_organism(given: FoldInput) -> Outcome:
 def loaded_digest(entries: Entries) -> str | None:
     """Return the SHA-256 in hex of the organism file that was loaded last, or `None` if none was loaded.
 
+    The gateway compares it with that of `conf/organism.yaml`, to load the file only if it has changed.
     `entries` is the state of the stream `control/organism`.
     """
     raw = entries.get(_LOADED)
@@ -100,9 +101,10 @@ def loaded_digest(entries: Entries) -> str | None:
 
 
 def organism_version(entries: Entries) -> int:
-    """Return the version of the organism: the number of accepted commands that changed or reloaded it.
+    """Return the version of the organism: the number of accepted records that changed or loaded its listeners.
 
-    A reload of an unchanged file counts, too. `entries` is the state of the stream `control/organism`.
+    A load of an unchanged file counts, too. The result is 0 if there is no such record. `entries` is the state
+    of the stream `control/organism`.
     """
     raw = entries.get(_VERSION)
     return 0 if raw is None else int.from_bytes(raw, "big")
