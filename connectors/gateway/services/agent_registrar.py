@@ -36,7 +36,8 @@ _POLL_S: Final = 1.0
 class AgentRegistrar(ThreadedService):
     """The background service that registers the agents of `conf/agents/`.
 
-    `faults` has the fault of each invalid file, by file name.
+    `faults` maps the name of each invalid file to the text of its fault. Errors are logged. While Kafka is
+    unreachable, the service retries every second.
     """
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:

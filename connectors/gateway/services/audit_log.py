@@ -44,9 +44,9 @@ _Entry = tuple[int, Position, dict[str, Any]]
 
 
 class AuditLog:
-    """The newest entries of the audit log, at most `most`, in memory. Thread-safe.
+    """The newest entries of the audit log in memory, at most `most` of them. Thread-safe.
 
-    They are made of settled records, so all gateways show the same entries.
+    The entries are made of settled records, so all gateways show the same ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -84,7 +84,10 @@ class AuditLog:
             del self._entries[: -self._most]
 
     def newest(self, limit: int | None) -> list[dict[str, Any]]:
-        """Return the newest `limit` entries as JSON, oldest first. None means all that are in memory."""
+        """Return the newest `limit` entries in memory as JSON, oldest first. None means all of them.
+
+        An entry has the columns that `entry_of` returns. The list is empty while there is no entry.
+        """
         with self._lock:
             entries = [entry for _, _, entry in self._entries]
         return entries if limit is None else entries[-limit:]
@@ -97,7 +100,9 @@ def _when(entry: _Entry) -> tuple[int, Position]:
 def entry_of(record: SettledRecord) -> dict[str, Any] | None:
     """Return the audit log's entry for a settled record as JSON.
 
-    Returns None unless the record is an accepted or rejected message, or a refused request to send one.
+    An entry has `at`, `verdict` (`delivered` or `rejected`), `sender`, `recipient`, `type`, `message_id`,
+    `reason` and `why`. Returns None unless the record is an accepted or rejected message, or a refused request
+    to send one.
     """
     if record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED):
         body = _body(record)
@@ -139,10 +144,10 @@ def _body(record: SettledRecord) -> dict[str, Any]:
 
 
 class RefusedMessage(NamedTuple):
-    """The parsed reason of a refused message.
+    """The parsed explanation that was recorded for a refused message.
 
-    `why` is the rest of the reason. `recipient` and `kind` (the message's type) are None if the reason does not
-    have them.
+    `recipient` and `kind` (the message's type) are None if the explanation does not name them. `why` is the
+    rest of the explanation.
     """
 
     recipient: str | None
@@ -151,14 +156,14 @@ class RefusedMessage(NamedTuple):
 
 
 def why_refused(envelope: Any, why: str) -> str:
-    """Return the reason to record for a refused message, such as `message to bo of type "note": <why>`.
+    """Return the explanation to record for a refused message, such as `message to bo of type "note": <why>`.
 
-    The recipient, or the type, is left out if it is invalid or looks like a token, because no token may be
-    recorded.
+    The recipient or the type is left out if it is missing, invalid or looks like a token, because no token may
+    be recorded. If both are left out, `why` is returned unchanged.
 
     Args:
         envelope: The decoded JSON body of the request, valid or not.
-        why: The reason of the refusal. The result is cut to 500 characters.
+        why: The reason of the refusal. A text with recipient or type is cut to 500 characters.
     """
     fields = envelope if isinstance(envelope, dict) else {}
     recipient, kind = fields.get("recipient"), fields.get("type")
@@ -168,7 +173,10 @@ def why_refused(envelope: Any, why: str) -> str:
 
 
 def read_refused(why: str) -> RefusedMessage:
-    """Parse a reason that `why_refused` has written into recipient, type and the rest."""
+    """Parse an explanation that `why_refused` has made into recipient, type and the rest.
+
+    For a text of any other form, recipient and type are None, and `why` is the whole text.
+    """
     found = _ABOUT(why)
     if found is None:
         return RefusedMessage(None, None, why)

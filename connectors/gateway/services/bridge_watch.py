@@ -33,7 +33,7 @@ _STOP_S: Final = 5.0
 class BridgeWatch(ThreadedService, Collector):
     """A background service and metrics collector that shows whether the MQTT broker and bridge work.
 
-    Thread-safe.
+    `open` starts a thread, and `close` ends it. The other methods may be called on any thread.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -44,15 +44,17 @@ class BridgeWatch(ThreadedService, Collector):
         self._seen: tuple[Presence, float] | None = None
 
     def close(self) -> None:
-        """Close the MQTT connection and stop the thread."""
+        """Close the MQTT connection, and wait at most 5 s for the thread to end."""
         self._closing.set()
         self._lost.set()
         super().close()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield whether this gateway is connected to the MQTT broker, and whether a bridge is active.
+        """Yield the metric `trunkline_mqtt_up` and, while there is a connection, `trunkline_bridge_state`.
 
-        The state of the bridge is left out while there is no connection. Prometheus calls it at each scrape.
+        `trunkline_mqtt_up` is 1 while this gateway is connected to the MQTT broker, else 0.
+        `trunkline_bridge_state` is 1 while a bridge reports itself as active, else 0. Prometheus calls this
+        method at each scrape.
         """
         text = "Whether this gateway is connected to the MQTT broker."
         yield gauge("mqtt_up", text, self._is_connected)

@@ -31,9 +31,9 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         asker: The principal that opened the thread.
         seen_by: The principal that knows the conversation by this thread.
-        parent_thread: The thread by which `asker` knows the conversation.
+        parent_thread: The thread by which `asker` knows the conversation; None for the first thread of a tree.
         root_thread: The first thread of the tree.
-        on_behalf_of: The principal that opened the root.
+        on_behalf_of: The principal that opened the root thread.
     """
 
     asker: str
@@ -46,8 +46,14 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 def child_thread(keyring: Keyring, parent: str, sender: str, recipient: str) -> str:
     """Return the id of the thread by which `recipient` knows the conversation that `sender` knows as `parent`.
 
-    It is derived from the oldest master key, so it stays the same when the key is rotated. Without the master
-    keys the two ids cannot be linked.
+    The result is a UUID. It is derived from the oldest master key, so it stays the same when the key is
+    rotated. Without the master keys the two ids cannot be linked.
+
+    Args:
+        keyring: The master keys.
+        parent: The sender's thread id.
+        sender: The principal that sends the message, or `<realm>/<principal>` if a pump did not write it.
+        recipient: The name of the mailbox.
     """
     return str(uuid.UUID(bytes=keyring.oldest.derive(f"thread/{parent}/{sender}/{recipient}")[:16], version=4))
 
@@ -55,8 +61,8 @@ def child_thread(keyring: Keyring, parent: str, sender: str, recipient: str) -> 
 def thread_of(keyring: Keyring, row: MessageRow) -> str:
     """Return the id of the thread by which the recipient of a message knows the conversation.
 
-    If the pump did not write the message, the thread in it was chosen by the sender, so the result is derived
-    from it. A message without a thread starts one.
+    If the pump wrote the message, it is the message's own thread id. Any other sender chose that id freely, so
+    `child_thread` derives the result from it. Without a thread id, the result is derived from the message's id.
     """
     if row.thread is not None and row.root_thread is not None:
         return row.thread
@@ -99,7 +105,7 @@ class Conversations(RowIndex[MessageRow]):
         """Return the keys of a thread's newest 1,000 messages, oldest first, such as `default/bo/<message id>`.
 
         They are the messages to and from the principal that knows the conversation by this thread. The list is
-        empty for an unknown thread.
+        empty for an unknown thread, and for one that is older than the newest 50,000.
         """
         with self._lock:
             return list(self._said.get(thread, ()))

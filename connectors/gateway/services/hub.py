@@ -46,9 +46,10 @@ _PRUNED: Final = 10_000
 
 
 class Hub:
-    """The parts of one gateway. `open` and `close` start and stop them in order.
+    """The parts of one gateway: live view, log appender, indexes and background services.
 
-    Route modules take the parts that they use from here. One process has one hub.
+    `open` and `close` start and stop the parts in order. Route modules take the parts that they use from here.
+    One process has one hub.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class Hub:
     def open(self) -> None:
         """Open the live view, load the indexes from it, open the appender and start the background services.
 
-        It blocks until the live view has caught up with the log. Raises TrunklineError when that fails.
+        Blocks until the live view has settled all records of the log. Raises TrunklineError if the live view or
+        the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
         watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.background_services)]
@@ -123,9 +125,10 @@ class Hub:
             log.exception("audit_log_not_loaded")
 
     def close(self) -> None:
-        """Stop the background services, the appender and the live view.
+        """Stop the background services, the appender and the live view, in this order.
 
-        It waits up to 5 s for Kafka to acknowledge the records that were appended.
+        Blocks until their threads end or their timeouts pass. For instance, the appender waits up to 5 s for
+        Kafka to acknowledge its records.
         """
         for service in self.background_services:
             service.close()
@@ -133,10 +136,11 @@ class Hub:
         self.live_view.close()
 
     def prune_token(self, row: TokenRow) -> None:
-        """Append the revocation of a task's token that has expired, without waiting. Later calls do nothing.
+        """Append the revocation of a task's token that has expired, without waiting for the record's verdict.
 
-        It is called when a request presents such a token. The id of the record follows from the token, so
-        several gateways revoke it once.
+        It is called with the token's row when a request presents such a token. Later calls for the token do
+        nothing. The record's id follows from the token, so the log has one revocation although several gateways
+        append it. While Kafka is unreachable, the record is dropped with a line in the program's log.
         """
         if row.token_id in self._pruned:
             return
@@ -159,11 +163,11 @@ class Hub:
         return self.live_view.get(JobRow, job_id)
 
     async def tell_registered(self, job_id: str) -> None:
-        """Let each background service prepare for a new MQTT user before its registration is answered.
+        """Let each background service prepare for a new MQTT user, before the user's registration is answered.
 
-        `job_id` is the name of the user: the job's id, or another name for a rotated secret or an agent. If the
-        gateway keeps the accounts of the MQTT broker, it waits up to a second until the broker accepts the
-        user.
+        `job_id` is the user's name: the job's id, or another name for a rotated secret or an agent. If this
+        gateway keeps the accounts of the MQTT broker, the method waits up to a second until the broker accepts
+        the user. It returns nothing in either case, so the broker may still refuse the user for a moment.
         """
         for service in self.background_services:
             await asyncio.to_thread(service.registered, job_id)

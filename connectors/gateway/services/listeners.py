@@ -32,11 +32,14 @@ _Key = tuple[int, str]
 
 
 class Queue:
-    """The waiting messages of one listener, and its leases. Not thread-safe.
+    """The waiting messages of one listener, and the ids and times of its leases. Not thread-safe.
 
-    `held` are the ids of the leased messages. `handed` are the times of the leases in the last minute, in
-    microseconds since 1970 UTC. The length is the number of waiting messages. A suspect is a waiting message
-    that was leased before.
+    `len()` of the queue is the number of waiting messages. A suspect is a waiting message that was leased
+    before.
+
+    Attributes:
+        held: The ids of the leased messages.
+        handed: The times of the leases in the last minute, in microseconds since 1970 UTC.
     """
 
     def __init__(self) -> None:
@@ -59,7 +62,10 @@ class Queue:
         return sum(len(senders.get(sender, ())) for senders in self._by_sender)
 
     def add(self, row: MessageRow) -> None:
-        """Update the queue with the present row of a message: it waits, is leased, or leaves the queue."""
+        """Update the queue with the present row of a message of this listener.
+
+        A waiting message is queued, a leased one is counted as a lease, and one in any other state is removed.
+        """
         self.remove(row.message_id)
         if row.status == UNREAD:
             key = (row.posted_at, row.message_id)
@@ -91,7 +97,8 @@ class Queue:
     def take(self, most: int) -> list[str]:
         """Remove up to `most` messages that were never leased from the queue, and return their ids.
 
-        High priority comes first. Within a priority the senders take turns.
+        High priority comes first. Within a priority the senders take turns. The list is empty if no such
+        message waits.
         """
         taken: list[str] = []
         for senders in self._by_sender:
@@ -115,9 +122,9 @@ class Queue:
     def leases_left(self, per_minute: int | None, now_s: float) -> int:
         """Return how many more messages may be leased now without more than `per_minute` leases in a minute.
 
-        `per_minute` None means no limit: the result is the number of waiting messages. `now_s` is this
-        machine's time in seconds since 1970 UTC. The result is an estimate, because the fold checks the rate by
-        the log's clock.
+        If `per_minute` is None, there is no limit, and the result is the number of waiting messages. `now_s` is
+        this machine's time in seconds since 1970 UTC. The result is an estimate, because the fold checks the
+        rate by the log's clock.
         """
         if per_minute is None:
             return len(self)
@@ -130,15 +137,15 @@ _EMPTY: Final = Queue()
 
 
 class Listeners:
-    """All listeners with their queues of messages, kept up to date by the live view.
+    """All listeners of the XML pump with their queues of messages, kept up to date by the live view.
 
     Coroutines can wait for a change. Thread-safe for one thread that calls `changed` and `settled`, and any
     number of readers.
 
     Args:
-        entries: Returns the stream state of a stream.
-        rows_of: Returns the waiting and leased messages of a mailbox, for a listener that is added to it.
-        clock: Seconds since 1970 UTC.
+        entries: Returns the stream state of the stream with this name, such as `control/organism`.
+        rows_of: Returns the waiting and leased messages of the mailbox with this name.
+        clock: Returns the time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -160,16 +167,17 @@ class Listeners:
     def load(self, listeners: Iterable[ListenerRow]) -> None:
         """Add the listeners that the live view contains when it is open. Call it once, after `LiveView.open`.
 
-        A listener that `changed` has brought before is newer, and stays.
+        A listener that `changed` has already added is newer, so it is kept.
         """
         for row in listeners:
             self._add_listener(row)
         self._version = organism_version(self._entries(ORGANISM_STREAM))
 
     def changed(self, change: AppliedChange) -> None:
-        """Update a listener, or the queue of a message's listener, when such a row of the live view changes.
+        """Update a listener, or the queue of a message's listener, when its row in the live view changes.
 
-        The live view's thread calls this method for each changed row. Other rows are ignored.
+        The live view's thread calls this method for each changed row. Rows of other types, and messages to
+        mailboxes without a listener, are ignored.
         """
         row = change.row
         if isinstance(row, ListenerRow):
@@ -185,8 +193,8 @@ class Listeners:
     def settled(self, records: Sequence[SettledRecord]) -> None:
         """Update `version` when a record of the stream `control/organism` was accepted.
 
-        Such a record, for example a reload, may change no listener. The live view's thread calls this method
-        with each batch of settled records.
+        `changed` does not suffice, because such a record (a reload, for example) may change no listener. The
+        live view's thread calls this method with each batch of settled records.
         """
         if any(record.stream == ORGANISM_STREAM and record.verdict == ACCEPTED for record in records):
             self._version = organism_version(self._entries(ORGANISM_STREAM))
@@ -198,7 +206,7 @@ class Listeners:
         return self._version
 
     def active(self) -> list[ListenerRow]:
-        """Return the rows of the listeners that are not removed, sorted by name."""
+        """Return the rows of the present listeners, sorted by name. Removed listeners are left out."""
         return sorted((r for r in list(self._rows.values()) if r.status == ACTIVE), key=lambda r: r.listener)
 
     def removed(self) -> list[ListenerRow]:
@@ -206,7 +214,10 @@ class Listeners:
         return sorted((r for r in list(self._rows.values()) if r.status != ACTIVE), key=lambda r: r.listener)
 
     def row(self, name: str) -> ListenerRow | None:
-        """Return the row of the listener with this name, also of a removed one; None if there never was one."""
+        """Return the row of the listener with this name, or None if there never was one.
+
+        The row of a removed listener is returned, too; its `status` is then not `active`.
+        """
         return self._rows.get(name)
 
     def of_tag(self, root_tag: str) -> list[ListenerRow]:
@@ -214,17 +225,23 @@ class Listeners:
         return [row for row in self.active() if row.root_tag == root_tag]
 
     def waiting(self, name: str) -> int:
-        """Return how many messages wait for the listener with this name, redelivered ones included."""
+        """Return how many messages wait for a listener, redelivered ones included; 0 for an unknown one."""
         with self._lock:
             return len(self._queues.get(name, _EMPTY))
 
     def waiting_of(self, name: str, sender: str) -> int:
-        """Return how many messages of one sender wait for a listener and were never leased."""
+        """Return how many messages of one sender wait for the listener `name` and were never leased.
+
+        `sender` is the name of a principal. The result is 0 for an unknown listener or sender.
+        """
         with self._lock:
             return self._queues.get(name, _EMPTY).of_sender(sender)
 
     def held(self, name: str) -> list[str]:
-        """Return the ids of the messages of the listener with this name that are leased to pumps now."""
+        """Return the ids of a listener's messages that are leased to pumps now, in no order.
+
+        The list is empty for an unknown listener.
+        """
         with self._lock:
             return list(self._queues.get(name, _EMPTY).held)
 
@@ -234,10 +251,11 @@ class Listeners:
             return sum(self._queues.get(name, _EMPTY).suspects for name in names)
 
     def take(self, row: ListenerRow, most: int) -> list[str]:
-        """Remove up to `most` messages from a listener's queue, and return their ids, to lease them.
+        """Remove up to `most` waiting messages from the queue of a listener, and return their ids.
 
-        The number is bounded by the listener's concurrency and rate. Messages that were leased before are not
-        taken. A caller that then does not lease a message must call `give_back`.
+        The listener's concurrency and rate bound the number; the list may be empty. Messages that were leased
+        before are not taken. The caller then leases the messages by records, and calls `give_back` for those
+        that it could not lease. Raises KeyError for a listener that was never added.
         """
         with self._lock:
             queue = self._queues[row.listener]
@@ -245,9 +263,10 @@ class Listeners:
             return queue.take(max(0, min(places, queue.leases_left(row.per_minute, self.clock()))))
 
     def take_suspect(self, row: ListenerRow) -> str | None:
-        """Remove one message that was leased before from a listener's queue, and return its id.
+        """Remove the oldest redelivered message from the queue of a listener, and return its id.
 
-        Returns None if there is none, or if the listener's concurrency or rate allows no lease now.
+        Returns None if no such message waits, or if the listener's concurrency or rate allows no lease now.
+        Raises KeyError for a listener that was never added.
         """
         with self._lock:
             queue = self._queues[row.listener]
@@ -257,8 +276,9 @@ class Listeners:
     def take_all(self, name: str, most: int) -> list[str]:
         """Remove up to `most` messages from a removed listener's queue, and return their ids.
 
-        The listener's concurrency and rate do not matter. The messages are leased to a pump that sends them
-        back.
+        They include redelivered messages. The listener's concurrency and rate do not matter. The caller leases
+        the messages to a pump, which returns them to their senders. The list is empty if no message waits or
+        the listener is unknown.
         """
         with self._lock:
             queue = self._queues.get(name, _EMPTY)
@@ -270,10 +290,12 @@ class Listeners:
     def give_back(self, name: str, read: Callable[[], Sequence[MessageRow]]) -> None:
         """Put messages back into a listener's queue that were taken out of it and not leased.
 
+        An unknown listener is ignored.
+
         Args:
             name: The name of the listener.
-            read: Returns the present rows of these messages. It is called under the lock, so that no change
-                comes in between.
+            read: Returns the present rows of the messages. It is called while the queues are locked, so that no
+                row changes between reading and queueing.
         """
         with self._lock:
             queue = self._queues.get(name)
@@ -283,10 +305,10 @@ class Listeners:
         self.wake()
 
     async def wait_change(self, seen: int, timeout_s: float) -> None:
-        """Wait until a listener or a message has changed, or `timeout_s` seconds are over.
+        """Wait until a listener or a message has changed, or `timeout_s` seconds have passed.
 
-        `seen` is the value of `changes` when the caller last looked. If `changes` differs now, it returns at
-        once.
+        `seen` is the value of `changes` that the caller read before. If `changes` differs now, this method
+        returns at once. It returns nothing in either case; the caller compares `changes` with `seen`.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -303,7 +325,7 @@ class Listeners:
 
     @property
     def changes(self) -> int:
-        """A counter that rises with each change of a listener or a message, for `wait_change`."""
+        """The number of changes of listeners and messages since the start, for `wait_change`."""
         return self._changes
 
     def wake(self) -> None:

@@ -40,8 +40,8 @@ _LINGER_MS: Final = 2
 class LogAppender:
     """Appends records to the log, for coroutines of one event loop and for threads.
 
-    Call `open` first and `close` at the end. A thread probes Kafka once a second and replaces a failed
-    publisher.
+    Call `open` first and `close` at the end. A thread tests the connection to Kafka once a second, and replaces
+    a publisher that has failed.
     """
 
     def __init__(self, settings: Settings, live_view: LiveView) -> None:
@@ -65,7 +65,7 @@ class LogAppender:
     def open(self) -> None:
         """Check the log's topic, create the publisher and start the thread that watches Kafka.
 
-        Raises BackboneUnreachable when Kafka does not answer, and TrunklineError when the topic is missing or
+        Raises BackboneUnreachable if Kafka does not answer. Raises TrunklineError if the topic is missing or
         does not fit the settings.
         """
         check_topic(self._settings)
@@ -74,7 +74,10 @@ class LogAppender:
         self._watch.start()
 
     def close(self) -> None:
-        """Stop the thread, and wait up to 5 s for Kafka to acknowledge the records that were appended."""
+        """Stop the thread, and wait up to 5 s for Kafka to acknowledge the records that were appended.
+
+        Records without an acknowledgement by then may be lost.
+        """
         self._closing = True
         self._wake.set()
         if self._watch.is_alive():
@@ -96,8 +99,8 @@ class LogAppender:
     def check(self) -> Publisher:
         """Return the publisher, or raise BackboneUnreachable if Kafka is known to be unreachable.
 
-        `settle` would then fail at once. A handler calls this method before other work for a request that
-        appends a record.
+        A handler calls this method before it does other work for a request that appends a record, because
+        `settle` would then fail at once. It does not ask Kafka, so it does not block.
         """
         publisher, away = self._publisher, self.away
         if away is not None or publisher is None:
@@ -107,10 +110,11 @@ class LogAppender:
     async def settle(self, record: OutgoingRecord) -> SettledRecord:
         """Append a record, wait until the live view has settled it, and return it with its verdict.
 
-        A rejected record is returned, too.
+        The verdict may be *rejected*; that raises no error.
 
         Raises:
-            BackboneUnreachable: At once while Kafka is unreachable, else after `gateway.settle_timeout_s`.
+            BackboneUnreachable: Kafka is unreachable (raised at once), or the record was not settled within
+                `gateway.settle_timeout_s`. After such a timeout the log may or may not have the record.
             ApiError: 413 for a record that is too large for Kafka.
         """
         try:
@@ -126,27 +130,35 @@ class LogAppender:
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
         """Append a record, wait until the live view has settled it, and return it unless it is rejected.
 
-        A duplicate is returned, too.
+        The verdict of the returned record is *accepted* or *duplicate*.
 
         Raises:
-            ApiError: The fold rejected the record (the status follows from the reason), or it is too large
-                (413).
-            BackboneUnreachable: At once while Kafka is unreachable, else after `gateway.settle_timeout_s`.
+            ApiError: The fold rejected the record (the status follows from the reason), or it is too large for
+                Kafka (413).
+            BackboneUnreachable: Kafka is unreachable (raised at once), or the record was not settled within
+                `gateway.settle_timeout_s`. After such a timeout the log may or may not have the record.
         """
         return refuse_rejected(await self.settle(record))
 
     async def settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
-        """Append several records at once, and return them with their verdicts, in order, when all are settled.
+        """Append several records at once, wait until all are settled, and return them with their verdicts.
 
-        If some fail, the first error is raised, but only when all have ended.
+        The results have the order of `records`; a verdict may be *rejected*. If some records fail, the first of
+        the errors of `settle` is raised, but only when no record is under way any more. Others may then be
+        settled.
         """
         return await gather_all(self.settle(record) for record in records)
 
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
-        """Append a record and block until the live view has settled it. For threads, not for the event loop.
+        """Append a record, block until the live view has settled it, and return it with its verdict.
 
-        Returns the record with its verdict, which may be *rejected*. Raises BackboneUnreachable after
-        `gateway.settle_timeout_s`, and RecordRefused for a record that is too large for Kafka.
+        For threads; never call it in the event loop. The verdict may be *rejected*; that raises no error.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable (raised at once), or the record was not settled in time.
+                After such a timeout the log may or may not have the record.
+            TimeoutError: Kafka did not acknowledge the record within `gateway.settle_timeout_s`.
+            RecordRefused: The record is too large for Kafka.
         """
         publisher = self.check()
         try:
@@ -158,8 +170,8 @@ class LogAppender:
     def append_unattended(self, record: OutgoingRecord) -> None:
         """Append a record without waiting for its verdict. May be called on any thread; does not block.
 
-        The record is dropped, with a line in the program's log, when Kafka is unreachable or 1,000 such records
-        wait.
+        The record is dropped, with a line in the program's log, while Kafka is unreachable. It is also dropped
+        while 1,000 earlier records of this method wait for Kafka. The caller does not learn the outcome.
         """
         publisher = self._publisher
         if self.away is not None or publisher is None or not self._unattended.acquire(blocking=False):
@@ -246,9 +258,9 @@ class LogAppender:
 
 
 async def gather_all(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
-    """Run all awaitables at once, and return their results in order.
+    """Run all awaitables at once, and return their results in the order of the awaitables.
 
-    If some fail, the first error is raised, but only when all have ended.
+    If some raise an error, the first one in that order is raised, but only when all awaitables have ended.
     """
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:

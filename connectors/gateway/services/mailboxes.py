@@ -19,10 +19,11 @@ Mailbox = tuple[str, str]
 
 
 def token_mailbox(agent_name: str, token_id: str) -> str:
-    """Return the name of the mailbox of one task of an agent: agent's name, a dot and the token's id.
+    """Return the name of the mailbox of one task of an agent: `<agent name>.<token id>`.
 
-    It is used when `gateway.mailbox_per_token` gives each task of an agent a mailbox of its own. A long agent's
-    name is cut.
+    The setting `gateway.mailbox_per_token` gives each task of an agent such a mailbox. `token_id` is the
+    `token_id` of the task's token, the first digits of its hash. The agent's name is cut if the result would be
+    too long.
     """
     return f"{agent_name[: NAME_LIMIT - len(token_id) - 1]}.{token_id}"
 
@@ -30,7 +31,8 @@ def token_mailbox(agent_name: str, token_id: str) -> str:
 def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
     """Return the mailboxes that a caller may drain: first that of its task's token, then that of its name.
 
-    With `per_token` False, or for a caller without a task's token, it is only the mailbox of its name.
+    `per_token` is the setting `gateway.mailbox_per_token`. If it is False, or the caller has no token of a
+    task, the result is only the mailbox of the caller's name. The mailboxes need not exist.
     """
     of_name = (DEFAULT_REALM, caller.principal)
     if not per_token or caller.token_id is None:
@@ -39,10 +41,10 @@ def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
 
 
 class MailboxIndex(RowIndex[MessageRow]):
-    """An index of the live view's messages by mailbox: those that wait, and those that each request received.
+    """An index of messages by mailbox, and by the request that drained or leased them.
 
-    The index maps text to text: tuples and sets made Python's garbage collector run more often and longer
-    (decision 0014).
+    A mailbox is given as the pair of realm and recipient. The index maps text to text: tuples and sets made
+    Python's garbage collector run more often and longer (decision 0014).
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class MailboxIndex(RowIndex[MessageRow]):
     def load(self, rows: Iterable[MessageRow]) -> None:
         """Add the messages that the live view contains when it is open. Call it once, after `LiveView.open`.
 
-        A message that `changed` has brought before is newer, and stays.
+        A message that `changed` has already added is newer, so it is kept.
         """
         # In the order of their ends, so that the newest final messages are kept, as in the live view.
         super().load(sorted(rows, key=lambda row: row.ended_at or 0))
@@ -89,7 +91,8 @@ class MailboxIndex(RowIndex[MessageRow]):
     def messages(self, mailbox: Mailbox) -> list[str]:
         """Return the ids of a mailbox's messages in the live view, waiting or not, in no order.
 
-        Of messages that were read, taken or expired, the live view has only the newest.
+        The live view has every waiting message, but only the newest of those that were read, taken or expired.
+        The list is empty for an unknown mailbox.
         """
         with self._lock:
             return list(self._kept.get(mailbox, ()))
@@ -102,7 +105,8 @@ class MailboxIndex(RowIndex[MessageRow]):
     def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
         """Return the ids of the messages that one request has drained or leased from a mailbox, in no order.
 
-        The list is empty for an unknown or old request id.
+        `request_id` is the field `request_id` of the records that the request appended. The list is empty for
+        an unknown request id, and for one that is too old to be in memory.
         """
         with self._lock:
             return list(self._handed.get("/".join((*mailbox, request_id)), ()))

@@ -36,7 +36,8 @@ _RETRY_S: Final = 1.0
 class OrganismKeeper(ThreadedService):
     """The background service that loads the organism file once, at the start of the gateway.
 
-    `fault` says why the file was not loaded, or is None.
+    `fault` says why the file was not loaded. It is None if the file was loaded, or is still being loaded. While
+    Kafka is unreachable, the service retries every second.
     """
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
@@ -48,9 +49,9 @@ class OrganismKeeper(ThreadedService):
         self.fault: str | None = None
 
     def open(self) -> None:
-        """Start a thread that loads the organism file, which takes about a second.
+        """Start a thread that loads the organism file, which takes about a second. Returns at once.
 
-        If the settings name no file, or it does not exist, nothing happens.
+        If the settings name no file, or the file does not exist, nothing happens.
         """
         if self._file is not None and self._file.exists():
             super().open()
@@ -107,9 +108,10 @@ class OrganismKeeper(ThreadedService):
 
 
 def check_names(live_view: LiveView, names: Iterable[str]) -> None:
-    """Check that no principal or agent has the name of a listener, because both would share one mailbox.
+    """Check that no listener has a name that is reserved or belongs to a principal or an agent.
 
-    Raises OrganismError for the first name that is taken or reserved.
+    Both would share one mailbox. `names` are the names of the listeners to load. Raises OrganismError for the
+    first name that is taken or reserved.
     """
 
     def others(row_type: type[R], key: str) -> R | None:

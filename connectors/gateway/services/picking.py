@@ -39,10 +39,11 @@ class _Wait(NamedTuple):
 
 
 class PendingJobs(RowIndex[JobRow]):
-    """An index of the pending jobs, oldest first, and of the job that each session runs.
+    """An index of the pending jobs, oldest first, and of the job that each session runs. Thread-safe.
 
-    With it a pick need not scan all jobs. The index may contain a job that is taken already; the row of the
-    live view decides. It never misses a pending job. `row_of` returns the present row of a job.
+    With this index a pick need not scan all jobs. It never misses a pending job, but may contain a job that is
+    taken already. Therefore it checks each job by `row_of`, which returns the job's present row in the live
+    view.
     """
 
     def __init__(self, row_of: Callable[[str], JobRow | None]) -> None:
@@ -55,7 +56,10 @@ class PendingJobs(RowIndex[JobRow]):
         self._held: dict[str, set[str]] = {}
 
     def held_by(self, session: str) -> JobRow | None:
-        """Return the job that a session runs now, or None. If there are several, it is the one picked first."""
+        """Return the row of the job that a session runs now, or None if it runs none.
+
+        `session` is the session's name. If the session runs several jobs, it is the one picked first.
+        """
         with self._lock:
             job_ids = list(self._held.get(session, ()))
         rows = [row for job_id in job_ids if (row := self._row_of(job_id)) is not None]
@@ -63,12 +67,14 @@ class PendingJobs(RowIndex[JobRow]):
         return min(running, key=lambda row: (row.picked_at or 0, row.job_id), default=None)
 
     def reserve(self, session: str) -> str | None:
-        """Take the oldest pending job that a session may have, and keep other callers from trying it.
+        """Reserve the oldest pending job that a session may have, and return its id. Does not block.
 
-        The caller then picks the job by a record, and calls `release`.
+        No other call of `reserve` returns a reserved job. The caller then appends the record that picks the
+        job, and calls `release`, whatever the verdict.
 
         Returns:
-            The id of the job; None if each job that the session may have is reserved, or there is none.
+            The id of the job. None if no job is pending for the session, or other callers have reserved each
+            such job. Then `is_reserved_for` tells the two cases apart.
         """
         with self._lock:
             while True:
@@ -85,14 +91,20 @@ class PendingJobs(RowIndex[JobRow]):
                 self._forget(job_id)
 
     def release(self, job_id: str) -> None:
-        """End the reservation of a job. If the job is still pending, it can be reserved again."""
+        """End the reservation of a job. If the job is still pending, `reserve` can return it again.
+
+        A job that is not reserved is ignored.
+        """
         with self._lock:
             place = self._reserved.pop(job_id, None)
             if place is not None and job_id in self._waits:
                 heapq.heappush(self._waiting.setdefault(self._waits[job_id].session, []), place)
 
     def is_reserved_for(self, session: str) -> bool:
-        """Return whether another caller has reserved a job that the session may have, and may release it."""
+        """Return whether a job that this session may have is reserved by any caller of `reserve`.
+
+        If so, the job may become free again by `release`, and it is worth waiting for it.
+        """
         with self._lock:
             reserved = (self._waits[job_id] for job_id in self._reserved if job_id in self._waits)
             return any(wait.session in (None, session) for wait in reserved)
@@ -132,10 +144,10 @@ class PendingJobs(RowIndex[JobRow]):
 
 
 class FreshView:
-    """Lets many callers at once wait until the live view has caught up with the log, with few queries to Kafka.
+    """Lets many coroutines wait until the live view has caught up with the log, with few queries to Kafka.
 
-    Callers that arrive while one query of the log's end is under way share the next query, which begins after
-    they arrived.
+    Coroutines that call `catch_up` while one query of the log's end is under way share the next query. It
+    begins after they have called.
     """
 
     def __init__(self, live_view: LiveView, timeout_s: float) -> None:
@@ -148,7 +160,7 @@ class FreshView:
         """Wait until the live view has settled all records that were in the log at the time of this call.
 
         Raises:
-            BackboneUnreachable: Kafka is unreachable, or did not answer within the timeout.
+            BackboneUnreachable: Kafka is unreachable, or the wait exceeds `timeout_s` of the constructor.
         """
         if self._current is None or self._current.done():
             mine = self._current = self._begun(None)
@@ -179,7 +191,8 @@ class FreshView:
 class Picker:
     """Gives pending jobs to sessions, for coroutines of one event loop.
 
-    Each session has one pick or assignment at a time. Concurrent picks of several sessions try different jobs.
+    Picks and assignments of one session run one after the other. Concurrent picks of several sessions try
+    different jobs.
     """
 
     def __init__(
@@ -207,13 +220,15 @@ class Picker:
             principal: The principal that makes the request, for the record.
 
         Returns:
-            The id of the job, and the settled record of the pick. The record is None when the session had the
-            job before.
+            The id of the job, and the settled record of the pick. The record is None if the session ran the job
+            already.
 
         Raises:
-            ApiError: 404 `no_match` if no pending job is for it. 409 if the session does not run. 503 `busy` if
-                other requests got all the jobs that were tried.
-            BackboneUnreachable: Kafka is unreachable.
+            ApiError: 404 `no_match` if no pending job is for this session. 409 if the session's row says that
+                it does not run. 503 `busy` if other requests got all the jobs that were tried, or the timeout
+                passed.
+            BackboneUnreachable: Kafka is unreachable, or the live view did not catch up or settle the record in
+                time.
         """
         async with self._alone(session):
             held = self._pending.held_by(session)
@@ -240,11 +255,14 @@ class Picker:
     async def assign(self, job_id: str, session: str, principal: str) -> SettledRecord:
         """Give a session one particular job, and return the settled record.
 
-        `principal` is the principal that makes the request, for the record.
+        The verdict of the record is *accepted* or *duplicate*. `principal` is the principal that makes the
+        request, for the record.
 
         Raises:
-            ApiError: 409 when the session does not run, has another job, or the job is not pending.
-            BackboneUnreachable: Kafka is unreachable.
+            ApiError: 409 if the session does not run, runs another job, or the job is not pending. Another
+                status if the fold rejects the record for another reason, such as an unknown job.
+            BackboneUnreachable: Kafka is unreachable, or the live view did not catch up or settle the record in
+                time.
         """
         async with self._alone(session):
             self._appender.check()

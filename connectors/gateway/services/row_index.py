@@ -12,7 +12,7 @@ from schemas.fold.view_rows import RowT
 
 
 class RowIndex(ABC, Generic[RowT]):
-    """An index of the live view's rows of one type.
+    """The base class of an index of the live view's rows of one type.
 
     Register `changed` with the live view before it opens, and call `load` once it is open. Thread-safe for one
     thread that calls `changed` and any number of readers. A subclass must hold `_lock` when it reads.
@@ -27,7 +27,7 @@ class RowIndex(ABC, Generic[RowT]):
     def load(self, rows: Iterable[RowT]) -> None:
         """Add the rows that the live view contains when it is open. Call it once, after `LiveView.open`.
 
-        A row that `changed` has brought before is newer, and stays.
+        A row that `changed` has already added is newer, so it is kept.
         """
         for row in rows:
             with self._lock:
@@ -37,7 +37,7 @@ class RowIndex(ABC, Generic[RowT]):
             self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
-        """Update the index with a changed row. Rows of other types are ignored.
+        """Update the index with the changed row that `change` carries. Rows of other types are ignored.
 
         The live view's thread calls this method for each changed row, also while the view opens.
         """

@@ -21,9 +21,10 @@ log = structlog.stdlib.get_logger(__name__)
 def append_noted_switch(settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
     """Append the record `control.fold_switched` for the switch of the fold's version that the ledger notes.
 
-    If there is no such switch, or the log has its record, nothing happens. The gateway calls it at its start.
-    Several gateways may append the record: it has one id, and the fold accepts the first. When it cannot be
-    appended now, the next start tries again.
+    The gateway calls this function at its start. If the ledger notes no switch, or the log has the record
+    already, nothing happens. An invalid note is only logged. The function does not wait for the verdict. If
+    Kafka is unreachable, the record is dropped, and the next start tries again. Several gateways may append the
+    record; the fold accepts only the first.
     """
     noted = noted_switch(settings)
     if noted is None:

@@ -91,7 +91,8 @@ class TableMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics of ledger and view tables. A table that cannot be read yields only `..._up 0`.
 
-        Prometheus calls it at each scrape. It waits at most two seconds for a thread that reads the tables.
+        Prometheus calls this method at each scrape. A thread reads the tables. The method waits at most two
+        seconds for the thread; afterwards the tables count as unreadable.
         """
         found = self._newest()
         ledger = None if found is None else found.ledger
@@ -150,9 +151,10 @@ class MachineMetrics(Collector):
         self._settings = settings
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of the disk and of the local stack's programs. Prometheus calls it at each scrape.
+        """Yield the metrics of the disk and of the local stack's programs.
 
-        The metrics of programs are missing when no local stack uses this data directory.
+        Prometheus calls this method at each scrape. The metrics of programs are missing when no local stack
+        uses this data directory.
         """
         try:
             disk = shutil.disk_usage(self._settings.data_path)

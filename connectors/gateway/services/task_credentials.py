@@ -16,7 +16,7 @@ def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> s
     """Return the token with which the agent of a task authenticates itself, a UUID with 122 secret bits.
 
     It is derived from a master key and the task's id, so it is stored nowhere, and repeated calls return the
-    same token.
+    same token. If no master key yields a token with `token_id`, the token of the active key is returned.
 
     Args:
         keyring: The master keys.
@@ -47,13 +47,15 @@ class AgentKeyFiles:
     def make(self, task_id: str) -> tuple[Path, str]:
         """Create a key pair for a task's agent, and write the private key to the task's file.
 
-        If the file exists, because an earlier launch was interrupted, its key is used.
+        If the file exists, because an earlier launch was interrupted, nothing is written, and its key is
+        returned.
 
         Returns:
             The path of the private key's file, and the public key in PEM.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file cannot be read or written.
+            ValueError: The existing file is no private key.
         """
         path = self.path_of(task_id)
         if path.exists():

@@ -94,7 +94,8 @@ def _succeeded(step: SettledRecord) -> bool:
 class TaskKeeper(ThreadedService):
     """The background service that starts a process for each running task's agent, and stops it at the end.
 
-    `clock` returns seconds since 1970 UTC.
+    A check that fails is logged, and repeated after at most `gateway.task_check_s` seconds. `clock` returns the
+    time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class TaskKeeper(ThreadedService):
         self._hands = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="task-keeper")
 
     def open(self) -> None:
-        """Start the thread that checks all tasks now and every `gateway.task_check_s` seconds.
+        """Start the thread that checks all tasks now and every `gateway.task_check_s` seconds. Returns at once.
 
         From now on `on_change` checks each task that changes, too.
         """
@@ -133,14 +134,15 @@ class TaskKeeper(ThreadedService):
         super().open()
 
     def close(self) -> None:
-        """Stop the thread, after the checks that are under way. The processes of agents keep running."""
+        """Stop the thread, and wait for the checks that are under way. The processes of agents keep running."""
         super().close()
         self._hands.shutdown(wait=True, cancel_futures=True)
 
     def on_change(self, change: AppliedChange) -> None:
-        """Check a task on a worker thread soon after its row in the live view has changed.
+        """Schedule a check of a task whose row in the live view has changed. Does not block.
 
-        The live view calls this method on its own thread, for each changed row of any type.
+        The live view calls this method on its own thread, for each changed row of any type. Rows of other types
+        are ignored, and all rows before `open`.
         """
         if self._is_open and isinstance(change.row, TaskRow):
             self._look_soon(change.key)
@@ -148,8 +150,8 @@ class TaskKeeper(ThreadedService):
     def check(self) -> None:
         """Schedule a check of each running task, and of each task whose container is not recycled yet.
 
-        A check, on a worker thread, starts a missing agent, stops the agent of an ended task, or fails a task
-        whose agent has ended.
+        Returns at once. A check runs on a worker thread: it starts a missing agent, stops the agent of an ended
+        task, or fails a task whose agent has ended.
         """
         for task in self._live_view.all(TaskRow):
             if task.status == states.RUNNING:
