@@ -10,20 +10,23 @@ from schemas.streams.principal.principals import ACTIVE, RESERVED_PRINCIPALS, Pr
 def check_name_is_free(
     hub: Hub, name: str, field: str, principal: str, route: str, *, is_participant: bool = False
 ) -> None:
-    """Check that a new agent, principal or participant does not take a name that is reserved or in use.
+    """Raise ApiError if a new agent, principal or participant would take a name that is reserved or in use.
 
     A refusal because the name is in use is recorded in the log.
 
     Args:
         hub: The hub.
         name: The new name.
-        field: The field of the request that has the name, for the error text.
-        principal: The caller, for the record of a refusal.
-        route: Method and path template of the route, for the record of a refusal.
-        is_participant: Whether the name is for a participant, which must not have the name of a principal.
+        field: The field of the request body that has the name, for the error text.
+        principal: The name of the caller, for the record of a refusal.
+        route: Method and path template of the route, such as `POST /api/hub/agents`, for the record of a
+            refusal.
+        is_participant: Whether the name is for a participant, which must not have the name of an active
+            principal.
 
     Raises:
-        ApiError: 400 for a reserved name, 403 for the name of a listener or of a principal.
+        ApiError: 400 for a reserved name. 403 for the name of a listener, also of a removed one, or of a
+            principal.
     """
     if name in RESERVED_PRINCIPALS:
         raise malformed(f"{field}: this name is reserved")

@@ -79,7 +79,7 @@ class AuditFilter(QueryFilter):
 
 
 class DrainFilter(QueryFilter):
-    """The largest number of messages to take."""
+    """The largest number of messages to take out of the caller's mailbox."""
 
     limit: Annotated[int, Field(ge=1, le=LIMIT_MOST)] = CLAIM_LIMIT
 
@@ -124,7 +124,7 @@ class ReadRequest(RequestBody):
 
 
 class ReadAnswer(AnswerBody):
-    """The ids of the request by their result, each once.
+    """The message ids of the request by their result, each once.
 
     `read`: read now, by this request or an earlier one. `not_marked`: leased through another interface, or
     ended meanwhile in another way. `unknown`: not in the caller's mailbox, or expired.

@@ -23,9 +23,9 @@ from schemas.streams.task.task_registry import TokenRow
 
 
 class PolicyResult(BaseModel):
-    """The result of a policy check.
+    """The result of a policy check: whether the request is allowed and, if not, the reason.
 
-    `reason` says why the request is refused. It quotes nothing that the caller sent.
+    `reason` is "" for an allowed request. It quotes nothing that the caller sent.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,9 +38,10 @@ _ALLOWED: Final = PolicyResult(allowed=True)
 
 
 def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: str) -> PolicyResult:
-    """Return whether an agent may get a task, with the reason if not.
+    """Return whether the agent of this name may get a task with this description, and the reason if not.
 
-    The agent must be registered from a file in `conf/agents/`, and the description must not be blank.
+    The agent must be registered from a file in `conf/agents/`, and the description must not be blank. The
+    function records nothing and raises nothing.
     """
     agent = live_view.get(AgentRow, agent_name)
     if agent is None or agent.status != DEFINED:
@@ -53,16 +54,18 @@ def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: 
 def evaluate_message(
     live_view: LiveView, sender: Caller, recipient: str, kind: str, *, per_token: bool = False
 ) -> PolicyResult:
-    """Return whether a message may be sent, with the reason if not.
+    """Return whether a message may be sent, and the reason if not.
 
-    The recipient's mailbox must exist, and the type of the message must not be blank.
+    The recipient's mailbox must exist, and the type of the message must not be blank. The function records
+    nothing and raises nothing.
 
     Args:
         live_view: The live view.
         sender: The sender. No present rule depends on it: its token and rights were checked before.
         recipient: The name of the mailbox.
         kind: The type of the message.
-        per_token: Whether each valid token of a task has a mailbox of its own (`gateway.mailbox_per_token`).
+        per_token: The setting `gateway.mailbox_per_token`: whether each valid token of a task has its own
+            mailbox.
     """
     if not is_known_recipient(live_view, recipient, per_token=per_token):
         return PolicyResult(allowed=False, reason="no recipient of this name is known")
@@ -72,17 +75,19 @@ def evaluate_message(
 
 
 def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool = False) -> bool:
-    """Return whether a mailbox of this name exists: of the hub, a principal, an agent or a listener.
+    """Return whether a mailbox with the name `recipient` exists.
 
-    With `per_token`, the mailbox of a task's token exists, too, while the token is valid.
+    The hub and each principal, agent and listener have a mailbox. If `per_token` (the setting
+    `gateway.mailbox_per_token`) is True, each token of a task has one, too, while the token is valid.
     """
     return has_mailbox(live_view.get, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
 
 
 def broadcast_recipients(live_view: LiveView, sender: str) -> list[str]:
-    """Return the sorted names of the operator and of all present participants, without the sender.
+    """Return the sorted names of the recipients of a broadcast: the operator and all present participants.
 
-    A participant is present until it stops.
+    `sender` is the name of the principal or agent that sends the broadcast. It is left out. A participant is
+    present until it stops.
     """
     names = {row.agent_name for row in live_view.all(ParticipantRow) if row.status != STOPPED}
     return sorted((names | {OPERATOR}) - {sender})

@@ -18,13 +18,15 @@ R = TypeVar("R", bound=Row)
 
 
 def owner_in(hub: Hub, row_type: type[R], parameter: str, column: Callable[[R], str | None]) -> OwnerOf:
-    """Return a function for the access check that finds the owner of the thing in a request's path.
+    """Return a function with which the access check finds the owner of the thing in a request's path.
 
-    The function reads the thing's row from the live view, and returns None if there is no such row.
+    The returned coroutine function takes the request. It reads the thing's row from the live view, and returns
+    None if there is no such row. If the row is missing, it waits until the live view has caught up with the
+    log, and raises BackboneUnreachable if that takes too long.
 
     Args:
         hub: The hub.
-        row_type: The type of the row.
+        row_type: The type of the row, such as JobRow.
         parameter: The parameter of the path that is the row's key, such as `job_id`.
         column: Returns the owner from the row.
     """
@@ -37,9 +39,10 @@ def owner_in(hub: Hub, row_type: type[R], parameter: str, column: Callable[[R], 
 
 
 def session_of_job(hub: Hub) -> OwnerOf:
-    """Return a function for the access check that finds the session which has the job in a request's path.
+    """Return a function with which the access check finds the session that has the job in a request's path.
 
-    The function returns None for an unknown job, and for one that no session has.
+    The returned coroutine function takes the request, and returns the session's name. It returns None for an
+    unknown job, and for one that no session has.
     """
 
     async def owner(request: Request) -> str | None:
@@ -50,10 +53,11 @@ def session_of_job(hub: Hub) -> OwnerOf:
 
 
 def owner_of_task_in_path(hub: Hub) -> OwnerOf:
-    """Return a function for the access check that finds the owner of the task in a request's path.
+    """Return a function with which the access check finds the owner of the task in a request's path.
 
-    For an agent the owner is the holder of the task's token. For every other caller it is the principal that
-    submitted the task, or None for an unknown task.
+    The returned coroutine function takes the request. If an agent sent it, the owner is the holder of the
+    task's token, in the form of `owner_of_task`. For any other caller the owner is the principal that submitted
+    the task, or None for an unknown task.
     """
     submitter = owner_in(hub, TaskRow, "task_id", lambda row: row.submitted_by)
 
@@ -66,9 +70,10 @@ def owner_of_task_in_path(hub: Hub) -> OwnerOf:
 
 
 def submitter_of_token(hub: Hub) -> OwnerOf:
-    """Return a function for the access check that finds the principal which submitted a token's task.
+    """Return a function with which the access check finds the principal that submitted a token's task.
 
-    The token's id is in the request's path. The function returns None for an unknown token or task.
+    The returned coroutine function takes the request, whose path has the token's id. It returns None for an
+    unknown token or task.
     """
 
     async def owner(request: Request) -> str | None:

@@ -7,10 +7,11 @@ from connectors.gateway.web.answers import too_many
 
 
 def check_room(hub: Hub, sender: str, recipient: str) -> None:
-    """Raise ApiError (429) if a further message of this sender would exceed the listener's queue limits.
+    """Raise ApiError (429) if one more message from `sender` would exceed the queue limits of a listener.
 
-    `recipient` is the listener. A sender without a waiting message may always send one, because other senders
-    filled the queue.
+    `recipient` is the listener's name. There is a limit for all messages that wait for the listener, and one
+    for each sender. A sender that has no waiting message is always admitted, because other senders filled the
+    queue.
     """
     limits, mine = hub.settings.xml_pump, hub.listeners.waiting_of(recipient, sender)
     if mine and hub.listeners.waiting(recipient) >= limits.pending_most:

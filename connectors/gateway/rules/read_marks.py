@@ -23,7 +23,9 @@ _SHOWN: Final = MESSAGE_PENDING | {READ, CLAIMED}
 
 @dataclass(frozen=True)
 class ReadMarks:
-    """The result of a request to mark messages: their ids in the order of the request, each once.
+    """The result of a request to mark messages as read: four lists of message ids, each id in one list.
+
+    The lists keep the order of the request.
 
     Attributes:
         marked: Marked by this request.
@@ -65,11 +67,12 @@ async def mark_read(
         hub: The hub.
         mailboxes: The mailboxes that the principal owns. Messages in other mailboxes count as unknown.
         message_ids: The ids of the messages. An id that occurs twice counts once.
-        door: The door of the records.
+        door: The door of the records, such as `hub`.
         principal: The principal that marks the messages.
 
     Raises:
-        BackboneUnreachable: Kafka is unreachable, and there is something to mark.
+        BackboneUnreachable: Kafka is unreachable, or a mark was not settled in time. Some marks may have been
+            settled. The call can be repeated.
     """
     boxes, wanted, now_us = list(mailboxes), dict.fromkeys(message_ids), time.time() * 1e6
     rows: dict[str, MessageRow] = {}
