@@ -29,9 +29,10 @@ _STRANGERS_KINDS: Final = 32
 
 
 class StrangersRequests(LogLimit[tuple[str, int]]):
-    """A limit for the log lines of requests without a principal: one line for each route and status at a time.
+    """A rate limit for the log lines of requests without a principal, for each route and status.
 
-    A further line is logged some seconds later, with the number of lines that were left out.
+    The first such request is logged. Later ones are counted for some seconds; the next line has their number.
+    `AccessLog` uses one object of this class. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,8 @@ class StrangersRequests(LogLimit[tuple[str, int]]):
     def log_omitted(self) -> None:
         """Log how many lines were left out, for each route and status whose interval has ended.
 
-        Call it every few seconds.
+        Call it every few seconds. Without such calls, the number is logged only with the next request of that
+        kind.
         """
         for kind, omitted in self.due():
             route, status = kind or ("other", 0)
@@ -48,7 +50,10 @@ class StrangersRequests(LogLimit[tuple[str, int]]):
 
 
 class AccessLog:
-    """ASGI middleware that writes a log line for each HTTP request and counts it in the metrics."""
+    """ASGI middleware that writes a log line for each HTTP request and counts it in the metrics.
+
+    `strangers` limits the lines of requests without a principal. Other ASGI messages than HTTP are passed on.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests) -> None:
         self._app = app

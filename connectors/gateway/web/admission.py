@@ -47,9 +47,9 @@ _REALM: Final = 'Bearer realm="trunkline"'
 
 
 async def no_owner(request: Request) -> str | None:
-    """Return None as the owner, for actions that depend on no owner.
+    """Return None as the owner of the thing that a request is about. It is the default `owner_of` of a route.
 
-    Only roles that have the action for everything may then perform it.
+    A caller with a right to its own things only (`Reach.OWN`) is then refused.
     """
     return None
 
@@ -61,7 +61,9 @@ def _reason_alone(body: Any, why: str) -> str:
 class Routes:
     """Adds endpoints to an application by the decorators `get`, `post` and `delete`.
 
-    Each endpoint names the action that its caller needs a right to. The application must use `AdmittedRoute`.
+    The arguments of a decorator are the path and the action that the caller needs a right to. Optional are the
+    answer's model and a function that finds the owner. The routes of the application must be of the class
+    `AdmittedRoute`.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -108,7 +110,10 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
 
 
 def documented(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application, with the definition of the bearer token added."""
+    """Return the OpenAPI document of an application, with the definition of the bearer token added.
+
+    Use it as the application's method `openapi`.
+    """
     page = FastAPI.openapi(app)
     bearer = {"type": "http", "scheme": "bearer", "description": "A principal's token."}
     page.setdefault("components", {})["securitySchemes"] = {_BEARER: bearer}
@@ -116,13 +121,13 @@ def documented(app: FastAPI) -> dict[str, Any]:
 
 
 class Gate:
-    """The check of callers at the hub. It appends a record of each refusal to the log.
+    """The check of the token and rights of callers. It appends a record of each refusal to the log.
 
     Args:
         identities: The known tokens.
         refusals: Records refusals.
         body_limit_bytes: The largest body of a request.
-        on_expired: Called with the row of a task's token that was used after its expiry.
+        on_expired: Called with the row of a task's token that was used after its expiry. It must not block.
     """
 
     def __init__(
@@ -142,14 +147,14 @@ class Gate:
 
         Args:
             request: The HTTP request. `request.state.caller` is set to the caller.
-            route: Method and path template of the route, for the record.
+            route: Method and path template of the route, such as `GET /api/hub/jobs/{job_id}`, for the record.
             action: The action that the caller needs a right to.
             owner_of: Returns the owner of the thing that the request is about. It is called only if the right
                 depends on the owner.
 
         Raises:
-            ApiError: 401 without a valid token, 403 without a right to the action, and the errors of
-                `owner_of`.
+            ApiError: 401 without a valid token, 403 without a right to the action, 503 if the principal has too
+                many connections. Errors of `owner_of` are raised, too.
         """
         caller = self._identities.identify(request.headers.get("authorization"))
         if isinstance(caller, Unidentified):
@@ -175,13 +180,15 @@ class Gate:
     ) -> None:
         """Append a record of an admitted caller's request that is malformed (400) or too large (413).
 
-        Other errors, and bodies that were not read to the end, are not recorded.
+        It returns nothing and does not raise `error`. Other errors, and bodies that were not read to the end,
+        are ignored.
 
         Args:
             error: The error that the handler raised.
-            caller: The caller of the request.
+            caller: The caller of the request, as `admit` has returned it.
             route: Method and path template of the route.
-            why_refused: Returns the reason to record. The record contains no other part of the body.
+            why_refused: Returns the text to record, from the decoded body and the fault. The record contains no
+                other part of the body. By default, the text is the fault.
         """
         if isinstance(error, RequestValidationError):
             why = why_refused(error.body, first_fault(error))
@@ -192,9 +199,10 @@ class Gate:
                 self._refusals.record(reason, str(error.detail), caller.principal, route)
 
     def still_holds(self, request: Request) -> bool:
-        """Return whether the request's token is still valid, for the same caller with the same rights.
+        """Return whether the token of an admitted request still has the same caller with the same rights.
 
-        A stream checks it again and again, and ends when the token is revoked or expires.
+        The result is False for a token that was revoked or has expired. Call it only after `admit` for this
+        request. A stream calls it again and again, and ends when the result is False.
         """
         found = self._identities.identify(request.headers.get("authorization"))
         return bool(found == request.state.caller)
@@ -203,8 +211,8 @@ class Gate:
 class AdmittedRoute(APIRoute):
     """A FastAPI route whose handler runs only for callers that the gate admits.
 
-    It is created only for endpoints that name an action (`Routes`) or are marked `open_to_all`. Raises
-    TypeError for any other.
+    The application stores its gate in `app.state.gate`. The constructor raises TypeError if the endpoint
+    neither names an action (`Routes`) nor is marked `open_to_all`.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -222,9 +230,10 @@ class AdmittedRoute(APIRoute):
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the request handler: first the check of the caller, then the endpoint. FastAPI calls it.
+        """Return the coroutine function that handles a request. FastAPI calls this method.
 
-        An unexpected error of the endpoint is logged without its text, and answered with 500.
+        The returned function first checks the caller, and then calls the endpoint. A refused caller gets an
+        ApiError. An unexpected error of the endpoint is logged without its text, and answered with status 500.
         """
         handle = super().get_route_handler()
         admission, path = self.admission, self.path

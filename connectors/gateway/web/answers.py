@@ -62,7 +62,8 @@ _EPOCH_US: Final = 1_000_000
 class ApiError(HTTPException):
     """An HTTP error for a client, with a status, a reason (a stable code) and a message for people.
 
-    It is an HTTPException because FastAPI lets no other error out of body parsing.
+    A handler raises it; `add_error_handlers` makes the response. The base class is HTTPException, because
+    FastAPI passes no other error on from the parsing of a body.
     """
 
     def __init__(self, status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> None:
@@ -71,29 +72,32 @@ class ApiError(HTTPException):
 
 
 def not_found(message: str) -> ApiError:
-    """Return an error with status 404, to raise when a thing does not exist."""
+    """Return an ApiError with status 404. The caller raises it when a thing does not exist."""
     return ApiError(404, NOT_FOUND, message)
 
 
 def existing(row: _R | None, message: str) -> _R:
-    """Return the row. If it is None, raise ApiError (404) with this message."""
+    """Return `row` unchanged. If `row` is None, raise ApiError (404) with `message`."""
     if row is None:
         raise not_found(message)
     return row
 
 
 def malformed(message: str) -> ApiError:
-    """Return an error with status 400, to raise when a request breaks a rule of its form."""
+    """Return an ApiError with status 400. The caller raises it when a request is invalid."""
     return ApiError(400, verdicts.MALFORMED, message)
 
 
 def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
-    """Return an error with status 503 and `Retry-After`, to raise when the request can succeed later."""
+    """Return an ApiError with status 503 and the header `Retry-After`.
+
+    The caller raises it when the request cannot be answered now, but can succeed later.
+    """
     return ApiError(503, reason, message, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def too_many(message: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
-    """Return an error with status 429, to raise when a client exceeds a rate or queue limit.
+    """Return an ApiError with status 429. The caller raises it when a client exceeds a rate or queue limit.
 
     `wait_s` becomes the header `Retry-After`, in whole seconds and at least 1.
     """
@@ -101,7 +105,10 @@ def too_many(message: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
 
 
 def check_task_text(text: str, most: int) -> None:
-    """Raise ApiError (400) if the text of a task has more than `most` characters, the configured limit."""
+    """Raise ApiError (400) if the text of a task has more than `most` characters.
+
+    `most` is the setting `limits.task_characters`.
+    """
     if len(text) > most:
         raise malformed(f"the task has {len(text)} characters, and limits.task_characters allows {most}")
 
@@ -109,7 +116,8 @@ def check_task_text(text: str, most: int) -> None:
 def refuse_rejected(settled: SettledRecord) -> SettledRecord:
     """Return a settled record unchanged, or raise ApiError with the fold's reason if it was rejected.
 
-    A handler calls it after it has appended a record. A duplicate is no error.
+    A handler calls this function after it has appended a record. The HTTP status follows from the reason. A
+    duplicate is no error.
     """
     if settled.verdict != verdicts.REJECTED:
         return settled
@@ -118,9 +126,9 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
 
 
 def first_fault(error: RequestValidationError) -> str:
-    """Return the first fault of an invalid request as `place: fault`.
+    """Return the first fault of an invalid request as `place: fault`, such as `query.limit: ...`.
 
-    The value that the client sent is left out, because it may be secret.
+    `error` is FastAPI's error. The value that the client sent is left out, because it may be secret.
     """
     first = error.errors()[0]
     # The last part of an unknown key's place is the key itself, which is input.
@@ -134,9 +142,9 @@ def error_response(status: int, reason: str, message: str, headers: dict[str, st
 
 
 def http_error_response(status: int, headers: dict[str, str] | None) -> Response:
-    """Return the HTTP response of an error that the framework raised, such as an unknown path.
+    """Return the HTTP response to an error that the framework raised, such as an unknown path.
 
-    Reason and message follow from the status.
+    The body is `{"reason", "message"}`; both follow from the status. `headers` are added to the response.
     """
     try:
         message = HTTPStatus(status).phrase.lower()
@@ -178,12 +186,12 @@ def row_as_json(row: Row) -> dict[str, Any]:
 
 
 def row_as_answer(model: type[BaseModel], row: Row, **columns: str) -> dict[str, Any]:
-    """Return the JSON of an answer model, whose fields are read from the columns of a row.
+    """Return a row of a view as JSON with the fields of an answer model.
 
     Args:
-        model: The answer model. Each of its fields must have a column.
-        row: The row.
-        columns: The column of each field whose column has another name.
+        model: The answer model. Each field takes the value of the column with its name.
+        row: The row. AttributeError is raised if it lacks a column.
+        columns: For a field with another name than its column: `field="column"`.
     """
     names = {field: columns.get(field, field) for field in model.model_fields}
     return {field: _shown(column, getattr(row, column)) for field, column in names.items()}
@@ -223,7 +231,8 @@ def _methods_of(app: FastAPI, request: Request) -> list[str]:
 def add_error_handlers(app: FastAPI) -> None:
     """Make an application answer every error that a handler raises with `{"reason", "message"}`.
 
-    Invalid requests get status 400, BackboneUnreachable 503, and other TrunklineErrors 500.
+    An ApiError has its own status. Invalid requests get status 400, BackboneUnreachable 503, and other
+    TrunklineErrors 500.
     """
 
     @app.exception_handler(StarletteHTTPException)

@@ -30,10 +30,10 @@ def note_principal(scope: Any, principal: str) -> None:
     """Record that a request on this connection had a valid credential of a principal.
 
     The connection then counts as the principal's own in the connection budget. `scope` is the ASGI scope of the
-    request.
+    request. On a server without budgets, nothing happens.
 
     Raises:
-        ApiError: 503 when the principal has too many connections.
+        ApiError: 503 if the principal has too many connections and none of them can be closed.
     """
     note = scope.get(_PRINCIPAL)
     if note is not None and not note(principal):
@@ -50,6 +50,12 @@ class BoundedHttp(H11Protocol):
 
     The ASGI scope of each request gets keys for aborting the connection, for its principal, and for the body's
     time limit.
+
+    Args:
+        budget: The budget that counts the connection.
+        listener: The name of the listening socket, for the metrics.
+        place: The place that the connection took before its TLS handshake. None to take one.
+        options: The arguments of uvicorn's H11Protocol.
     """
 
     def __init__(
@@ -89,9 +95,9 @@ class BoundedHttp(H11Protocol):
         super().connection_lost(exc)
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the connection's phase, and an object that differs for each request.
+        """Return the connection's phase, and an object that identifies the present request.
 
-        The budget measures how long both stay the same.
+        The budget compares both with those of its last call. While they are equal, the phase's time limit runs.
         """
         cycle = self.cycle
         if self.transport.is_closing():
@@ -124,7 +130,8 @@ class BoundedHttp(H11Protocol):
 class TlsEntry(asyncio.Protocol):
     """A connection during its TLS handshake, with a place in the budget. Afterwards a BoundedHttp takes over.
 
-    asyncio servers can do TLS themselves, but then no budget counts or bounds the handshakes under way.
+    asyncio servers can do TLS themselves, but then no budget counts or bounds the handshakes under way. A
+    handshake that fails or lasts longer than `head_s` of the budget ends the connection.
     """
 
     def __init__(
@@ -159,11 +166,11 @@ class TlsEntry(asyncio.Protocol):
         self._early += data
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the phase `HEAD`, because no request has been read during the handshake."""
+        """Return the phase `HEAD` and None, because no request has been read during the handshake."""
         return Phase.HEAD, None
 
     def cut(self) -> None:
-        """Abort the connection at once."""
+        """Abort the connection, and with it the handshake, at once."""
         self._raw.abort()
 
     async def _shake_hands(self, place: Place) -> None:

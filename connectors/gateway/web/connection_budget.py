@@ -52,7 +52,10 @@ class Connection(Protocol):
     """A connection that a budget counts and may close, such as BoundedHttp."""
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the connection's phase, and an object that differs for each request."""
+        """Return the connection's phase, and an object that identifies the present request.
+
+        The budget compares both with those of its last call. While they are equal, the phase's time limit runs.
+        """
 
     def cut(self) -> None:
         """Abort the connection at once, without sending the bytes that are still in memory."""
@@ -96,15 +99,16 @@ def _nothing(listener: str, reason: str) -> None:
 
 
 class ConnectionBudget:
-    """Counts the connections of some listening sockets, and closes those that exceed a limit. Not thread-safe.
+    """A counter of the connections of some listening sockets, which closes connections that exceed a limit.
 
-    `open` and `cut` count connections for the metrics.
+    Not thread-safe. `open` counts the open connections by listening socket and whether they are authenticated.
+    `cut` counts the closed and refused ones by listening socket and reason. Both are for the metrics.
 
     Args:
         limits: The limits of the budget.
         clock: Returns seconds and never goes back.
         on_cut: Called with the name of the listening socket and the reason, for each connection that the budget
-            closes.
+            closes or refuses.
     """
 
     def __init__(
@@ -123,11 +127,11 @@ class ConnectionBudget:
         self.cut: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: Connection, listener: str) -> Place | None:
-        """Give a new connection a place among the anonymous connections, and return it.
+        """Give a new connection a place among the anonymous connections, and return the place.
 
-        If all places are taken, the oldest anonymous connection that is not being answered is closed. Returns
-        None if there is none; the caller then aborts the new connection. `listener` is the name of the
-        listening socket.
+        If all places are taken, the oldest anonymous connection that is not being answered is closed. If all
+        are being answered, the result is None. The caller must then abort the new connection. `listener` is the
+        name of the listening socket.
         """
         anonymous = self._places[_UNKNOWN]
         if len(anonymous) >= self.limits.anonymous and not self._cut_one(anonymous, "anonymous_budget"):
@@ -139,10 +143,11 @@ class ConnectionBudget:
         return place
 
     def authenticate(self, place: Place, principal: str) -> bool:
-        """Move a connection to the places of a principal whose valid credential it has sent.
+        """Move a connection to the places of a principal, after the connection has sent its valid credential.
 
-        If necessary, another connection is closed. Returns False if that is impossible, because all that could
-        be closed are being answered. The caller must then refuse the request.
+        If the principal or the budget has no free place, another connection is closed. Returns False if each
+        connection that could be closed is being answered. The caller must then refuse the request. Returns True
+        otherwise, also if the connection belongs to the principal already or has ended.
         """
         if place.principal == principal or not place.is_open:
             return True
@@ -170,7 +175,7 @@ class ConnectionBudget:
     def sweep(self) -> None:
         """Close the connections whose phase, such as the reading of a head, exceeds its time limit.
 
-        Call it every `SWEEP_S` seconds.
+        Call it every `SWEEP_S` seconds. A phase counts from the call that first sees it.
         """
         now = self._clock()
         for place in [place for places in self._places.values() for place in places]:
@@ -216,7 +221,11 @@ class ConnectionBudget:
         place.connection.cut()
 
     def count_cut(self, listener: str, reason: str) -> None:
-        """Count a connection that was closed or refused, by listening socket and reason, and call `on_cut`."""
+        """Count a connection that was closed or refused, and call `on_cut`. The method closes nothing itself.
+
+        `listener` is the name of the listening socket. `reason` is a short code, such as `refused`, for the
+        metrics.
+        """
         self.cut[listener, reason] += 1
         self._on_cut(listener, reason)
 
@@ -237,7 +246,10 @@ class ConnectionFigures(Collector):
         self._budgets = budgets
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the counts of open and of closed connections. Prometheus calls it on any thread."""
+        """Yield the counts of open and of closed connections, for all budgets of this process.
+
+        Prometheus calls this method at each scrape, on any thread.
+        """
         yield gauges(
             "connections",
             "Open connections, by listener and whether a request on them was admitted.",

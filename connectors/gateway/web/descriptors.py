@@ -45,7 +45,10 @@ def accepted_at_once(limits: BudgetLimits, listeners: int) -> int:
 
 
 def fitted(limits: BudgetLimits, listeners: int, descriptors: int) -> BudgetLimits:
-    """Return the connection limits, reduced so that they fit into this number of file descriptors.
+    """Return connection limits that fit into `descriptors` file descriptors.
+
+    If the wanted limits fit, they are returned unchanged. Otherwise the numbers of anonymous and authenticated
+    connections are reduced in proportion.
 
     Args:
         limits: The wanted limits.
@@ -68,14 +71,14 @@ def fitted(limits: BudgetLimits, listeners: int, descriptors: int) -> BudgetLimi
 
 
 def fit_to_descriptors(limits: BudgetLimits, listeners: int, more: int = 0) -> BudgetLimits:
-    """Raise the process's limit of file descriptors as far as needed, and return the possible limits.
+    """Raise the process's limit of file descriptors as far as needed, and return connection limits that fit.
 
     If the process's hard limit is too low, smaller connection limits are returned and a warning is logged.
 
     Args:
         limits: The wanted connection limits.
         listeners: The number of listening sockets.
-        more: The number of connections that have other budgets.
+        more: The number of connections that other budgets allow in this process.
 
     Raises:
         TrunklineError: Not even a few connections fit.

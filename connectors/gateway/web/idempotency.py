@@ -32,8 +32,9 @@ IdempotencyKey = Annotated[
 def request_uuid(requester: str, key: str | None) -> uuid.UUID:
     """Return the UUID of the thing that a request makes, such as a message or a job.
 
-    The same requester and idempotency key give the same UUID. Without a key (None) it is random. `requester`
-    names the caller, such as `Caller.requester`.
+    The same requester and idempotency key give the same UUID, whatever the body. Without a key (None) the UUID
+    is random. `requester` is the namespace of the caller's keys, see `Caller.requester`. `key` is the header
+    `Idempotency-Key`.
     """
     return uuid.uuid4() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, requester), key)
 
@@ -47,12 +48,12 @@ class Origin(TypedDict):
 
 @dataclass(frozen=True)
 class Write:
-    """A request that changes something.
+    """A request that changes something. A route gets it as a parameter of the type `WriteRequest`.
 
     Attributes:
         caller: The authenticated sender.
-        key: The idempotency key, None without one.
-        made: The UUID of the thing that the request makes. A repeated request with a key has the same.
+        key: The value of the header `Idempotency-Key`; None without the header.
+        made: The UUID of the thing that the request makes. A repeated request with a key has the same one.
     """
 
     caller: Caller
@@ -71,7 +72,7 @@ class Write:
 
     @property
     def request_id(self) -> str:
-        """The field `request_id` of the request's records: the UUID of the thing that it makes, as text."""
+        """The text of `made`, for the field `request_id` of the records that the request appends."""
         return str(self.made)
 
 
@@ -98,10 +99,11 @@ def url_safe(secret: bytes) -> str:
 
 
 def derived_token(keyring: Keyring, made: uuid.UUID, name: str, known_sha256: str | None = None) -> str:
-    """Return the token of the principal that a request adds.
+    """Return the token of the principal that a request adds, as URL-safe base64.
 
-    It is derived from a master key and the request. So a repeated request gets the same token, although no
-    token is stored.
+    The token is derived from a master key and the request. So a repeated request gets the same token, although
+    no token is stored. If no master key yields a token with `known_sha256`, the token of the active key is
+    returned.
 
     Args:
         keyring: The master keys.

@@ -50,9 +50,10 @@ class Identities:
         self._revoked: set[str] | None = set()
 
     def load(self, rows: Iterable[Row]) -> None:
-        """Add the principals and tokens that the live view contains when it is open. Call it once.
+        """Add the principals and tokens that the live view contains when it is open.
 
-        A row that `changed` has brought before is newer, and stays.
+        Call this method once, after `LiveView.open`. A row that `changed` has already added is newer, so it is
+        kept.
         """
         for row in rows:
             if isinstance(row, PrincipalRow):
@@ -87,8 +88,8 @@ class Identities:
     def identify(self, authorization: str | None) -> Caller | Unidentified:
         """Return the principal or agent whose bearer token an `Authorization` header contains.
 
-        Returns Unidentified for a missing, unknown, revoked or expired token. None means that the request has
-        no such header.
+        `authorization` is the header's value; None if the request has no such header. Returns Unidentified,
+        with the reason, for a missing, unknown, revoked or expired token.
         """
         scheme, _, token = (authorization or "").partition(" ")
         token = token.strip()

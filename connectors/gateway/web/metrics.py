@@ -37,7 +37,8 @@ def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 def gauges(name: str, text: str, labels: Sequence[str], samples: Samples) -> GaugeMetricFamily:
     """Return a Prometheus gauge with a value for each combination of labels, for a collector.
 
-    `labels` are the names of the labels, and `text` is the description. The name gets the prefix `trunkline_`.
+    The name gets the prefix `trunkline_`. `text` is the description, and `labels` are the names of the labels.
+    `samples` are pairs of label values, in the order of `labels`, and a number.
     """
     return _filled(GaugeMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
 
@@ -45,7 +46,8 @@ def gauges(name: str, text: str, labels: Sequence[str], samples: Samples) -> Gau
 def counters(name: str, text: str, labels: Sequence[str], samples: Samples) -> CounterMetricFamily:
     """Return a Prometheus counter with a value for each combination of labels, for a collector.
 
-    `labels` are the names of the labels, and `text` is the description. The name gets the prefix `trunkline_`.
+    The name gets the prefix `trunkline_`. `text` is the description, and `labels` are the names of the labels.
+    `samples` are pairs of label values, in the order of `labels`, and a number.
     """
     return _filled(CounterMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
 
@@ -59,7 +61,7 @@ def _filled(family: _Family, samples: Samples) -> _Family:
 class Metrics:
     """The metrics of one gateway, including those of `collectors`. Thread-safe.
 
-    Its methods count events. `text` returns all metrics.
+    Most methods count one event each. `text` returns all metrics.
     """
 
     def __init__(self, collectors: Sequence[Collector] = ()) -> None:
@@ -91,7 +93,7 @@ class Metrics:
         )
 
     def add(self, collector: Collector) -> None:
-        """Register a collector, whose metrics are read at each scrape of `/metrics`."""
+        """Register a collector. Each scrape of `/metrics` calls its method `collect`, on any thread."""
         self._registry.register(collector)
 
     def called(self, tool: str, result: str) -> None:
@@ -99,7 +101,7 @@ class Metrics:
         self._calls.labels(tool, result).inc()
 
     def readers(self, door: str, more: int) -> None:
-        """Change the number of open event streams at a door: `more` is 1 when one begins, -1 when it ends."""
+        """Add `more` to the number of open event streams at a door: 1 when a stream begins, -1 when it ends."""
         self._readers.labels(door).inc(more)
 
     def dropped(self, door: str) -> None:
@@ -107,7 +109,7 @@ class Metrics:
         self._dropped.labels(door).inc()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an HTTP request and its duration. `route` is the template of the route, not the path."""
+        """Count an HTTP request and its duration in seconds. `route` is the route's path template."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -117,5 +119,8 @@ class Metrics:
             self._verdicts.labels(record.verdict, record.reason or "").inc()
 
     def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus. It calls all collectors, so it may block."""
+        """Return all metrics in the text format of Prometheus, as bytes.
+
+        It calls all collectors, some of which wait for seconds. Do not call it on the thread of an event loop.
+        """
         return generate_latest(self._registry)

@@ -166,9 +166,10 @@ class Caller:
         """Return whether a thing that belongs to `owner` belongs to this caller.
 
         Args:
-            owner: A principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the
-                registry rows name a creator, or the result of `owner_of_task`. A name contains no slash, so the
-                three forms never collide. None, for no known owner, belongs to no caller.
+            owner: The name of a principal, for a mailbox or a worker's session. `<door>/<principal>`, as the
+                registry rows name the creator of a thing. Or the result of `owner_of_task`. A name contains no
+                slash, so the three forms cannot be confused. None means no known owner; the result is then
+                False.
         """
         # An agent is not a principal: it does not own the jobs and tasks of a principal that has its name.
         made_by_token = f"{DOOR}/{self.principal}" if self.task_id is None else owner_of_task(self.task_id)
@@ -176,19 +177,21 @@ class Caller:
 
 
 def owner_of_task(task_id: str | None) -> str | None:
-    """Return the owner of a task from its agent's point of view: the holder of the task's token.
+    """Return `task/<task id>`, the owner of a task from the point of view of the agent that runs for it.
 
-    The result `task/<task id>` is an argument for `Caller.owns`. It is None if the task's id is None.
+    It stands for the holder of the task's token, and is an argument for `Caller.owns`. If `task_id` is None,
+    the result is None.
     """
     return None if task_id is None else f"task/{task_id}"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of an access check.
+    """The result of an access check: whether the action is allowed and, if not, why.
 
     Attributes:
-        why: The reason of a refusal, for the caller and the ledger. It quotes nothing that the caller sent.
+        why: The reason of a refusal, for the caller and the ledger; "" if the action is allowed. It quotes
+            nothing that the caller sent.
     """
 
     allowed: bool
@@ -198,13 +201,14 @@ class Decision:
 def decide(caller: Caller, action: Action, owner: str | None = None) -> Decision:
     """Decide by role, ownership and token capabilities whether a caller may perform an action.
 
-    The result contains the reason of a refusal.
+    The function only returns the decision, with the reason of a refusal. The caller of this function records
+    the refusal.
 
     Args:
         caller: The authenticated sender of the request.
         action: The action of the route.
-        owner: The owner of the thing that the request is about; None when it has no known owner. It matters
-            only for rights that cover the caller's own things.
+        owner: The owner of the thing that the request is about, in a form of `Caller.owns`; None for no known
+            owner. It matters only for rights that cover the caller's own things.
     """
     reach = RIGHTS.get(caller.role, {}).get(action)
     if reach is None:
@@ -233,8 +237,8 @@ def has_capability(caller: Caller, action: Action) -> bool:
 
 
 def needs_owner(caller: Caller, action: Action) -> bool:
-    """Return whether the caller's role has the action only for its own things.
+    """Return whether the caller's role may perform the action only on its own things.
 
-    `decide` then needs the owner of the thing.
+    If so, `decide` needs the owner of the thing. False also means that the role has no right to the action.
     """
     return RIGHTS.get(caller.role, {}).get(action) is Reach.OWN

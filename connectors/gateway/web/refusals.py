@@ -48,9 +48,10 @@ class RefusalRecorder:
         self._suppressed: OrderedDict[tuple[str, str, str], int] = OrderedDict()
 
     def record(self, reason: RefusalReason, why: str, principal: str | None, route: str) -> None:
-        """Append a record of a refused request to the log, or only count it when there were too many.
+        """Append a record of a refused request to the log, or only count it if there were too many.
 
-        A principal, route and reason may have five records at once, and then one every ten seconds.
+        For each principal, route and reason, five records may follow at once, and then one every ten seconds.
+        The method does not block and returns nothing.
 
         Args:
             reason: The code of the refusal, such as `policy`.
@@ -78,6 +79,9 @@ class RefusalRecorder:
         self._append(refusal_record(refusal, self._door))
 
     def forbidden(self, why: str, principal: str, route: str) -> ApiError:
-        """Record a refusal for the reason `policy`, and return an error with status 403 to raise."""
+        """Record a refusal with the reason `policy`, and return an ApiError (403) for the caller to raise.
+
+        The arguments are those of `record`.
+        """
         self.record(POLICY, why, principal, route)
         return ApiError(403, POLICY, why)

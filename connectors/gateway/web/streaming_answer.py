@@ -36,7 +36,11 @@ STREAMS_SHARE: Final = 256
 
 
 def server_event(name: str, event_id: str, data: bytes) -> bytes:
-    """Return the bytes of one server-sent event. `data` must be one line, such as the output of orjson."""
+    """Return the bytes of one server-sent event.
+
+    `name` is the event's type, and `event_id` the log position that a client sends back when it reconnects.
+    `data` must be one line, such as the output of orjson.
+    """
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), event_id.encode(), data)
 
 
@@ -53,9 +57,9 @@ class StreamPlaces:
         self._held: Counter[str] = Counter()
 
     def take(self, principal: str) -> bool:
-        """Take a place for one more stream of this principal. Returns False if no place is free.
+        """Take a place for one more stream of this principal, and return whether there was one. Does not block.
 
-        After True, the caller must call `give_back` when the stream has ended.
+        After True, the caller must call `give_back` when the stream has ended. After False, it must not.
         """
         if self._held.total() >= self._limit or self._held[principal] >= self._share:
             return False
@@ -70,10 +74,10 @@ class StreamPlaces:
     def answer(
         self, principal: str, chunks: Callable[[], AsyncIterator[bytes]], media_type: str
     ) -> StreamingAnswer:
-        """Return a streaming response that has one of the principal's places until it ends.
+        """Return a streaming response that has one of the principal's places until the response ends.
 
-        `chunks` starts the source of the stream's bytes. Raises ApiError (503) if the principal has no free
-        place.
+        `chunks` is called when the response begins, and yields the bytes of the stream. Raises ApiError (503)
+        if the principal has no free place.
         """
         if not self.take(principal):
             raise unavailable("too many streams at once; try again later", BUSY)
@@ -83,12 +87,15 @@ class StreamPlaces:
 class StreamingAnswer(Response):
     """An HTTP response that sends each chunk as soon as the source yields it.
 
+    It ends when the source ends, or when the client disconnects or does not read for `send_timeout_s`. In these
+    cases the connection is aborted.
+
     Args:
-        chunks: Starts the source. It is closed when the answer ends.
-        media_type: The media type of the answer.
+        chunks: Returns the source of the bytes. The source is closed when the response ends.
+        media_type: The media type of the response.
         ended: Called once, when nothing more is sent.
         send_timeout_s: How many seconds one send may wait for the client.
-        stalled: Called before `ended` when the client was cut off because it did not read.
+        stalled: Called before `ended` if the client was cut off because it did not read.
     """
 
     def __init__(

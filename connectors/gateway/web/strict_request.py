@@ -25,7 +25,11 @@ class NotRead(ApiError):
 
 
 class StrictRequest(Request):
-    """A request whose body has at most `limit_bytes` bytes and whose JSON follows CM-02."""
+    """A request whose body has at most `limit_bytes` bytes, and whose JSON follows the strict rules of CM-02.
+
+    For example, these rules forbid a repeated key in an object. `body` and `json` check the request when they
+    are called.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, limit_bytes: int) -> None:
         super().__init__(scope, receive)
@@ -37,8 +41,9 @@ class StrictRequest(Request):
     async def body(self) -> bytes:
         """Read the whole body and return it. Further calls return the same bytes.
 
-        Raises ApiError: 413 for a body over the limit, 408 when it does not arrive in time, and 400 when the
-        client disconnects.
+        Raises:
+            ApiError: 413 for a body over the limit, 408 if the body does not arrive in time, 400 if the client
+                disconnects before its end.
         """
         if self._read is None:
             timeout_s: float = self.scope.get(BODY_TIMEOUT, BODY_TIMEOUT_S)
@@ -59,8 +64,9 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         """Read the body and return it as decoded JSON. Further calls return the same object.
 
-        Raises ApiError: 400 with the broken rule, such as a repeated key; 413 for a body over the limit; 408
-        when it does not arrive in time.
+        Raises:
+            ApiError: 400 with the broken rule, such as a repeated key, and if the client disconnects. 413 for a
+                body over the limit. 408 if the body does not arrive in time.
         """
         if not self._is_decoded:
             try:

@@ -11,13 +11,14 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class TokenBuckets(Generic[_K]):
-    """A rate limit for each key. Not thread-safe.
+    """A rate limit for each key: each key has a bucket of tokens, and each event takes one. Not thread-safe.
 
     Args:
-        burst: The tokens of a full bucket.
-        per_second: The tokens that flow into a bucket in a second.
+        burst: The tokens of a full bucket. A new bucket is full.
+        per_second: The tokens that are added to a bucket in a second.
         clock: Returns seconds and never goes back.
-        most: The number of buckets. Beyond it the one used longest ago is forgotten, and so full again.
+        most: The number of buckets in memory. Beyond it, the one used longest ago is removed; its key then has
+            a full bucket again.
     """
 
     def __init__(
@@ -34,10 +35,10 @@ class TokenBuckets(Generic[_K]):
         self._buckets: OrderedDict[_K, tuple[float, float]] = OrderedDict()  # tokens, and their time
 
     def take(self, key: _K) -> float:
-        """Take one token from the key's bucket, if it has one.
+        """Take one token from the key's bucket, if the bucket has one. Does not block.
 
-        Returns 0 if a token was taken. Otherwise nothing is taken, and the result is the number of seconds
-        until the bucket has one.
+        Returns 0 if a token was taken. Otherwise the event exceeds the rate. The result is then the number of
+        seconds until the bucket has a token.
         """
         now = self._clock()
         tokens, at = self._buckets.pop(key, (self._burst, now))
