@@ -29,8 +29,9 @@ class Applied(NamedTuple):
     """The result of a change of the organism that has taken effect.
 
     Attributes:
-        verdict: The verdict on the change.
-        pending: How many messages waited for the removed listeners. They go back to their senders.
+        verdict: The verdict on the change, *accepted* or *duplicate*.
+        pending: How many messages waited for the removed listeners. These messages are returned to their
+            senders; 0 if no listener was removed.
     """
 
     verdict: str
@@ -40,15 +41,15 @@ class Applied(NamedTuple):
 async def apply_change(
     hub: Hub, body: OrganismLoaded | ListenerAdded | ListenerRemoved, *, door: str, principal: str
 ) -> Applied:
-    """Append a change of the organism, and wait until it has taken effect.
+    """Append a change of the organism, wait until the change has taken effect, and return its verdict.
 
     Afterwards the mailboxes of added listeners are open. The mailboxes of removed listeners are closed, and
-    their leased messages are settled or expired.
+    none of their messages is leased. The wait may last as long as the removed listener's handler may run.
 
     Args:
         hub: The hub.
         body: The change: all listeners loaded from a file, one added, or one removed.
-        door: The door of the record.
+        door: The door of the record, such as `hub`.
         principal: The principal that makes the change.
 
     Raises:

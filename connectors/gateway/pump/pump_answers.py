@@ -27,10 +27,11 @@ _NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")
 
 
 def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> OutgoingRecord:
-    """Return the record that ends the lease of a message that a pump has handled or gives back.
+    """Return the record that ends the lease of a message which a pump has handled or releases.
 
-    For the outcome `nack` it returns the message to its queue. For any other outcome it acknowledges the
-    message and contains the answers. If they are too many or too large, a `<huh>` takes their place.
+    The caller appends the record. For the outcome `nack` it puts the message back into its queue. For any other
+    outcome it acknowledges the message and contains the handler's answers. If these are too many or too large,
+    a `<huh>` takes their place.
 
     Args:
         hub: The hub.
@@ -141,7 +142,11 @@ def _message(
 
 
 def place_of(hub: Hub, thread: str) -> Place | None:
-    """Return the place of a thread in the tree of conversations, or None for an unknown thread."""
+    """Return the place of a thread in the tree of conversations, or None for an unknown thread.
+
+    `thread` is the thread's id. The place comes from memory or, for an older thread, from the view
+    `registry_threads`.
+    """
     return hub.conversations.place(thread, hub.live_view.get(ThreadRow, thread))
 
 

@@ -38,7 +38,10 @@ _SHOWN: Final = ("message_id", "request_id", "attempts", "sender", "from_verifie
 
 
 class PumpLeases:
-    """The leases of messages to pumps that this gateway makes. For coroutines of one event loop."""
+    """The leases of messages to pumps that this gateway makes. For coroutines of one event loop.
+
+    One gateway has one object of this class.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -47,16 +50,20 @@ class PumpLeases:
     async def wait_leased(
         self, asked: LeaseRequest, principal: str, is_gone: Callable[[], Awaitable[bool]]
     ) -> list[dict[str, Any]]:
-        """Lease messages to a pump and return them as JSON; wait up to `asked.wait_ms` for the first.
+        """Lease messages to a pump and return them as JSON. Wait up to `asked.wait_ms` for the first message.
 
-        The list is empty when the time is over, the client has disconnected, or the gateway stops. It is also
-        empty when the organism has another version than the pump knows, or when a redelivered message must be
-        asked for alone.
+        The list is empty if the time has passed, the client has disconnected, or the gateway stops. It is also
+        empty if `asked.version` is not the organism's version. If only a redelivered message waits, the list is
+        empty unless `asked.alone` is set. The fields `version` and `suspects` of the HTTP answer tell the pump
+        these cases apart.
 
         Args:
             asked: The pump, and how many messages it can take for each listener.
             principal: The principal of the pump.
             is_gone: Returns whether the client has disconnected.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable, and no message was leased.
         """
         listeners, deadline = self._hub.listeners, time.monotonic() + asked.wait_ms / 1000
         while True:
@@ -152,7 +159,10 @@ class PumpLeases:
         return [self._shown(row, one, is_gone=is_gone) for one in mine]
 
     def message(self, listener: str, message_id: str) -> MessageRow | None:
-        """Return the row of a message in a listener's mailbox, or None if there is no such message."""
+        """Return the row of a message in a listener's mailbox, or None if there is no such message.
+
+        `listener` is the listener's name.
+        """
         return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{listener}/{message_id}")
 
     def _shown(self, row: ListenerRow, message: MessageRow, *, is_gone: bool) -> dict[str, Any]:
@@ -170,9 +180,13 @@ class PumpLeases:
         return {**found, "listener_gone": True} if is_gone else found
 
     async def release(self, pump: str, principal: str) -> int:
-        """End the leases of the messages that an earlier process of this pump has, and return their number.
+        """End the leases that an earlier process of a pump has, and return the number of ended leases.
 
-        A pump calls it when it starts. The messages can be leased again at once.
+        `pump` is the pump's name, which the new process has, too. The route that starts a pump calls this
+        method. The messages can be leased again at once. Leases that have ended meanwhile are not counted.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable. Some leases may have been ended.
         """
         hub = self._hub
         held = [

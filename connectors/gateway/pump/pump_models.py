@@ -22,13 +22,17 @@ _Places = Annotated[int, Field(ge=0, le=FREE_MOST), WHOLE]
 
 
 class PumpStart(RequestBody):
-    """The start of a pump. The leases of an earlier pump with its name are ended."""
+    """The start of a pump. The leases of an earlier process with the same pump name are ended."""
 
     pump: PumpName
 
 
 class PumpStarted(AnswerBody):
-    """The answer to the start of a pump. `released`: how many leases of an earlier pump were ended."""
+    """The answer to the start of a pump.
+
+    `released`: how many leases of an earlier process of the pump were ended. `version`: the version of the
+    organism.
+    """
 
     released: int
     version: int
@@ -37,9 +41,9 @@ class PumpStarted(AnswerBody):
 class LeaseRequest(RequestBody):
     """The messages that a pump can handle now.
 
-    `wants`: how many for each listener. `free`: how many in all. `alone`: whether to lease one redelivered
-    message, because the pump handles nothing else now. `wait_ms`: how long to wait for a message. `version`:
-    the version of the organism that the pump knows.
+    `wants`: how many for each listener, by the listener's name. `free`: how many in all. `alone`: whether to
+    lease one redelivered message, because the pump handles nothing else now. `wait_ms`: how long to wait for a
+    message. `version`: the version of the organism that the pump knows.
     """
 
     pump: PumpName
@@ -51,7 +55,7 @@ class LeaseRequest(RequestBody):
 
 
 class LeaseAnswer(AnswerBody):
-    """The leased messages.
+    """The leased messages. The list is empty if none could be leased in time.
 
     `suspects`: how many redelivered messages wait. `version`: the version of the organism.
     """
@@ -62,7 +66,12 @@ class LeaseAnswer(AnswerBody):
 
 
 class GivenAnswer(RequestBody):
-    """One payload of a handler's answer."""
+    """One payload of a handler's answer.
+
+    `to`: the recipient. If null, the listeners of the root tag get the payload or, without any, the principal
+    that opened the thread. `kind`: the root tag. `namespace`: the XML namespace that the listeners must have,
+    null for any. `body`: the payload as XML.
+    """
 
     to: NamedThing | None = None
     kind: RootTag
@@ -71,10 +80,10 @@ class GivenAnswer(RequestBody):
 
 
 class Done(RequestBody):
-    """The result of a leased message.
+    """The outcome of a leased message, and the answers of its handler.
 
-    `huh`: it was not handled, and the one answer says why. `nack`: it is released, because the pump ends or
-    cannot run it; that does not count as an attempt.
+    `handled`: the handler has ended. `huh`: the message was not handled, and the one answer says why. `nack`:
+    the message is released, because the pump ends or cannot run the handler; that does not count as an attempt.
     """
 
     listener: NamedThing
@@ -86,14 +95,14 @@ class Done(RequestBody):
 
 
 class SettleRequest(RequestBody):
-    """The results of leased messages."""
+    """The outcomes of leased messages."""
 
     pump: PumpName
     done: Annotated[list[Done], Field(max_length=DONE_MOST)]
 
 
 class SettleAnswer(AnswerBody):
-    """For each message, in the same order, `message_id`, `verdict` and `reason`."""
+    """For each message of the request, in the same order, `message_id`, `verdict` and `reason`."""
 
     results: list[dict[str, Any]]
 
@@ -122,7 +131,7 @@ class ListenersAnswer(AnswerBody):
     """The listeners, sorted by name.
 
     `version` rises with each change of the organism. `fault`: why this gateway has not loaded the organism
-    file, null when it has.
+    file; null without a fault.
     """
 
     version: int
@@ -131,13 +140,13 @@ class ListenersAnswer(AnswerBody):
 
 
 class ThreadFilter(QueryFilter):
-    """The threads to list, newest first."""
+    """The threads to list, newest first. `root`: only the threads of the tree with this first thread."""
 
     root: NamedThing | None = None
     limit: ListLimit = 100
 
 
 class ThreadsAnswer(AnswerBody):
-    """Threads, with the principal that opened each and the one on whose behalf."""
+    """Threads, each with the principal that opened it and the principal on whose behalf it was opened."""
 
     threads: list[dict[str, Any]]

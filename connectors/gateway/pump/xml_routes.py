@@ -57,7 +57,10 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class XmlSending(BaseModel):
-    """The sender of a message. Only the operator may name one, and only a human listener."""
+    """The query parameter `as` of `POST /messages`: the human listener in whose name the operator sends.
+
+    Without it, the caller itself is the sender. Only the operator may use it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -65,7 +68,10 @@ class XmlSending(BaseModel):
 
 
 def add_xml_routes(routes: Routes, hub: Hub) -> None:
-    """Add the route `POST /messages`, with a rate limit for each sender if the settings have one."""
+    """Add the route `POST /messages`, which sends an XML document to listeners.
+
+    If the setting `xml_pump.sender_per_minute` is set, each sender has this rate limit.
+    """
     per_minute = hub.settings.xml_pump.sender_per_minute
     rates = None if per_minute is None else TokenBuckets[str](per_minute, per_minute / 60)
 
