@@ -71,8 +71,10 @@ class Wanted:
 class Follower:
     """A reader of the settled records in memory.
 
-    `goes_on` is called at least twice a second. Reading ends when it returns False: the gateway stops, or the
-    client's token is no longer valid.
+    Attributes:
+        feed: The settled records that the live view has in memory.
+        goes_on: Called at least twice a second. Reading ends when it returns False, because the gateway stops
+            or the client's token is no longer valid.
     """
 
     feed: SettledFeed
@@ -81,17 +83,17 @@ class Follower:
     async def batches(
         self, cursor: int, ping_s: float, together_s: float = 0.0
     ) -> AsyncIterator[tuple[int, list[SettledRecord]]]:
-        """Yield the settled records after a cursor in batches, each with the cursor before it.
+        """Yield pairs of a cursor and the batch of settled records that follows it in the feed.
 
-        It ends when `goes_on` returns False.
+        The generator waits for new records, and ends when `goes_on` returns False.
 
         Args:
-            cursor: A position in the feed, such as `feed.newest` for only later records.
+            cursor: The position in the feed after which to start, such as `feed.newest` for only later records.
             ping_s: After this many seconds without a record, an empty batch is yielded.
             together_s: How many seconds to wait after a batch, so that the next one has more records.
 
         Raises:
-            FellBehind: The feed has dropped records after the cursor.
+            FellBehind: The feed has dropped records after the cursor from memory.
         """
         silent_since = time.monotonic()
         while self.goes_on():
@@ -115,7 +117,7 @@ class EventWriter:
 
     Args:
         boot_id: The id of this process. It is a part of the event ids.
-        agent: Returns the present JSON of a participant.
+        agent: Returns the present JSON of the participant with this name, or None for an unknown name.
     """
 
     def __init__(self, boot_id: str, agent: Callable[[str], Any]) -> None:
@@ -124,9 +126,10 @@ class EventWriter:
         self._rendered: OrderedDict[int, bytes] = OrderedDict()
 
     def cursor_of(self, last_event_id: str, feed: SettledFeed) -> int | None:
-        """Return the cursor of the event with this `Last-Event-ID`, from which a client continues its stream.
+        """Return the feed's cursor of the event with this id, from which a client continues its stream.
 
-        Returns None if another process sent the event, or if records after it are no longer in memory.
+        `last_event_id` is the header `Last-Event-ID`. Returns None if the text is invalid, another process sent
+        the event, or records after the event are no longer in memory. The client then needs a snapshot.
         """
         boot_id, _, number = last_event_id.rpartition("-")
         if boot_id != self._boot_id or not number.isdecimal() or len(number) > 18:
@@ -141,14 +144,17 @@ class EventWriter:
         return cursor
 
     def event(self, name: str, cursor: int, data: Any) -> bytes:
-        """Return the bytes of one server-sent event with this name, JSON data, and an id made of the cursor."""
+        """Return the bytes of one server-sent event with this name and with `data` as JSON.
+
+        The event's id is made of the process's id and `cursor`, a position in the feed.
+        """
         return server_event(name, f"{self._boot_id}-{cursor}", orjson.dumps(data))
 
     def settled(self, cursor: int, record: SettledRecord) -> bytes:
-        """Return the bytes of the event `settled` for a record, whose cursor is `cursor`.
+        """Return the bytes of the event `settled` for a record. `cursor` is the record's position in the feed.
 
-        If the record has changed a participant, an event `agent:...` with the participant's present state
-        precedes it.
+        If the record has changed a participant, another event precedes it: `agent:created`, `agent:updated` or
+        `agent:removed`, with the participant's present state.
         """
         found = self._rendered.get(cursor)
         if found is None:
@@ -171,9 +177,9 @@ async def server_events(
 ) -> AsyncIterator[bytes]:
     """Yield the bytes of one client's event stream: a snapshot, then settled records, with pings.
 
-    A client that reconnects in time gets the events that it missed instead of the snapshot. If some are no
-    longer in memory, the event `gap` precedes the snapshot. A client that becomes too slow gets `gap`, and its
-    stream ends.
+    A client that reconnects gets the events that it missed instead of the snapshot. If some are no longer in
+    memory, it gets the event `gap` and then the snapshot. If a client becomes too slow, it gets `gap`, and its
+    stream ends. The stream also ends when `follower.goes_on` returns False.
 
     Args:
         writer: Formats the events.
@@ -204,10 +210,11 @@ async def server_events(
 
 
 async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
-    """Yield a JSON line for each batch of verdicts on records that came over MQTT; `{}` at least every second.
+    """Yield lines of JSON with the verdicts on records that came over MQTT; `{}` at least every second.
 
-    A verdict is `[partition, offset, verdict, reason]`. The stream starts with the records settled from now on,
-    and ends when the reader falls behind the records in memory.
+    A line is `{"settled": [...]}`, and a verdict is `[partition, offset, verdict, reason]`. The stream starts
+    with the records settled from now on. It ends without an error when `follower.goes_on` returns False, or
+    when records that it has not read are no longer in memory.
     """
     cursor = follower.feed.newest
     yield b"{}\n"
@@ -220,7 +227,7 @@ async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
 def settled_as_json(record: SettledRecord) -> dict[str, Any]:
     """Return a settled record as JSON with its body, without sealed secrets and token hashes.
 
-    `body` is None if the record's value is no JSON object.
+    `body` is None if the record has no value, or the value is not a JSON object.
     """
     return {
         "position": list(record.position),
@@ -250,9 +257,10 @@ def _shown_body(record: SettledRecord) -> Any:
 
 
 def snapshot_rows(live_view: LiveView, wanted: Wanted) -> dict[str, Any]:
-    """Return the rows of jobs and sessions that match the filter's kind and stream, at most 1,000 of each.
+    """Return rows of jobs and sessions that match the filter's kinds and stream, at most 1,000 of each.
 
-    Rows of jobs and sessions that have not ended come first, then the newest. `total` has the number of all.
+    The result has `rows` and `total`, both by the name of the view, such as `registry_jobs`. `total` is the
+    number of all matching rows. Rows of jobs and sessions that have not ended come first, then the newest.
     """
     rows: dict[str, list[Any]] = {}
     total: dict[str, int] = {}
@@ -282,10 +290,10 @@ def _importance(row: JobRow | SessionRow) -> tuple[bool, int]:
 
 
 def kinds_for(role_sees_all: bool, asked: str | None) -> frozenset[str] | None:
-    """Return the kinds of stream that a client gets records of; None means all kinds.
+    """Return the kinds of stream whose records a client gets; None means all kinds.
 
     Args:
-        role_sees_all: Whether the client is the operator. Other clients see only jobs and sessions.
+        role_sees_all: Whether the client is the operator. Other clients get only records of jobs and sessions.
         asked: The kind that the client asked for; None means each kind that it may see.
 
     Returns:

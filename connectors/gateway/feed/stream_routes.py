@@ -41,7 +41,7 @@ def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:
 def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     """Add the routes `/api/hub/events`, `/api/hub/jobs/{job_id}/events` and `/api/hub/verdicts`.
 
-    `gate` checks during a stream whether the client's token is still valid.
+    During a stream, `gate` checks whether the client's token is still valid. If not, the stream ends.
     """
 
     def agent(name: str) -> dict[str, Any] | None:
