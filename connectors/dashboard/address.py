@@ -7,9 +7,9 @@ from schemas.settings.settings import Settings
 
 
 def address_of(settings: Settings) -> str:
-    """Return the URL of the dashboard for a browser on this machine.
+    """Return the URL of the dashboard for a browser on this machine, with a slash at the end.
 
-    It ends with a slash. Do not call this function when `dashboard.port` is 0: then there is no dashboard.
+    Do not call this function if `dashboard.port` is 0: then there is no dashboard, and the URL is useless.
     """
     host = settings.dashboard.host
     if host in ("0.0.0.0", "::"):  # noqa: S104  a wildcard includes this machine

@@ -35,7 +35,11 @@ class AgentBoard:
         self._mailboxes = mailboxes
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the participants by name, then agents of running tasks, then the 50 that stopped last."""
+        """Return the rows of all agents as JSON, for a page that has none yet.
+
+        First come the present participants by name, then the agents of running tasks that are no participants,
+        then the 50 participants that stopped last.
+        """
         participants = self._live_view.all(ParticipantRow)
         stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
         present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
@@ -53,12 +57,12 @@ class AgentBoard:
     ) -> list[dict[str, Any]]:
         """Return the current rows of some agents and tasks, to update a page that already has earlier rows.
 
-        A removed row is only its `key` and `gone: true`. The row of a task is removed when the task ends, or
-        when its agent joins and so has a row of its own.
+        A row that the page must remove has only its `key` and `gone: true`. A task's row is removed when the
+        task ends, or when the task's agent joins as a participant with a row of its own.
 
         Args:
             agents: Names of participants whose rows may have changed. Unknown names are ignored.
-            tasks: Ids of tasks whose rows may have changed.
+            tasks: Ids of tasks whose rows may have changed. An unknown id gives a row to remove.
             turned: The names of the agents that have joined or stopped. The rows of the tasks for which they
                 were started are returned, too.
         """

@@ -64,7 +64,8 @@ class PageFile(NamedTuple):
 def page_files() -> dict[str, PageFile]:
     """Read the HTML, CSS, JavaScript and SVG files of the web page from disk, and return them by file name.
 
-    It is called once at the start. The dashboard serves no other file.
+    It is called once, when the application is created. The dashboard serves no other file. Raises OSError if a
+    file cannot be read.
     """
     found = {}
     for path in sorted(_FOLDER.iterdir()):
@@ -76,10 +77,10 @@ def page_files() -> dict[str, PageFile]:
 
 
 class Dashboard:
-    """The dashboard's ASGI application `app`, for a hub that is not open yet.
+    """The dashboard's ASGI application `app`. The hub need not be open yet.
 
     Create it before `Hub.open`, because it registers callbacks of the live view. Call `opened` after
-    `Hub.open`.
+    `Hub.open`. The server of `app` must run the application's ASGI lifespan, which writes the live events.
     """
 
     send_buffer_bytes = SEND_BUFFER_BYTES

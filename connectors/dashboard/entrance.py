@@ -54,8 +54,9 @@ class Logins:
     def caller_of(self, authorization: str | None, cookie: str | None) -> Caller | Unidentified:
         """Return the caller that an `Authorization` header or, without one, a login cookie belongs to.
 
-        Both may be None. `Unidentified` is returned for a missing, wrong, expired or revoked token or cookie.
-        The caller's right to see the dashboard is not checked here.
+        None means that the request lacks the header or the cookie. Returns Unidentified, with the reason, for a
+        missing, wrong, expired or revoked token or cookie. This method does not check whether the caller may
+        see the dashboard.
         """
         if authorization is not None or cookie is None:
             return self._identities.identify(authorization)
@@ -64,7 +65,8 @@ class Logins:
     def cookie_for(self, token: str) -> tuple[Caller | Unidentified, str]:
         """Return the owner of a token, and a new login cookie that is valid for seven days.
 
-        The cookie is "" if the token is invalid (`Unidentified`) or its owner may not see the dashboard.
+        If the token is invalid, the owner is Unidentified and the cookie "". If the owner may not see the
+        dashboard, the cookie is "", too.
         """
         caller = self._identities.identify(f"Bearer {token}")
         if isinstance(caller, Unidentified) or not decide(caller, NEEDED).allowed:
@@ -112,15 +114,16 @@ class Entrance:
     def admit(self, request: Request, route: str) -> Caller:
         """Return the caller of a request, or append the refusal to the log and raise ApiError.
 
-        A request without a token and without a cookie is refused, too, but not recorded: each browser starts
-        so.
+        A request without a token and without a cookie is refused, but the refusal is not recorded: the first
+        request of each browser is such a request.
 
         Args:
             request: The HTTP request. Its scope gets the route and the principal, for the access log.
             route: The path template of the route, such as `/api/jobs/{job_id}`.
 
         Raises:
-            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard.
+            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard. 503 if the
+                principal has too many connections.
         """
         request.scope["trunkline_route"] = route
         caller = self._caller(request)
@@ -135,12 +138,13 @@ class Entrance:
 
         Args:
             request: The HTTP request. Its scope gets the principal, for the access log.
-            caller: The result of `Logins.caller_of` or `Logins.cookie_for`.
+            caller: The caller that `Logins.caller_of` or `Logins.cookie_for` has returned.
             route: Method and path template, such as `GET /api/jobs`, for the record of the refusal.
             is_recorded: Whether a refusal with status 401 is appended to the log. One with 403 always is.
 
         Raises:
-            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard.
+            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard. 503 if the
+                principal has too many connections.
         """
         if isinstance(caller, Unidentified):
             if is_recorded:
@@ -157,7 +161,8 @@ class Entrance:
     def still_holds(self, request: Request, caller: Caller) -> bool:
         """Return whether the token or cookie of this request is still valid, for the same principal and role.
 
-        A stream of events calls it again and again, and ends when a login expires or a token is revoked.
+        `caller` is the caller that `admit` returned for the request. A stream of events calls this method again
+        and again, and ends when the result is False.
         """
         return self._caller(request) == caller
 
@@ -167,9 +172,9 @@ class Entrance:
         )
 
     def set_cookie(self, answer: Response, value: str) -> None:
-        """Add a `Set-Cookie` header with the login cookie to a response.
+        """Add a `Set-Cookie` header with a login cookie to a response.
 
-        The value "" deletes the browser's cookie.
+        `value` is a cookie that `Logins.cookie_for` returned. The value "" makes the browser delete its cookie.
         """
         life = f"Max-Age={SESSION_S if value else 0}"
         flags = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._is_secure else "")

@@ -47,7 +47,7 @@ class LogPosition:
         return f"e{self.epoch}:" + ".".join(str(self.offsets[number]) for number in sorted(self.offsets))
 
     def advance(self, records: Iterable[SettledRecord]) -> None:
-        """Change this position so that it is behind all of these records. It never moves back."""
+        """Change this position so that it is behind all of these records. No partition's offset is reduced."""
         for record in records:
             partition, offset = record.position
             self.offsets[partition] = max(self.offsets.get(partition, 0), offset + 1)
@@ -59,7 +59,8 @@ class LogPosition:
     def up_to(self, other: LogPosition) -> dict[int, tuple[int, int]]:
         """Return the offsets from this position to a later one, as `(first, end)` for each partition.
 
-        The end is exclusive. Partitions in which the other position is not later are left out.
+        `end` is exclusive. Partitions in which `other` is not later are left out. `other` must have all
+        partitions of this position.
         """
         return {
             number: (offset, other.offsets[number])
@@ -71,7 +72,8 @@ class LogPosition:
 def parsed_position(text: str, epoch: int, partitions: int) -> LogPosition | None:
     """Parse the event id that a reader has sent back, such as `e1:17.4.9`.
 
-    Returns None for a text of another form, another epoch, or another number of partitions.
+    `epoch` and `partitions` are those of the present log. Returns None for a text of another form, another
+    epoch, or another number of partitions.
     """
     found = _FORM(text) if len(text) <= LENGTH_LIMIT else None
     if found is None or int(found[1]) != epoch:
@@ -102,8 +104,8 @@ _TICK_S: Final = 1.0
 class EventBroadcast:
     """A ring of the newest frames (bytes of server-sent events), from which all readers are served.
 
-    Call `start_here` once, and run `run` and `follow` in the same event loop. `readers` is the number of
-    connected readers.
+    Call `start_here` once. Run the coroutine `run` and all `follow` generators in the same event loop.
+    `readers` is the number of connected readers.
     """
 
     def __init__(self, hub: Hub, writer: FrameWriter, pulse: Pulse, rejections: Rejections) -> None:
@@ -121,7 +123,7 @@ class EventBroadcast:
         self.readers = 0
 
     def start_here(self) -> None:
-        """Set the position to the present end of the live view, so that frames contain only later records.
+        """Set the position to the present end of the live view. Frames then contain only later records.
 
         Call it when the live view is open, before `run`.
         """
@@ -140,7 +142,8 @@ class EventBroadcast:
     async def run(self) -> None:
         """Append frames of settled records, and the figures of each second, to the ring until cancelled.
 
-        While there are no readers, no frames are written.
+        While there are no readers, no frames are written. An unexpected error ends the coroutine and is raised
+        in an ExceptionGroup; then it can be called again.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_feed())
@@ -190,11 +193,11 @@ class EventBroadcast:
     async def follow(
         self, role: str, last_event_id: str | None, goes_on: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
-        """Yield the server-sent events for one reader as bytes, until the reader or the gateway stops.
+        """Yield the server-sent events for one reader as bytes, until it disconnects or the gateway stops.
 
         A new reader first gets the event `hello` with the present position. A reader that reconnects first gets
-        the events that it missed, or `reset` if they are no longer available. The stream also ends when the
-        reader is further behind than the frames in memory.
+        the events that it missed. If these are no longer available, it gets `reset` and must load a new
+        snapshot. The stream also ends, without an event, when the reader is behind all frames in memory.
 
         Args:
             role: The reader's role. Only the operator gets the verdicts of principals' and control records.

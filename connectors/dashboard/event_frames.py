@@ -42,7 +42,11 @@ class Frame(NamedTuple):
 
 
 def events_text(events: Mapping[str, Any], position: str) -> bytes:
-    """Return these events in the format of server-sent events. The last one has `position` as its id."""
+    """Return the bytes of several server-sent events, in the order of `events`.
+
+    `events` maps the name of each event to its data, which is written as JSON. It must not be empty. The last
+    event gets the log position `position` as its id, and the others get none.
+    """
     # orjson escapes line breaks, so each event's data is one line.
     parts = [f"event: {name}\ndata: ".encode() + orjson.dumps(data) for name, data in events.items()]
     return b"\n\n".join(parts) + f"\nid: {position}\n\n".encode()
@@ -57,10 +61,11 @@ class FrameWriter:
         self._board = board
 
     def frame(self, records: Sequence[SettledRecord], position: str) -> Frame:
-        """Return the frame for these records. `position` is the log position after them, as text.
+        """Return the frame for these settled records, in two versions by role.
 
-        Accepted records give the changed rows of agents, jobs, tasks and mailboxes. Each record gives its
-        verdict.
+        An accepted record adds the present rows of the agent, job, task or mailbox that it has changed. Each
+        record adds its verdict. `position` is the log position after the records, as text. The last event of
+        the frame has it as its id.
         """
         changes = self._changes([record for record in records if record.verdict == ACCEPTED])
         public = [verdict_as_json(record) for record in records if is_shown(record, VIEWER)]

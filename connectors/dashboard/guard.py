@@ -46,9 +46,10 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests of other sites. It wraps the dashboard's application.
+    """ASGI middleware that answers requests of other sites with 403, and adds security headers to all answers.
 
-    `scheme`, `host` and `port` are the address that the dashboard listens on.
+    It wraps the dashboard's application. `scheme`, `host` and `port` are the address that the dashboard listens
+    on.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int, scheme: str = "http") -> None:

@@ -31,8 +31,8 @@ HISTORY_RECORDS: Final = 500
 def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -> list[SettledRecord]:
     """Read the records in these ranges of offsets from the ledger, and return them in no order.
 
-    `ranges` maps a partition to `(first, end)`; the end is exclusive. Records that are not in the ledger yet
-    are missing in the result. Raises TrunklineError if the ledger cannot be read.
+    `ranges` maps a partition to `(first, end)`; `end` is exclusive. Records that are not in the ledger yet are
+    missing in the result; no error says so. Raises TrunklineError if the ledger cannot be read.
     """
     terms = [
         (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
@@ -44,7 +44,7 @@ def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -
 def history_of_job(settings: Settings, job_id: str) -> list[SettledRecord]:
     """Read the newest 500 records of a job from the ledger, and return them oldest first.
 
-    Raises TrunklineError if the ledger cannot be read.
+    The list is empty for an unknown job. Raises TrunklineError if the ledger cannot be read.
     """
     return newest_where(settings, LedgerFilter(stream_kind=JOB, stream_id=job_id), HISTORY_RECORDS)
 
@@ -52,16 +52,17 @@ def history_of_job(settings: Settings, job_id: str) -> list[SettledRecord]:
 def newest_rejected(settings: Settings, count: int) -> list[SettledRecord]:
     """Read the newest `count` rejected records from the ledger, and return them oldest first.
 
-    Raises TrunklineError if the ledger cannot be read.
+    The list may be shorter. Raises TrunklineError if the ledger cannot be read.
     """
     return newest_where(settings, LedgerFilter(verdict=REJECTED), count)
 
 
 def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str, int]:
-    """Count the ledger's rejected records by reason, in each partition only those before the given offset.
+    """Read the ledger, and return the number of its rejected records by reason, such as `bad_signature`.
 
-    `offsets` maps a partition to an offset; other partitions are not counted. The result is empty if there is
-    no ledger. Raises TrunklineError if the ledger cannot be read.
+    `offsets` maps a partition to an offset. Only records before this offset are counted, and no records of
+    other partitions. The result is empty if there is no ledger. Raises TrunklineError if the ledger cannot be
+    read.
     """
     path = settings.table_path(LEDGER)
     terms = [
@@ -87,10 +88,13 @@ def job_history(
 ) -> tuple[list[SettledRecord], bool]:
     """Return a job's newest records, at most 500 and oldest first, and whether older ones may be missing.
 
+    The second result is always False if `after` is given. It is True if 500 records were found. The function
+    reads the ledger, so it must not run in the event loop.
+
     Args:
         settings: The settings, for the path of the ledger.
         live_view: The live view, whose records in memory are newer than the ledger's.
-        job_id: The id of the job.
+        job_id: The id of the job. An unknown id gives an empty list.
         after: Return only records beyond this offset of the job's partition. None means from the beginning.
 
     Raises:

@@ -39,9 +39,9 @@ class MailboxDepths:
     def deepest(self) -> dict[str, Any]:
         """Return the 200 deepest mailboxes as JSON, deepest first, and two sums over all mailboxes.
 
-        `messages` is the number of waiting messages, leased ones included, and `total` the number of mailboxes
-        that are not empty. A mailbox's `oldest_ms` is when its oldest waiting message was posted, in
-        milliseconds since 1970 UTC.
+        The mailboxes are in the list `mailboxes`. `messages` is the number of all waiting messages, leased ones
+        included. `total` is the number of mailboxes that are not empty. A mailbox's `oldest_ms` is when its
+        oldest waiting message was posted, in milliseconds since 1970 UTC.
         """
         depths = self._index.depths()
         for gone in self._oldest.keys() - depths.keys():
@@ -88,7 +88,7 @@ class Pulse:
     """The figures of the dashboard, computed once a second, with a history of five minutes.
 
     The live view's thread calls `settled`. Only one thread at a time may call `beat`. `mailboxes` is the result
-    of `MailboxDepths.deepest` at the last beat.
+    of `MailboxDepths.deepest` at the last call of `beat`, with empty values before the first.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -106,19 +106,19 @@ class Pulse:
         self.mailboxes: dict[str, Any] = {"mailboxes": [], "messages": 0, "total": 0}
 
     def begin(self) -> None:
-        """Reset the counts and the lag when the live view is open.
+        """Reset the counts and the lag. Call this method once, when the live view is open.
 
-        While it opens, the live view settles old records of the log. They would show a lag that is not the
-        present one.
+        While the live view opens, it settles old records of the log. Without the reset, their age would be
+        shown as the present lag.
         """
         with self._lock:
             self._verdicts.clear()
             self._lag_s = 0.0
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Count records by verdict for the next `beat`, and remember the longest time since Kafka received one.
+        """Count records by verdict for the next `beat`, and measure how long ago Kafka received the oldest one.
 
-        The live view calls this method with each batch of records that it has settled.
+        The live view's thread calls this method with each batch of records that it has settled.
         """
         if not records:
             return
@@ -134,9 +134,9 @@ class Pulse:
     def beat(self) -> dict[str, Any]:
         """Return the figures since the last call as JSON, and append them to the history.
 
-        It reads the progress of the view tables from disk, so it must not run in the event loop.
-        `tables_behind_records` and `tables_behind_ms` are None while there are no tables or they cannot be
-        read.
+        The rates are for each second. This method reads the progress of the view tables from disk, so it must
+        not run in the event loop. `tables_behind_records` and `tables_behind_ms` are None while there are no
+        view tables, or while they cannot be read.
         """
         with self._lock:
             verdicts, self._verdicts = self._verdicts, Counter()
@@ -177,8 +177,9 @@ class Pulse:
         return sum(lag.records.values()), round(lag.seconds * 1000)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the figures of the last 300 beats (about five minutes), oldest first.
+        """Return the figures of the last 300 calls of `beat` (about five minutes), oldest first.
 
-        They lack `jobs` and `kafka_is_away`, which matter only for the present.
+        They have the keys of the result of `beat`, except `jobs` and `kafka_is_away`, which matter only for the
+        present.
         """
         return list(self._history)

@@ -57,9 +57,9 @@ class Rejections:
     def load(self, settings: Settings, live_view: LiveView) -> None:
         """Add the ledger's rejected records that are older than the first record that `settled` received.
 
-        All are counted, but of the newest 1,000 only those records are kept that are among the 200 newest of
-        their reason. It blocks while it reads the ledger, so it runs in a thread of its own. If the ledger
-        cannot be read, it logs a warning and adds nothing.
+        All are counted. Only the newest 1,000 are read in full, and of each reason at most the newest 200 are
+        kept. Blocks while it reads the ledger, so call it once in a thread of its own. If the ledger cannot be
+        read, it logs a warning and adds nothing.
         """
         with self._lock:
             before = {**live_view.next_offsets(), **self._first}
@@ -78,8 +78,8 @@ class Rejections:
     def by_reason(self, role: str) -> list[dict[str, Any]]:
         """Return `reason`, `count` and `last_ms` of each reason, the most frequent reason first.
 
-        `last_ms` is the log time of the newest record that this role may see, in ms since 1970 UTC. It is None
-        if there is no such record in memory.
+        `count` is the same for all roles. `last_ms` is the log time of the reason's newest record that this
+        role may see, in milliseconds since 1970 UTC. It is None if there is no such record in memory.
         """
         with self._lock:
             return [
@@ -90,7 +90,8 @@ class Rejections:
     def newest(self, reason: str | None, role: str, limit: int) -> list[SettledRecord]:
         """Return at most `limit` rejected records that this role may see, newest first.
 
-        `reason` None means all reasons. Values of more than 8,192 bytes are left out (None).
+        `reason` is a reason such as `bad_signature`; None means all reasons. An unknown reason gives an empty
+        list. A record whose value has more than 8,192 bytes has the value None.
         """
         with self._lock:
             kept = self._newest.values() if reason is None else [self._newest.get(reason, [])]

@@ -38,7 +38,7 @@ Offset = Annotated[int, Query(ge=-1, le=_OFFSET_LIMIT)]
 
 
 class Shown(NamedTuple):
-    """The objects that the dashboard's routes read from."""
+    """The objects from which the dashboard's routes read their answers."""
 
     board: AgentBoard
     pulse: Pulse
@@ -47,7 +47,10 @@ class Shown(NamedTuple):
 
 
 def add_data_routes(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> None:
-    """Add the routes that answer with JSON: snapshot, agents, mailboxes, jobs, rejections, single records."""
+    """Add the routes that answer with JSON: snapshot, agents, mailboxes, jobs, rejections, single records.
+
+    Each route calls `entrance.admit` first.
+    """
     _add_snapshot(app, hub, entrance, shown)
     _add_jobs(app, hub, entrance)
     _add_rejections(app, hub, entrance, shown)
@@ -185,7 +188,10 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 
 
 def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: EventBroadcast) -> None:
-    """Add `/api/events`, the stream of server-sent events with which the web page updates itself."""
+    """Add `/api/events`, the stream of server-sent events with which the web page updates itself.
+
+    The route calls `entrance.admit` first. It bounds the streams of all principals and of each one.
+    """
     places = StreamPlaces()
 
     @app.get(EVENTS)

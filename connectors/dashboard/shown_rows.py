@@ -32,9 +32,10 @@ def shortened(text: str | None) -> str | None:
 
 
 def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
-    """Return the row of a job as JSON for the dashboard, with long texts cut.
+    """Return the row of a job as JSON for the dashboard, with texts cut to 300 characters.
 
-    Of two versions of one job, the one with the higher `offset` is newer.
+    `offset` is the log offset of the record that made the row. Of two JSON versions of one job, the one with
+    the higher `offset` is newer.
     """
     return {
         "job_id": row.job_id,
@@ -52,9 +53,10 @@ def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
 
 
 def task_as_json(live_view: LiveView, row: TaskRow) -> dict[str, Any]:
-    """Return the row of a task as JSON for the dashboard, with long texts cut.
+    """Return the row of a task as JSON for the dashboard, with texts cut to 300 characters.
 
-    Of two versions of one task, the one with the higher `offset` is newer.
+    `offset` is the log offset of the record that made the row. Of two JSON versions of one task, the one with
+    the higher `offset` is newer.
     """
     return {
         "task_id": row.task_id,
@@ -72,7 +74,7 @@ def _moments(row: JobRow | TaskRow, *names: str) -> dict[str, int | None]:
 
 
 def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: int) -> dict[str, Any]:
-    """Return one page of jobs as JSON, newest first, and in `next` the `after` of the following page.
+    """Return one page of jobs as JSON, newest first.
 
     Args:
         live_view: The view that the jobs are read from.
@@ -81,7 +83,8 @@ def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: 
         limit: The most jobs on the page.
 
     Returns:
-        `jobs` and `next`, which is None on the last page.
+        `jobs`, the list, and `next`, which is the `after` of the following page. `next` is None on the last
+        page.
     """
     rows: Iterable[JobRow] = (row for row in live_view.all(JobRow) if state in (None, row.status))
     last = None if after is None else live_view.get(JobRow, after)
@@ -132,8 +135,9 @@ def verdict_as_json(record: SettledRecord) -> dict[str, Any]:
 def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
     """Return a settled record as JSON with its body, in which secrets are masked.
 
-    For a role other than operator, `body` is None unless the record belongs to a job or a session. If the body
-    is no JSON object, `raw` is the beginning of its text. Otherwise `raw` is None.
+    For a role other than operator, `body` and `raw` are None unless the record belongs to a job or a session.
+    If the body is not a JSON object, `body` is None, and `raw` is the beginning of its text. Otherwise `raw` is
+    None.
     """
     found = settled_as_json(record)
     found["logged_ms"] = record.logged_at_us // 1000
