@@ -49,21 +49,25 @@ class AgentKeys(RowIndex[AgentKeyRow]):
                 del self._keys[row.agent_name]
 
     def is_registered(self, agent_name: str) -> bool:
-        """Return whether the agent has at least one registered key. Without one it can sign no request."""
+        """Return whether an agent has at least one registered key.
+
+        Otherwise each request of the agent is refused, and its SSE connections end.
+        """
         with self._lock:
             return agent_name in self._keys
 
     def verify_signature(self, agent_name: str, timestamp: str, body: bytes, signature: str) -> str | None:
-        """Return None if a request has a valid signature of this agent, otherwise the reason to refuse it.
+        """Return None if a request has a valid signature of this agent, otherwise the reason for refusing.
 
         For an unknown agent the reason and the time of the check are the same as for a wrong signature. So
-        neither reveals which agents exist.
+        neither reveals which agents exist. The method raises nothing.
 
         Args:
             agent_name: The name of the agent that the request claims to come from.
-            timestamp: Seconds since 1970 UTC in decimal. It may differ from this clock by `WINDOW_S` at most.
+            timestamp: Seconds since 1970 UTC in decimal, from a header. It may differ from this clock by
+                `WINDOW_S` at most.
             body: The raw body of the request. The signature covers the timestamp and the body.
-            signature: The RSA signature in base64.
+            signature: The RSA signature in base64, from a header.
         """
         now = self._clock()
         seconds = timestamp_seconds(timestamp)

@@ -57,8 +57,9 @@ class AgentTools:
     """The functions of the tools: one method for each tool, with the tool's name.
 
     `agent` is the name of the agent that signed the call, and `asked` are the tool's arguments. Each method
-    returns the tool's result as JSON. Each raises ApiError with the reason of a refusal. A method that changes
-    something raises BackboneUnreachable while Kafka is unreachable.
+    returns the tool's result as JSON, and raises ApiError with the reason of a refusal. A method that changes
+    something waits until the change is settled. It raises BackboneUnreachable if Kafka is unreachable or the
+    wait is too long; the call can be repeated with the same idempotency key.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -67,8 +68,8 @@ class AgentTools:
     async def discover_agents(self, agent: str, asked: DiscoverAgents) -> dict[str, Any]:
         """Return the agents that have the wanted status and capability, sorted by name.
 
-        Without a wanted status, all agents that have not stopped are returned. `agent`, the caller, does not
-        matter.
+        Without a wanted status, all agents that have not stopped are returned; without a wanted capability,
+        agents with any. `agent`, the caller, does not matter.
         """
         rows = [
             row
@@ -79,15 +80,16 @@ class AgentTools:
         return {"agents": [_agent_as_json(row) for row in sorted(rows, key=lambda row: row.agent_name)]}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
-        """Put a message into the mailbox of another agent, and return its id when the message is settled.
+        """Put a message into the mailbox of another agent, and return the message's id when it is settled.
 
-        The recipient may also be the sender itself or `operator`. A second call with the same idempotency key
-        sends nothing and returns the same id. With `ttl_seconds` the message expires that many seconds after
-        the first call.
+        The recipient may also be the sender itself or `operator`. With `ttl_seconds` the message expires that
+        many seconds after the first call. A second call with the same idempotency key and message sends nothing
+        and returns the same id. Without a key, each call sends a message.
 
         Raises:
             ApiError: 404 for an unknown recipient, 413 for a text over the limit, and 409 for an idempotency
                 key that was used for another message.
+            BackboneUnreachable: Kafka is unreachable, or the message was not settled in time.
         """
         caller = Caller(agent, AGENT)
         decision = evaluate_message(self._hub.live_view, caller, asked.target_agent_id, KIND)
@@ -120,8 +122,13 @@ class AgentTools:
         """Put a message into the mailbox of the operator and of each participant, except the sender `agent`.
 
         Returns the id of the broadcast and the number of recipients, when all messages are settled.
-        Participants that have stopped get no message. Raises ApiError if a message is rejected, or the text is
-        over the limit.
+        Participants that have stopped get no message.
+
+        Raises:
+            ApiError: 413 for a text over the limit. Another status if the fold rejects one of the messages; the
+                others are sent.
+            BackboneUnreachable: Kafka is unreachable, or a message was not settled in time. Some may be sent. A
+                call with the same idempotency key sends the rest.
         """
         self._check_length(asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
@@ -135,10 +142,11 @@ class AgentTools:
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
-        """Return the messages in the agent's own mailbox, by priority and age, and statistics of the mailbox.
+        """Return the messages in the agent's own mailbox by priority, then age, and statistics of the mailbox.
 
-        The messages stay in the mailbox and stay unread. `more` is the number of further messages that match.
-        They are left out because of `asked.limit` or the length of the answer.
+        The messages stay in the mailbox and stay unread. `unread_only` and `since` of `asked` choose messages.
+        `more` is the number of chosen messages that are left out, because of `asked.limit` or the length of the
+        answer. The statistics count all messages of the mailbox.
         """
         ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
         if len(ids) <= _AT_ONCE:
@@ -163,8 +171,9 @@ class AgentTools:
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
         """Mark messages in the agent's own mailbox as read, and return how many this call marked.
 
-        The answer also lists the ids that are not in the mailbox (`unknown`). `notMarked` are ids of messages
-        that were leased or ended in another way.
+        The answer has `marked`, the number. `unknown` lists the ids that are not in the mailbox. `notMarked`
+        lists the ids of messages that were leased or ended in another way. Ids that were marked before are in
+        neither list.
         """
         marks = await mark_read(
             self._hub, [(DEFAULT_REALM, agent)], asked.message_ids, door=DOOR, principal=agent
@@ -172,9 +181,10 @@ class AgentTools:
         return {"marked": len(marks.marked), "unknown": marks.unknown, "notMarked": marks.not_marked}
 
     async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
-        """Append a record with the agent's new status and capabilities, and wait until it is settled.
+        """Append a record with the agent's new status and capabilities, and wait until the record is settled.
 
-        None leaves the status, or the capabilities, as they are.
+        If `asked.status` or `asked.capabilities` is None, it stays as it is. Returns `{"success": True}`.
+        Raises ApiError if the fold rejects the record, for example because the agent has stopped.
         """
         body = AgentUpdated(
             agent_name=agent,
@@ -224,7 +234,10 @@ class AgentTools:
 
 
 def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
-    """Return how many messages there are in all, unread, from each sender and of each priority."""
+    """Return the number of messages: `total`, `unread`, `byAgent` for each sender, and `byPriority`.
+
+    `rows` are the messages of one mailbox that its owner may see.
+    """
     rows = list(rows)
     by_priority = Counter(row.priority for row in rows)
     return {

@@ -79,10 +79,10 @@ _INSTRUCTIONS: Final = (
 
 
 class AgentMcp:
-    """The agent MCP server's ASGI application `app`, for a hub that is not open yet.
+    """The agent MCP server's ASGI application `app`. The hub need not be open yet.
 
     Create it before `Hub.open`, because it registers a callback of the live view. Call `opened` after
-    `Hub.open`. The server of `app` must run its lifespan.
+    `Hub.open`. The server of `app` must run the application's ASGI lifespan.
     """
 
     def __init__(self, hub: Hub) -> None:

@@ -22,7 +22,10 @@ class ToolArguments(BaseModel):
 
 
 def tools_by_name(*models: type[ToolArguments]) -> dict[str, type[ToolArguments]]:
-    """Return the models of tools' arguments by the names of the tools: `SendToAgent` by `send_to_agent`."""
+    """Return the argument models of tools by the name of the tool, such as `SendToAgent` by `send_to_agent`.
+
+    The name is that of the class in snake case.
+    """
     return {to_snake(model.__name__): model for model in models}
 
 
@@ -59,7 +62,7 @@ def described_tools(
 
 
 def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
-    """Return the result of a successful call, as structured content and the same JSON as text.
+    """Return the MCP result of a successful call, with `answer` as structured content and as JSON text.
 
     The text is for clients that do not read structured content.
     """
@@ -68,7 +71,10 @@ def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
 
 
 def tool_error(reason: str, message: str) -> types.CallToolResult:
-    """Return the result of a failed call: the reason (a code such as `malformed`) and a message for people."""
+    """Return the MCP result of a failed call, with `reason` and `message` as structured content and as text.
+
+    `reason` is a code such as `malformed`, and `message` explains the failure to people.
+    """
     text = types.TextContent(type="text", text=f"{reason}: {message}")
     said = {"reason": reason, "message": message}
     return types.CallToolResult(content=[text], structured_content=said, is_error=True)

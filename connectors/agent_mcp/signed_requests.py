@@ -45,22 +45,25 @@ _ROUTE: Final = "MCP"
 
 
 def body_limit_bytes(payload_bytes: int) -> int:
-    """Return the largest size of a request in bytes when a message's text may have `payload_bytes` bytes.
+    """Return the largest allowed size in bytes of a request to the agent MCP server.
 
-    It allows for JSON escapes and for the JSON-RPC fields around the text.
+    `payload_bytes` is the setting `limits.payload_bytes`, the limit of a message's text in UTF-8. The result
+    leaves room for JSON escapes and for the JSON-RPC fields around the text.
     """
     return _ESCAPES * payload_bytes + _AROUND_BYTES
 
 
 class SignedRequests:
-    """ASGI middleware that checks the signature of each request.
+    """ASGI middleware that passes on only requests with a valid signature of an agent, and answers all others.
+
+    The signing agent's name is passed on in the ASGI scope.
 
     Args:
         app: The application that gets the admitted requests.
-        hub: The hub, for its log, limits and refusals.
+        hub: The hub, for its log appender, limits and refusals.
         keys: The public keys of the agents.
-        only_reads: Returns whether the tool of this name changes nothing. A signature is valid for one call of
-            any other tool.
+        only_reads: Returns whether the tool with this name changes nothing. A signature is valid for one call
+            of any other tool.
         paths: The paths that metrics and access log may name.
     """
 
