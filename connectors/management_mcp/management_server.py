@@ -60,7 +60,11 @@ class ManagementMcp:
         requests: ObjectReceiveStream[SessionMessage | Exception],
         answers: ObjectSendStream[SessionMessage],
     ) -> None:
-        """Answer MCP requests until `requests` ends; then wait up to 45 s for the answers of open requests."""
+        """Answer MCP requests until the stream `requests` ends, then wait for the answers to open requests.
+
+        The wait lasts at most 45 s. Requests that are still open then are cancelled without an answer. At the
+        end the stream `answers` is closed.
+        """
         to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
         open_calls = _OpenCalls()
@@ -155,10 +159,10 @@ async def _serve(settings: Settings) -> None:
 
 
 def serve(settings: Settings) -> int:
-    """Serve one MCP host over stdin and stdout until stdin ends. Returns the exit code 0.
+    """Serve one MCP host over stdin and stdout, block until stdin ends, and return the exit code 0.
 
-    SIGINT and SIGTERM end the process at once. Only a line or the end of stdin would wake the thread that reads
-    it.
+    SIGINT and SIGTERM end the process at once, because only a line or the end of stdin would wake the thread
+    that reads stdin. Call this function on the main thread.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -167,9 +171,10 @@ def serve(settings: Settings) -> int:
 
 
 def main() -> int:
-    """Run the server with the settings of the environment until stdin ends, and return the exit code.
+    """Run the server until stdin ends, and return the exit code of the process.
 
-    The exit code is 2 for invalid settings.
+    The settings come from the environment. The exit code is 0 when stdin has ended. It is 2 for invalid
+    settings, with a line on stderr.
     """
     try:
         return serve(load_settings())

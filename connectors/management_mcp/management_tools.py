@@ -85,9 +85,10 @@ class MarkMessagesRead(ToolArguments):
 class ManagementTools:
     """The functions of the tools: one method for each tool, with the tool's name.
 
-    `asked` are the tool's arguments. `call` is the id of the MCP request; a default idempotency key is made of
-    it. Each method returns the tool's result as JSON, and raises the errors of GatewayClient. The methods
-    block, so none may be called on the thread of an event loop.
+    `asked` are the tool's arguments. `call` is the id of the MCP request, from which the method makes an
+    idempotency key if `asked` has none. Each method returns the tool's result as JSON. Each raises
+    BackboneUnreachable if the gateway cannot be reached or does not answer, and another TrunklineError if it
+    refuses the request. The methods block, so none may be called on the thread of an event loop.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -95,10 +96,14 @@ class ManagementTools:
         self._own = uuid.uuid4()
 
     def spawn_agent(self, asked: SpawnAgent, call: str) -> dict[str, Any]:
-        """Start an agent and wait until it runs. Returns the agent, and the dashboard's URL if there is one.
+        """Start an agent, wait until it runs, and return it, with the dashboard's URL if there is a dashboard.
 
-        `call`, the id of the MCP request, makes the idempotency key if `asked` has none. Raises Refused with
-        the gateway's reason when the agent was not started.
+        `call` is the id of the MCP request, for an idempotency key if `asked` has none. Two calls with the same
+        key start one agent.
+
+        Raises:
+            Refused: The agent was not started; the error has the gateway's reason.
+            BackboneUnreachable: The gateway did not answer. The error names the key with which to try again.
         """
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
         path = path_of("participants", "spawn")
@@ -110,7 +115,10 @@ class ManagementTools:
     def list_agents(self, asked: ListAgents, call: str) -> dict[str, Any]:
         """Return all participants that have not stopped, sorted by name.
 
-        They include agents that nobody spawned but that joined by themselves. `call` is not used.
+        They include agents that joined by themselves and were not started by `spawn_agent`. `call` is not used.
+
+        Raises:
+            BackboneUnreachable: The gateway did not answer.
         """
         with GatewayClient(self._settings) as gateway:
             found = gateway.get(path_of("participants"))
@@ -119,25 +127,37 @@ class ManagementTools:
     def stop_agent(self, asked: StopAgent, call: str) -> dict[str, Any]:
         """Stop an agent and return its state. An agent that has stopped already is left as it is.
 
-        Raises NotFound for an unknown name. `call` is not used.
+        `call` is not used.
+
+        Raises:
+            NotFound: No agent has this name.
+            BackboneUnreachable: The gateway did not answer. The call can be repeated.
         """
         with GatewayClient(self._settings) as gateway:
             return _shown(gateway.post(path_of("participants", asked.agent_id, "stop")))
 
     def send_message(self, asked: SendMessage, call: str) -> dict[str, Any]:
-        """Send a text as the operator to the mailbox of this name, and return the message's id.
+        """Send a text as the operator to the mailbox `asked.target_agent_id`, and return the message's id.
 
-        `call`, the id of the MCP request, makes the idempotency key if `asked` has none. Raises NotFound for an
-        unknown mailbox.
+        `call` is the id of the MCP request, for an idempotency key if `asked` has none. Two calls with the same
+        key send one message.
+
+        Raises:
+            NotFound: There is no mailbox of this name.
+            BackboneUnreachable: The gateway did not answer. The error names the key with which to try again.
         """
         body = {"recipient": asked.target_agent_id, "type": "message", "payload": {"text": asked.message}}
         sent = self._post_once(path_of("messages"), body, "send", asked, call, "the message was sent")
         return {"messageId": sent["message_id"]}
 
     def get_messages(self, asked: GetMessages, call: str) -> dict[str, Any]:
-        """Return messages of the operator's mailbox, and the number of all. Reading marks none of them as read.
+        """Return messages of the operator's mailbox, oldest first, without marking them as read.
 
-        These are the newest messages, or with `unread_only` the oldest unread ones. `call` is not used.
+        They are the newest `asked.limit` messages or, with `unread_only`, the oldest unread ones. `total` is
+        the number of all such messages. `call` is not used.
+
+        Raises:
+            BackboneUnreachable: The gateway did not answer.
         """
         wanted = {"limit": asked.limit, "pending": "true" if asked.unread_only else None}
         with GatewayClient(self._settings) as gateway:
@@ -145,10 +165,13 @@ class ManagementTools:
         return {"messages": [_message_shown(row) for row in found["messages"]], "total": found["total"]}
 
     def mark_messages_read(self, asked: MarkMessagesRead, call: str) -> dict[str, Any]:
-        """Mark messages of the operator's mailbox as read, and return the ids by what became of them.
+        """Mark messages of the operator's mailbox as read, and return three lists of their ids.
 
-        The lists are `read`, `notMarked` (leased, or ended in another way) and `unknown`. A repeated call has
-        no further effect. `call` is not used.
+        `read`: read now, by this call or an earlier one. `notMarked`: leased, or ended in another way.
+        `unknown`: not in the mailbox. `call` is not used.
+
+        Raises:
+            BackboneUnreachable: The gateway did not answer. The call can be repeated.
         """
         with GatewayClient(self._settings) as gateway:
             marks = gateway.post(path_of("messages", "read"), {"message_ids": asked.message_ids})
