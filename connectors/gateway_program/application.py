@@ -31,7 +31,10 @@ VERSION: Final = "1"
 
 
 def build_application(hub: Hub) -> FastAPI:
-    """Return the hub's FastAPI application, with all routes of the HTTP API. The hub need not be open yet."""
+    """Return the hub's FastAPI application, with all routes of the HTTP API and their access check.
+
+    The hub need not be open yet, but must be open before the first request.
+    """
     # No documentation pages, because they load scripts from other hosts, and no redirects of slashes.
     app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = AdmittedRoute

@@ -22,11 +22,14 @@ class Door:
     """One ASGI application and the address at which the gateway serves it.
 
     Attributes:
-        setting: The setting of its port, for error messages.
+        name: The name of the door for logs and metrics, such as `hub`.
+        app: The ASGI application.
+        setting: The name of the setting for the door's port or socket, for error messages.
         opened: Called when the hub is open, before the first request.
         lifespan: Whether the server must run the application's ASGI lifespan.
-        send_buffer_bytes: The kernel's send buffer for each connection; None for the default.
-        socket_path: The Unix socket to listen on instead of a port. Only one gateway at a time has it.
+        send_buffer_bytes: The size of the kernel's send buffer for each connection; None for the default.
+        socket_path: The Unix socket to listen on instead of host and port; None for a door with a port. Only
+            one gateway at a time has the socket.
     """
 
     name: str
@@ -41,10 +44,10 @@ class Door:
 
 
 def doors_of(hub: Hub) -> list[Door]:
-    """Create the applications that the settings enable (those with a port other than 0), each as a door.
+    """Create the applications that the settings enable, and return each as a door.
 
-    Hub and commands are always among them. Call this function before `Hub.open`, because applications register
-    callbacks of the live view.
+    Hub and commands are always among them. Dashboard and agent MCP server are left out if their port is 0. Call
+    this function before `Hub.open`, because applications register callbacks of the live view.
     """
     gateway, dashboard, agent_mcp = hub.settings.gateway, hub.settings.dashboard, hub.settings.agent_mcp
     doors = [Door("hub", build_application(hub), gateway.host, gateway.port, "gateway.port")]

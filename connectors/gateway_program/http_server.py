@@ -36,7 +36,7 @@ class HttpServer(uvicorn.Server):
         door: The application and its address.
         tls: The TLS context. None means plain HTTP.
         budgets: The connection budgets of this gateway.
-        idle_timeout_s: Seconds after which a connection without a request is closed.
+        idle_timeout_s: Seconds after which a connection is closed if no further request comes.
     """
 
     def __init__(self, door: Door, tls: ssl.SSLContext | None, budgets: Budgets, idle_timeout_s: int) -> None:
@@ -70,8 +70,8 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen on these sockets, each with a queue of 1,024 connections in the kernel.
 
-        uvicorn alone would set that queue to the number of connections that it accepts in one turn of the event
-        loop.
+        uvicorn's `serve` calls this method. uvicorn alone would set the queue to the number of connections that
+        it accepts in one turn of the event loop.
         """
         await super().startup(sockets)
         for listener in sockets or ():
@@ -79,9 +79,10 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signal handlers as they are.
+        """Leave the signal handlers as they are while the server runs. uvicorn's `serve` enters this context.
 
-        `GatewayProgram` handles signals for all servers of the process, which would take them from each other.
+        `GatewayProgram` handles the signals for all servers of the process. Otherwise each server would replace
+        the handlers of the others.
         """
         yield
 
@@ -136,10 +137,10 @@ class Budgets:
 
 
 def bound_socket(door: Door) -> socket.socket:
-    """Return a socket that is bound to the door's host and port, but does not listen yet.
+    """Return a new TCP socket that is bound to the door's host and port, but does not listen yet.
 
-    Clients are refused until the server listens on it. Raises TrunklineError if the address is in use or not
-    this machine's.
+    Clients are refused until the server listens on it. The caller closes the socket. Raises TrunklineError if
+    the address is in use, or is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only for an explicit protocol. Without it each answer waits 40 ms for the

@@ -54,9 +54,10 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[BackgroundService]:
-    """Create the background services that the settings enable; the hub starts and stops them.
+    """Return the background services that the settings enable, not started. The hub starts and stops them.
 
-    They end the processes of ended sessions, keep the accounts at the local MQTT broker, and export messages.
+    The first service ends the processes of ended sessions. Optional ones keep the accounts of the local MQTT
+    broker, and write an hourly export of all messages to a file.
     """
     found: list[BackgroundService] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
     if settings.mqtt.accounts_dir is not None:
@@ -69,7 +70,8 @@ def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> li
 class GatewayProgram:
     """The gateway process, from its start to SIGTERM or SIGINT.
 
-    `ready_file` is a file to create when the gateway answers requests; None for no file.
+    The constructor checks the settings, sets up the program's log and creates all parts. `run` starts them.
+    `ready_file` is the path of a file that is created when the gateway answers requests; None for no file.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring, ready_file: Path | None = None) -> None:
@@ -89,9 +91,10 @@ class GatewayProgram:
         self._not_served: dict[str, str] = {}
 
     def run(self) -> None:
-        """Open the hub, start the reactor and serve all doors until SIGTERM or SIGINT; then close them.
+        """Open the hub, start the reactor and serve all doors. Block until SIGTERM or SIGINT, then close them.
 
-        Raises TrunklineError when the gateway cannot start, or when the live view fails while it runs.
+        Call this method once, on the main thread. Raises TrunklineError if the gateway cannot start, or if the
+        live view fails while the gateway runs.
         """
         started = False
         with ExitStack() as bound:
@@ -220,8 +223,9 @@ class GatewayProgram:
 def main() -> int:
     """Run the gateway until SIGTERM or SIGINT, and return the exit code of the process.
 
-    The exit code is 0 after a signal, 2 for invalid settings, and the error's own after a TrunklineError. The
-    variable `TRUNKLINE_READY_FILE` names a file to create when the gateway answers requests.
+    The exit code is 0 after a signal and 2 for invalid settings. After a TrunklineError, which is logged, it is
+    the error's `exit_code`. The environment variable `TRUNKLINE_READY_FILE` names a file to create when the
+    gateway answers requests.
     """
     for number in _SIGNALS:
         signal.signal(number, _end_the_start)
