@@ -41,16 +41,19 @@ class Applied(NamedTuple):
 async def apply_change(
     hub: Hub, body: OrganismLoaded | ListenerAdded | ListenerRemoved, *, door: str, principal: str
 ) -> Applied:
-    """Append a change of the organism, wait until the change has taken effect, and return its verdict.
+    """Append a change of the organism, and wait until the change has taken effect.
 
     Afterwards the mailboxes of added listeners are open. The mailboxes of removed listeners are closed, and
-    none of their messages is leased. The wait may last as long as the removed listener's handler may run.
+    none of their messages is leased. The wait may last as long as a removed listener's handler may run.
 
     Args:
         hub: The hub.
         body: The change: all listeners loaded from a file, one added, or one removed.
         door: The door of the record, such as `hub`.
         principal: The principal that makes the change.
+
+    Returns:
+        The verdict on the change, and the number of messages that waited for removed listeners.
 
     Raises:
         ApiError: The fold rejected the change.

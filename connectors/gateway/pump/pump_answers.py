@@ -29,9 +29,9 @@ _NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")
 def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> OutgoingRecord:
     """Return the record that ends the lease of a message which a pump has handled or releases.
 
-    The caller appends the record. For the outcome `nack` it puts the message back into its queue. For any other
-    outcome it acknowledges the message and contains the handler's answers. If these are too many or too large,
-    a `<huh>` takes their place.
+    The caller appends the record. For the outcome `nack` the record puts the message back into its queue. For
+    any other outcome the record acknowledges the message and contains the handler's answers. If these are too
+    many or too large, a `<huh>` takes their place.
 
     Args:
         hub: The hub.

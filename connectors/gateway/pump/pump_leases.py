@@ -53,9 +53,9 @@ class PumpLeases:
         """Lease messages to a pump and return them as JSON. Wait up to `asked.wait_ms` for the first message.
 
         The list is empty if the time has passed, the client has disconnected, or the gateway stops. It is also
-        empty if `asked.version` is not the organism's version. If only a redelivered message waits, the list is
-        empty unless `asked.alone` is set. The fields `version` and `suspects` of the HTTP answer tell the pump
-        these cases apart.
+        empty if `asked.version` is not the organism's version. A message that was leased before is leased only
+        if `asked.alone` is set; if only such messages wait, the list is empty at once. The fields `version` and
+        `suspects` of the HTTP answer tell the pump these cases apart.
 
         Args:
             asked: The pump, and how many messages it can take for each listener.

@@ -42,8 +42,8 @@ class LeaseRequest(RequestBody):
     """The messages that a pump can handle now.
 
     `wants`: how many for each listener, by the listener's name. `free`: how many in all. `alone`: whether to
-    lease one redelivered message, because the pump handles nothing else now. `wait_ms`: how long to wait for a
-    message. `version`: the version of the organism that the pump knows.
+    lease one message that was leased before, because the pump handles nothing else now. `wait_ms`: how long to
+    wait for a message. `version`: the version of the organism that the pump knows.
     """
 
     pump: PumpName
@@ -57,7 +57,7 @@ class LeaseRequest(RequestBody):
 class LeaseAnswer(AnswerBody):
     """The leased messages. The list is empty if none could be leased in time.
 
-    `suspects`: how many redelivered messages wait. `version`: the version of the organism.
+    `suspects`: how many of the waiting messages were leased before. `version`: the version of the organism.
     """
 
     version: int

@@ -51,9 +51,10 @@ def is_shown(row: MessageRow, now_us: float) -> bool:
 
 
 def is_read(row: MessageRow) -> bool:
-    """Return whether a message was marked as read or taken by a drain, and so waits no longer.
+    """Return whether a message was marked as read or taken by a drain.
 
-    Call it only for a message that `is_shown`; expired messages do not wait either.
+    False means that the message is waiting or leased. Call this function only for a message for which
+    `is_shown` is True; the result for any other message has no meaning.
     """
     return row.status not in MESSAGE_PENDING
 

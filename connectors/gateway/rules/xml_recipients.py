@@ -20,15 +20,16 @@ def recipients_of(
 
     Args:
         hub: The hub.
-        sender: The name of the sender. A listener that declares `visible_tools` can write only to these.
+        sender: The name of the sender. A listener that declares `visible_tools` can write only to the listeners
+            named there.
         to: The recipient named in `<to>`. None means all active listeners of the root tag, except the sender.
         root_tag: The root tag of the payload.
         namespace: The XML namespace that the listeners must have; None for any. It is ignored if `to` is given.
         also: Further names that a sender with `visible_tools` can write to.
 
     Raises:
-        Faulty: No recipient has the name `to`, the sender may not see it, or no listener takes this root tag.
-            The error says what would be right.
+        Faulty: No recipient has the name `to`, the sender may not write to it, or no listener takes this root
+            tag. The error says what would be right.
     """
     sees = hub.listeners.row(sender)
     visible = None if sees is None or sees.visible_tools is None else {*sees.visible_tools, *also}

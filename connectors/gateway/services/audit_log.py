@@ -68,8 +68,8 @@ class AuditLog:
     def load(self, settings: Settings) -> None:
         """Add the newest entries of the ledger, which were settled before this gateway started.
 
-        It blocks while it reads the ledger, so it runs in a thread of its own. Raises TrunklineError if the
-        ledger cannot be read.
+        Entries that are in memory already are not added again. Blocks while it reads the ledger, so call it in
+        a thread of its own. Raises TrunklineError if the ledger cannot be read.
         """
         for record_type in (MESSAGE_POSTED, REQUEST_REFUSED):
             self.settled(newest_settled(settings, record_type, self._most))
@@ -86,7 +86,7 @@ class AuditLog:
     def newest(self, limit: int | None) -> list[dict[str, Any]]:
         """Return the newest `limit` entries in memory as JSON, oldest first. None means all of them.
 
-        An entry has the columns that `entry_of` returns. The list is empty while there is no entry.
+        An entry has the keys that `entry_of` describes. The list is empty while there is no entry.
         """
         with self._lock:
             entries = [entry for _, _, entry in self._entries]

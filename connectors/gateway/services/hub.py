@@ -167,7 +167,7 @@ class Hub:
 
         `job_id` is the user's name: the job's id, or another name for a rotated secret or an agent. If this
         gateway keeps the accounts of the MQTT broker, the method waits up to a second until the broker accepts
-        the user. It returns nothing in either case, so the broker may still refuse the user for a moment.
+        the user. After a longer time it returns, too; the broker may then still refuse the user for a moment.
         """
         for service in self.background_services:
             await asyncio.to_thread(service.registered, job_id)

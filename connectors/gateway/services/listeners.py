@@ -54,11 +54,11 @@ class Queue:
 
     @property
     def suspects(self) -> int:
-        """The number of waiting messages that were leased before and may have crashed a pump."""
+        """The number of waiting messages that were leased before. Each of them may have crashed a pump."""
         return len(self._suspects)
 
     def of_sender(self, sender: str) -> int:
-        """Return how many messages of this sender wait and were never leased."""
+        """Return how many messages of one sender wait and were never leased. `sender` is a principal's name."""
         return sum(len(senders.get(sender, ())) for senders in self._by_sender)
 
     def add(self, row: MessageRow) -> None:
@@ -83,7 +83,7 @@ class Queue:
                     self.handed.popleft()
 
     def remove(self, message_id: str) -> None:
-        """Remove a message from the waiting and the leased messages. An unknown message is ignored."""
+        """Remove a message, waiting or leased, from the queue. An unknown message id is ignored."""
         self.held.discard(message_id)
         self._suspects.pop(message_id, None)
         place = self._places.pop(message_id, None)
@@ -112,7 +112,10 @@ class Queue:
         return taken
 
     def take_suspect(self) -> str | None:
-        """Remove the oldest redelivered message from the queue and return its id, or None if there is none."""
+        """Remove the oldest waiting message that was leased before from the queue, and return its id.
+
+        Returns None if no such message waits.
+        """
         if not self._suspects:
             return None
         oldest = min(self._suspects, key=self._suspects.__getitem__)
@@ -225,7 +228,10 @@ class Listeners:
         return [row for row in self.active() if row.root_tag == root_tag]
 
     def waiting(self, name: str) -> int:
-        """Return how many messages wait for a listener, redelivered ones included; 0 for an unknown one."""
+        """Return how many messages wait for the listener `name`, whether leased before or not.
+
+        The result is 0 for an unknown listener.
+        """
         with self._lock:
             return len(self._queues.get(name, _EMPTY))
 
@@ -246,7 +252,11 @@ class Listeners:
             return list(self._queues.get(name, _EMPTY).held)
 
     def suspects(self, names: Iterable[str]) -> int:
-        """Return how many redelivered messages wait for these listeners; each may have crashed a pump."""
+        """Return how many of the messages that wait for these listeners were leased before.
+
+        Each of these messages may have crashed a pump, because its lease ended without an ack. `names` are
+        names of listeners; unknown ones are ignored.
+        """
         with self._lock:
             return sum(self._queues.get(name, _EMPTY).suspects for name in names)
 
@@ -263,10 +273,11 @@ class Listeners:
             return queue.take(max(0, min(places, queue.leases_left(row.per_minute, self.clock()))))
 
     def take_suspect(self, row: ListenerRow) -> str | None:
-        """Remove the oldest redelivered message from the queue of a listener, and return its id.
+        """Remove the oldest message that was leased before from the queue of a listener, and return its id.
 
-        Returns None if no such message waits, or if the listener's concurrency or rate allows no lease now.
-        Raises KeyError for a listener that was never added.
+        Such a message may have crashed a pump, so it is leased alone. Returns None if no such message waits, or
+        if the listener's concurrency or rate allows no lease now. Raises KeyError for a listener that was never
+        added.
         """
         with self._lock:
             queue = self._queues[row.listener]
@@ -276,9 +287,9 @@ class Listeners:
     def take_all(self, name: str, most: int) -> list[str]:
         """Remove up to `most` messages from a removed listener's queue, and return their ids.
 
-        They include redelivered messages. The listener's concurrency and rate do not matter. The caller leases
-        the messages to a pump, which returns them to their senders. The list is empty if no message waits or
-        the listener is unknown.
+        They include messages that were leased before. The listener's concurrency and rate do not matter. The
+        caller leases the messages to a pump, which returns them to their senders. The list is empty if no
+        message waits or the listener is unknown.
         """
         with self._lock:
             queue = self._queues.get(name, _EMPTY)
@@ -308,7 +319,7 @@ class Listeners:
         """Wait until a listener or a message has changed, or `timeout_s` seconds have passed.
 
         `seen` is the value of `changes` that the caller read before. If `changes` differs now, this method
-        returns at once. It returns nothing in either case; the caller compares `changes` with `seen`.
+        returns at once. To tell a change from the timeout, the caller compares `changes` with `seen` again.
         """
         loop = asyncio.get_running_loop()
         with self._lock:

@@ -108,10 +108,10 @@ class OrganismKeeper(ThreadedService):
 
 
 def check_names(live_view: LiveView, names: Iterable[str]) -> None:
-    """Check that no listener has a name that is reserved or belongs to a principal or an agent.
+    """Raise OrganismError if a listener has a name that is reserved or belongs to a principal or an agent.
 
-    Both would share one mailbox. `names` are the names of the listeners to load. Raises OrganismError for the
-    first name that is taken or reserved.
+    The listener and the other owner of the name would share one mailbox. `names` are the names of the listeners
+    to load. The error is about the first such name.
     """
 
     def others(row_type: type[R], key: str) -> R | None:

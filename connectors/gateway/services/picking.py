@@ -69,8 +69,8 @@ class PendingJobs(RowIndex[JobRow]):
     def reserve(self, session: str) -> str | None:
         """Reserve the oldest pending job that a session may have, and return its id. Does not block.
 
-        No other call of `reserve` returns a reserved job. The caller then appends the record that picks the
-        job, and calls `release`, whatever the verdict.
+        A session may have a job that names this session or none. No other call of `reserve` returns a reserved
+        job. The caller then appends the record that picks the job, and calls `release`, whatever the verdict.
 
         Returns:
             The id of the job. None if no job is pending for the session, or other callers have reserved each
@@ -101,9 +101,10 @@ class PendingJobs(RowIndex[JobRow]):
                 heapq.heappush(self._waiting.setdefault(self._waits[job_id].session, []), place)
 
     def is_reserved_for(self, session: str) -> bool:
-        """Return whether a job that this session may have is reserved by any caller of `reserve`.
+        """Return whether some caller has reserved a job that this session may have.
 
-        If so, the job may become free again by `release`, and it is worth waiting for it.
+        Such a job names this session or none. It can become free again by `release`, so it is worth waiting
+        for.
         """
         with self._lock:
             reserved = (self._waits[job_id] for job_id in self._reserved if job_id in self._waits)
@@ -214,6 +215,9 @@ class Picker:
 
     async def pick(self, session: str, principal: str) -> tuple[str, SettledRecord | None]:
         """Give a session the job that it runs already, or else the oldest pending job that it may have.
+
+        A session may have a job that was registered for this session or for any. Waits at most a few times
+        `timeout_s` of the constructor.
 
         Args:
             session: The name of the session.

@@ -50,7 +50,7 @@ class StateMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the live view's lag, the depths of the 200 deepest mailboxes, and participants by status.
 
-        Prometheus calls it at each scrape.
+        Prometheus calls this method at each scrape.
         """
         yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
         depths = self._mailboxes.depths()

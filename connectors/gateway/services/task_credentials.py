@@ -71,9 +71,9 @@ class AgentKeyFiles:
         return path, public
 
     def path_of(self, task_id: str) -> Path:
-        """Return the absolute path of the file for the private key of a task's agent, which may not exist."""
+        """Return the absolute path of the private key's file for a task's agent. The file need not exist."""
         return (self._folder / f"{task_id}.pem").absolute()
 
     def remove(self, task_id: str) -> None:
-        """Delete the file with the private key of a task's agent, if it exists."""
+        """Delete the file with the private key of a task's agent. Without such a file, nothing happens."""
         self.path_of(task_id).unlink(missing_ok=True)

@@ -137,7 +137,10 @@ def first_fault(error: RequestValidationError) -> str:
 
 
 def error_response(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return the HTTP response of an error, with the JSON body `{"reason", "message"}`."""
+    """Return the HTTP response for an error, with the JSON body `{"reason", "message"}`.
+
+    `reason` is a stable code, and `message` is for people. `headers` are added to the response.
+    """
     return JSONResponse({"reason": reason, "message": message}, status, headers)
 
 

@@ -175,7 +175,8 @@ class ConnectionBudget:
     def sweep(self) -> None:
         """Close the connections whose phase, such as the reading of a head, exceeds its time limit.
 
-        Call it every `SWEEP_S` seconds. A phase counts from the call that first sees it.
+        Call this method every `SWEEP_S` seconds. The time of a phase starts with the call that first finds the
+        connection in this phase.
         """
         now = self._clock()
         for place in [place for places in self._places.values() for place in places]:

@@ -38,8 +38,8 @@ def reserved(listeners: int) -> int:
 def accepted_at_once(limits: BudgetLimits, listeners: int) -> int:
     """Return how many connections one listening socket may accept in one turn of the event loop.
 
-    All `listeners` sockets together accept a quarter of the budget in one turn. So a client that sends its
-    request at once is read before enough others have come to make its connection the oldest.
+    All `listeners` sockets together accept at most a quarter of the anonymous connections of `limits` in one
+    turn. More would fill the budget, which would close connections before their first request is read.
     """
     return max(1, min(_ACCEPTED, limits.anonymous // (4 * listeners)))
 

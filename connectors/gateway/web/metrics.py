@@ -27,7 +27,7 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 
 def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    """Return a Prometheus gauge with one value, for a collector. `text` is its description.
+    """Return a Prometheus gauge with one value, which a collector yields. `text` is the gauge's description.
 
     The name gets the prefix `trunkline_`.
     """
@@ -35,19 +35,19 @@ def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 
 def gauges(name: str, text: str, labels: Sequence[str], samples: Samples) -> GaugeMetricFamily:
-    """Return a Prometheus gauge with a value for each combination of labels, for a collector.
+    """Return a Prometheus gauge with a value for each combination of labels, which a collector yields.
 
     The name gets the prefix `trunkline_`. `text` is the description, and `labels` are the names of the labels.
-    `samples` are pairs of label values, in the order of `labels`, and a number.
+    Each of the `samples` is a pair: the values of the labels, in the order of `labels`, and a number.
     """
     return _filled(GaugeMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
 
 
 def counters(name: str, text: str, labels: Sequence[str], samples: Samples) -> CounterMetricFamily:
-    """Return a Prometheus counter with a value for each combination of labels, for a collector.
+    """Return a Prometheus counter with a value for each combination of labels, which a collector yields.
 
     The name gets the prefix `trunkline_`. `text` is the description, and `labels` are the names of the labels.
-    `samples` are pairs of label values, in the order of `labels`, and a number.
+    Each of the `samples` is a pair: the values of the labels, in the order of `labels`, and a number.
     """
     return _filled(CounterMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
 
@@ -114,7 +114,10 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Count settled records by verdict and reason. The live view's thread calls it with each batch."""
+        """Count settled records by verdict and reason.
+
+        The live view's thread calls this method with each batch of settled records.
+        """
         for record in records:
             self._verdicts.labels(record.verdict, record.reason or "").inc()
 

@@ -161,7 +161,7 @@ class SessionFilter(QueryFilter):
 class MailboxFilter(QueryFilter):
     """The messages to show: the newest, or with `pending` the oldest pending ones.
 
-    `after`: the id of the last message of the previous page of pending messages.
+    `after`: the id of the last message of the previous page of pending messages; null for the first page.
     """
 
     limit: ListLimit = 100

@@ -51,7 +51,8 @@ class RefusalRecorder:
         """Append a record of a refused request to the log, or only count it if there were too many.
 
         For each principal, route and reason, five records may follow at once, and then one every ten seconds.
-        The method does not block and returns nothing.
+        The next record that is appended carries the number of those that were only counted. The method does not
+        block.
 
         Args:
             reason: The code of the refusal, such as `policy`.

@@ -87,8 +87,8 @@ class StreamPlaces:
 class StreamingAnswer(Response):
     """An HTTP response that sends each chunk as soon as the source yields it.
 
-    It ends when the source ends, or when the client disconnects or does not read for `send_timeout_s`. In these
-    cases the connection is aborted.
+    The response ends when the source ends. If the client disconnects before, or does not read for
+    `send_timeout_s`, the connection is aborted.
 
     Args:
         chunks: Returns the source of the bytes. The source is closed when the response ends.
