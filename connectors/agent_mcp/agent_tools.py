@@ -82,9 +82,10 @@ class AgentTools:
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
         """Put a message into the mailbox of another agent, and return the message's id when it is settled.
 
-        The recipient may also be the sender itself or `operator`. With `ttl_seconds` the message expires that
-        many seconds after the first call. A second call with the same idempotency key and message sends nothing
-        and returns the same id. Without a key, each call sends a message.
+        The result has `messageId` and `timestamp`, the time of the posting in milliseconds since 1970 UTC. The
+        recipient may also be the sender itself or `operator`. With `ttl_seconds` the message expires that many
+        seconds after the first call. A second call with the same idempotency key and message sends nothing and
+        returns the same id. Without a key, each call sends a message.
 
         Raises:
             ApiError: 404 for an unknown recipient, 413 for a text over the limit, and 409 for an idempotency

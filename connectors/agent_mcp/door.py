@@ -57,7 +57,7 @@ class _WithoutText(logging.Handler):
 
 
 def keep_texts_out_of_log() -> None:
-    """Configure the logger of the `mcp` library: records from WARNING on, without their text.
+    """Let the logger of the `mcp` library write only warnings and errors, without their text.
 
     The texts may quote bodies, headers and addresses of requests. The change affects the whole process.
     """

@@ -82,10 +82,11 @@ class SseSessions:
             self._metrics.readers(DOOR, -1)
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Accept an MCP message for an event stream that the same agent has opened. It is an ASGI application.
+        """Accept an MCP message for an event stream that the same agent has opened.
 
-        The answer to the message comes on the stream. While 32 answers wait to be read, a further message is
-        answered with 429. The `mcp` library answers a message for an unknown stream with an error.
+        This method is an ASGI application, for signed requests only. The answer to the message comes on the
+        stream. While 32 answers wait to be read, a further message is answered with 429. A message for an
+        unknown stream is answered with an error of the `mcp` library.
         """
         if self._unsent[scope[PRINCIPAL]] >= _UNSENT:
             await _busy("read the answers first")(scope, receive, send)

@@ -96,9 +96,10 @@ class Dashboard:
         self.app = self._application()
 
     def opened(self) -> None:
-        """Start the live events at the end of the log, and load the ledger's rejections in a background thread.
+        """Let the live events begin at the end of the log, and load the ledger's rejections in a thread.
 
-        Call it once, when the hub is open and before `app` serves requests.
+        Call this method once, when the hub is open and before `app` serves requests. It does not wait for the
+        thread.
         """
         self.pulse.begin()
         self.broadcast.start_here()

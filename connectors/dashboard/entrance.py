@@ -182,7 +182,10 @@ class Entrance:
 
 
 def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) -> None:
-    """Add the routes `/api/login` and `/api/logout`. `body_limit_bytes` bounds the body of a login."""
+    """Add the routes `/api/login`, which sets the login cookie, and `/api/logout`, which deletes it.
+
+    A login with a body of more than `body_limit_bytes` is refused with 413.
+    """
 
     @app.post("/api/login")
     async def login(request: Request) -> Response:

@@ -142,8 +142,9 @@ class EventBroadcast:
     async def run(self) -> None:
         """Append frames of settled records, and the figures of each second, to the ring until cancelled.
 
-        While there are no readers, no frames are written. An unexpected error ends the coroutine and is raised
-        in an ExceptionGroup; then it can be called again.
+        A frame is the bytes of server-sent events. While there are no readers, no frames are written. An
+        unexpected error ends the coroutine and is raised in an ExceptionGroup. The caller may then call `run`
+        again.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_feed())

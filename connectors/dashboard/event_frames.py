@@ -37,7 +37,7 @@ class Frame(NamedTuple):
     public: bytes
 
     def of(self, role: str) -> bytes:
-        """Return the frame's bytes for a reader with this role."""
+        """Return the frame's bytes, which are server-sent events, for a reader with this role."""
         return self.full if role == OPERATOR else self.public
 
 
@@ -61,11 +61,11 @@ class FrameWriter:
         self._board = board
 
     def frame(self, records: Sequence[SettledRecord], position: str) -> Frame:
-        """Return the frame for these settled records, in two versions by role.
+        """Return the frame, the bytes of server-sent events, for these settled records.
 
-        An accepted record adds the present rows of the agent, job, task or mailbox that it has changed. Each
-        record adds its verdict. `position` is the log position after the records, as text. The last event of
-        the frame has it as its id.
+        Accepted records add the present rows of the agents, jobs, tasks and mailboxes that they have changed.
+        Each record adds its verdict. `position` is the log position after the records, as text; it becomes the
+        id of the frame's last event. A frame has one version for the operator and one for all other roles.
         """
         changes = self._changes([record for record in records if record.verdict == ACCEPTED])
         public = [verdict_as_json(record) for record in records if is_shown(record, VIEWER)]
