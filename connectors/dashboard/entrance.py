@@ -189,7 +189,11 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
 
     @app.post("/api/login")
     async def login(request: Request) -> Response:
-        """Check the token in the JSON body, set the login cookie, and return the principal and its role."""
+        """Check the token in the JSON body, set the login cookie, and return the principal and its role.
+
+        The answer is 400 for a body that is not `{"token": "..."}` in JSON, 401 for an invalid token, and 403
+        for a principal that may not see the dashboard.
+        """
         request.scope["trunkline_route"] = "/api/login"
         # Only a script of our own page can send this type; a form of another page cannot.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

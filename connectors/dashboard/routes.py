@@ -87,7 +87,7 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
 
     @app.get("/api/mailboxes")
     async def list_mailboxes(request: Request) -> Response:
-        """Return the 200 deepest mailboxes as of the last beat, at most about a second ago."""
+        """Return the 200 deepest mailboxes. The answer is at most about a second old."""
         entrance.admit(request, "/api/mailboxes")
         return json_answer(shown.pulse.mailboxes)
 
@@ -113,8 +113,9 @@ def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
     async def show_job(request: Request, job_id: JobPath, after: Offset | None = None) -> Response:
         """Return one job and its newest records, oldest first, from memory and the ledger.
 
-        With `after`, only the records beyond that offset. `older_left_out` is true if earlier records may be
-        missing. If the ledger cannot be read, the answer has no records, and `why` says why.
+        With `after`, only the records beyond that offset of the job's partition. `older_left_out` is true if
+        earlier records may be missing. If the ledger cannot be read, the answer has no records, and `why` has
+        the reason; otherwise `why` is null. The answer is 404 for an unknown job.
         """
         caller = entrance.admit(request, "/api/jobs/{job_id}")
         if hub.job_row(job_id) is None:
@@ -152,9 +153,10 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
         reason: Annotated[str | None, Query(pattern=r"^[a-z_]{1,40}$")] = None,
         limit: Annotated[int, Query(ge=1, le=KEPT)] = _FIRST_REJECTED,
     ) -> Response:
-        """Return each reason with its count, and the newest `limit` records rejected for `reason`.
+        """Return each reason with its count, and the newest `limit` records that were rejected for `reason`.
 
-        Without `reason`, the records are those of all reasons.
+        Without `reason`, the records are those of all reasons. Records that the caller's role may not see are
+        left out, but counted.
         """
         caller = entrance.admit(request, "/api/rejections")
         return json_answer(await asyncio.to_thread(_rejections, shown, reason, caller.role, limit))

@@ -71,7 +71,11 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
     @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
     @open_to_all
     async def readyz() -> Response:
-        """Return status 200 if the live view follows the log and Kafka accepts records, otherwise 503."""
+        """Return status 200 if the live view follows the log and Kafka accepts records, otherwise 503.
+
+        With status 200, `lag` is the number of records behind the log's end by partition. With status 503, the
+        message names the first part that does not work.
+        """
         appender = hub.appender
         for is_missing, why in (
             (hub.stopping.is_set(), "the gateway is stopping"),

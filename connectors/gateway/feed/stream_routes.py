@@ -64,7 +64,7 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     ) -> Response:
         """Stream settled records as server-sent events: first `snapshot`, then `settled`.
 
-        The event `gap` tells that events were missed. A record that changes the registry of agents has an
+        The event `gap` reports that events were missed. A record that changes the registry of agents has an
         additional event before its `settled`: `agent:created`, `agent:updated` or `agent:removed`, with the
         present state of the agent. Only the operator sees other streams than those of jobs and sessions.
         """
@@ -84,7 +84,10 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         responses=_documented(EVENT_STREAM),
     )
     async def follow_job(request: Request, job_id: JobPath, last_event_id: LastEventId = None) -> Response:
-        """Stream the settled records of one job: first `snapshot` with its row, then `settled`."""
+        """Stream the settled records of one job: first `snapshot` with its row, then `settled`.
+
+        The answer is 404 for an unknown job. The event `gap` reports that events were missed.
+        """
         if hub.live_view.get(JobRow, job_id) is None:
             raise not_found("no job with this id")
         wanted = Wanted(stream=stream_key(JOB, job_id))

@@ -68,7 +68,10 @@ def add_pump_routes(routes: Routes, hub: Hub) -> None:
 def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     @routes.post(f"{PUMP}/started", Action.PUMP_RUN, PumpStarted)
     async def pump_started(caller: RequestCaller, body: PumpStart) -> Response:
-        """Start a pump: end the leases of an earlier pump with its name, and send `<boot/>` to listeners."""
+        """Start a pump: end the leases of an earlier process of this pump, and send `<boot/>` to listeners.
+
+        The listeners are those with the root tag `boot`.
+        """
         hub.appender.check()
         released = await leases.release(body.pump, caller.principal)
         start = uuid.uuid4()
@@ -94,7 +97,10 @@ def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
 def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     @routes.post(f"{PUMP}/lease", Action.PUMP_RUN, LeaseAnswer)
     async def lease_messages(request: Request, body: LeaseRequest) -> Response:
-        """Lease messages of listeners to a pump. The request waits up to `wait_ms` for the first message."""
+        """Lease messages of listeners to a pump. The request waits up to `wait_ms` for the first message.
+
+        The list is empty if no message could be leased.
+        """
         hub.appender.check()
         messages = await leases.wait_leased(body, request.state.caller.principal, request.is_disconnected)
         suspects = hub.listeners.suspects(body.wants)
@@ -102,14 +108,21 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
 
     @routes.post(f"{PUMP}/settle", Action.PUMP_RUN, SettleAnswer)
     async def settle_messages(caller: RequestCaller, body: SettleRequest) -> Response:
-        """Settle leased messages by their outcome. Their answers are sent only if the lease is still valid."""
+        """Settle leased messages by their outcome. The handlers' answers are sent only if the lease is valid.
+
+        A message whose lease is no longer valid has the verdict `rejected` in the answer; the status is 200
+        nevertheless.
+        """
         hub.appender.check()
         results = await gather_all(_settled(hub, leases, item, caller.principal) for item in body.done)
         return json_answer({"results": results})
 
     @routes.post(f"{PUMP}/history", Action.THREAD_READ, HistoryAnswer)
     async def conversation(body: HistoryRequest) -> Response:
-        """Return the newest messages that a listener sent or received in a conversation, oldest first."""
+        """Return the newest messages that a listener sent or received in a conversation, oldest first.
+
+        The list is empty for an unknown thread.
+        """
         keys = hub.conversations.message_keys(body.thread)[-body.limit :]
         shown = [one for key in keys if (one := _said(hub, key, body.listener)) is not None]
         return json_answer({"messages": shown})
@@ -119,7 +132,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
     # The operator's alone: the organism defines which listeners know of each other (XP-09, XP-14).
     @routes.get(LISTENERS, Action.LISTENER_READ, ListenersAnswer)
     async def list_listeners(wanted: Annotated[ListenerFilter, Query()]) -> Response:
-        """List the active or the removed listeners."""
+        """List the active or the removed listeners, each with the number of messages that wait for it."""
         rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
         waiting = [{**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)} for row in rows]
         said = {"version": hub.listeners.version, "fault": hub.organism.fault, "listeners": waiting}
@@ -134,7 +147,10 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
     @routes.get(f"{THREADS}/{{name}}", Action.THREAD_READ)
     async def show_thread(name: AgentPath) -> Response:
-        """Show one thread: who opened it, who knows it, and its parent. A root has no parent."""
+        """Show one thread: the principal that opened it, the one that knows it, and its parent thread.
+
+        The first thread of a tree has no parent (null). The answer is 404 for an unknown thread.
+        """
         row = hub.live_view.get(ThreadRow, name)
         if row is not None:
             return json_answer(row_as_json(row))

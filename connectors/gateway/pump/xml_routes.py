@@ -86,7 +86,12 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
     async def send_xml(
         request: Request, write: WriteRequest, asked: Annotated[XmlSending, Query()]
     ) -> Response:
-        """Send an XML message to the listener named in its <to>, or to all listeners of its root tag."""
+        """Send an XML message to the listener named in its <to>, or to all listeners of its root tag.
+
+        The answer 202 lists the posted messages. An invalid document is answered with 400 or 413. A fault in
+        the envelope or its recipient is answered with 422 and a `<huh>`. The status is 429 for a full queue or
+        a sender above its rate.
+        """
         caller = write.caller
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
             raise ApiError(415, "unsupported_media_type", "the body must be application/xml")
