@@ -65,12 +65,14 @@ def derived_records(record: Record, get: GetRow, made_for: MadeFor) -> list[Outg
     """Return the records that the reactor has to append because `record` was settled.
 
     Usually the list is empty. Examples: after a job's end, a message to its delegator and the end of its
-    sessions; after a task's end, the stop of the participant that was started for it.
+    sessions; after a task's end, the stop of the participant that was started for it. A record with invalid
+    headers gives an empty list and raises nothing.
 
     Args:
         record: A settled record of any type.
-        get: The look-up of rows. Its rows must include the effect of `record`, and may include later ones.
-        made_for: Returns the names of the sessions that were made for a job.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`, and may
+            include that of later records.
+        made_for: Returns the names of the sessions that were made for a job, given the job's id.
     """
     stream = parse_stream_key(record.key)
     if stream is None or stream[0] not in (JOB, MAILBOX, SESSION, TASK):
@@ -117,15 +119,17 @@ def _job_records(
 
 
 def notifications(job: JobRow, kind: str, body: dict[str, Any], message_id: str) -> list[OutgoingRecord]:
-    """Return the record of a message about `job` to the principal that registered it, in a list.
+    """Return the record of a message about `job` to the principal that registered the job, in a list.
 
     The list is empty if the principal's name is no valid name of a mailbox.
 
     Args:
-        job: The job's row, which names the principal.
+        job: The job's row. Its field `registered_by` (`<door>/<principal>`) names the principal.
         kind: The type of the message, such as `job.completed`.
         body: The payload of the message, which becomes JSON.
-        message_id: The id of the message. The same id for the same cause makes a repeated message a duplicate.
+        message_id: The id of the message. Make it with `derived_id` from the cause of the message. Then a
+            message that is posted twice for one cause has one id, and the fold calls the second posting a
+            duplicate.
     """
     recipient = job.registered_by.partition("/")[2]
     return [message_from_hub(recipient, kind, body, message_id)] if is_name(recipient) else []
@@ -134,14 +138,17 @@ def notifications(job: JobRow, kind: str, body: dict[str, Any], message_id: str)
 def message_from_hub(
     recipient: str, kind: str, body: dict[str, Any], message_id: str, in_reply_to: str | None = None
 ) -> OutgoingRecord:
-    """Return the record that posts a message from the sender `trunkline` to the mailbox `recipient`.
+    """Return the record that posts a message from the sender `trunkline` to a mailbox of the realm `default`.
 
     Args:
-        recipient: The name of the recipient, without a realm.
-        kind: The type of the message.
+        recipient: The name of the recipient. The mailbox is `default/<recipient>`.
+        kind: The type of the message, such as `job.completed`.
         body: The payload of the message, which becomes JSON.
-        message_id: The id of the message.
+        message_id: The id of the message, see `notifications`.
         in_reply_to: The id of the message that this one answers; None if it answers none.
+
+    Raises:
+        pydantic.ValidationError: An argument breaks the rules of messages, such as a name with a space.
     """
     text = canonical(body).decode("utf-8")
     message = verified_message(message_id, SENDER, recipient, kind, text, JSON_CONTENT, in_reply_to=in_reply_to)
@@ -193,7 +200,7 @@ def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> 
         reader: The principal: `hub` or `system`.
         message_id: The id of the new message.
         mailbox: The mailbox that the message was posted to, as `<realm>/<recipient>`.
-        get: The look-up of rows.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the new message.
     """
     posted = get(MessageRow, f"{mailbox}/{message_id}") if mailbox == f"{DEFAULT_REALM}/{reader}" else None
     if posted is None or posted.status not in MESSAGE_PENDING:
@@ -253,8 +260,9 @@ def derived_id(cause: str, effect: str) -> str:
     """Return the id of a derived record: a UUID that depends on the two arguments alone.
 
     Args:
-        cause: The id of the record that it follows from.
-        effect: The type of the derived record, or another text that differs for each record from one cause.
+        cause: The id of the record from which the derived record follows.
+        effect: The type of the derived record. If one cause has several derived records of a type, add a text
+            to the type that differs for each of them.
     """
     return str(uuid.uuid5(_NAMESPACE, f"{cause}/{effect}"))
 

@@ -30,10 +30,11 @@ class GetRow(Protocol):
 
 
 def has_mailbox(get: GetRow, name: str) -> bool:
-    """Return whether messages can be sent to `name`, because it is the name of a mailbox.
+    """Return whether messages can be sent to `name`, because the realm `default` has a mailbox of this name.
 
     The hub, the operator, active principals and active listeners of the XML pump have a mailbox. So do agents
-    with a definition, participants that are not stopped, and agents that are registered for MQTT.
+    with a definition, participants that are not stopped, and agents that are registered for MQTT. `get` is the
+    look-up of rows, such as `LiveView.get`.
     """
     participant = get(ParticipantRow, name)
     if name in (HUB, OPERATOR) or (participant is not None and participant.status != STOPPED):

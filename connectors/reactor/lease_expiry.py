@@ -40,8 +40,8 @@ class LeaseExpiryMonitor(ThreadedService):
 
     Args:
         live_view: The live view, whose rows say which messages are leased and until when.
-        append: Appends a record to the log, without a report of success. While the message stays leased, the
-            monitor calls it again every five seconds.
+        append: Appends a record to the log, without waiting for Kafka's acknowledgement. As long as the message
+            stays leased, the monitor appends the same record again every five seconds.
     """
 
     def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None]) -> None:
@@ -53,15 +53,18 @@ class LeaseExpiryMonitor(ThreadedService):
         self._due: list[tuple[int, str]] = []
 
     def open(self) -> None:
-        """Read all current leases from the live view and start the thread."""
+        """Read all current leases from the live view and start the thread.
+
+        Call it once, when the live view is open.
+        """
         for row in self._live_view.all(MessageRow):
             self._note(row)
         super().open()
 
     def on_change(self, change: AppliedChange) -> None:
-        """Remember when the lease expires, if the changed row is a leased message.
+        """Remember when the lease expires, if the changed row is a leased message; ignore any other change.
 
-        The live view calls this on its own thread for each change of a row.
+        Register this method with `LiveView.on_change`. The live view calls it on its own thread.
         """
         self._note(change.row)
 

@@ -86,7 +86,10 @@ class Reactor:
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and return at once. The thread retries without end while Kafka is unreachable."""
+        """Start the thread and return at once. The thread retries without end while Kafka is unreachable.
+
+        The live view must be open.
+        """
         for row in self._live_view.all(SessionRow):
             self._sessions.add(row)
         self._thread.start()
@@ -95,7 +98,7 @@ class Reactor:
         """Stop the thread, which leaves the consumer group, and wait at most ten seconds for its end.
 
         Another or a later reactor repeats the work whose offsets are not committed. The fold counts repeated
-        records as duplicates.
+        records as duplicates. Without a started thread, `stop` does nothing.
         """
         self._stopping.set()
         if self._thread.is_alive():

@@ -36,7 +36,8 @@ _PERMISSION: Final = PERMISSION_REQUIRED.encode()
 def depends_on_verdict(record: Record, get: GetRow) -> bool:
     """Return whether `records_by_verdict` may return a record for `record`, so that its verdict is needed.
 
-    This spares the reactor the look-up of most verdicts. True for three types of record:
+    This spares the reactor the look-up of most verdicts. `get` is the look-up of rows, such as `LiveView.get`.
+    True for three types of record:
 
     - an agent's outbox message over MQTT, which may have to be delivered
     - a message posted over MQTT, whose rejection its sender must learn
@@ -64,7 +65,7 @@ def records_by_verdict(record: Record, verdict: str, reason: str | None, get: Ge
         record: The settled record.
         verdict: Its verdict: accepted, duplicate or rejected.
         reason: The reason of a rejection; None for another verdict.
-        get: The look-up of rows. Its rows must include the effect of `record`.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
     """
     stream, envelope = _read(record)
     if stream is None or envelope is None or not depends_on_verdict(record, get):

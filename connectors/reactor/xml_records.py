@@ -62,8 +62,8 @@ def xml_records(
         record: The settled record.
         verdict: Its verdict: accepted, duplicate or rejected.
         why: The explanation of a rejection in a few words; None for another verdict.
-        get: The look-up of rows. Its rows must include the effect of `record`.
-        all_rows: Returns the rows of all listeners.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
+        all_rows: Returns the rows of all listeners, also of removed ones, such as `LiveView.all`.
     """
     is_closed = verdict == REJECTED and why == CLOSED
     stream = parse_stream_key(record.key)
@@ -105,7 +105,8 @@ def may_have_effects(record: Record) -> bool:
 def answers_of(body: dict[str, Any]) -> list[Message]:
     """Return the messages with which a handler answered, from the body of its acknowledgement.
 
-    The list is empty if there are no answers or the body is invalid.
+    `body` is the decoded JSON value of a record of the type `message.acked`. The list is empty if the handler
+    gave no answers or the body is invalid.
     """
     try:
         return list(MessageAck.model_validate(body).answers or ())
