@@ -130,7 +130,7 @@ class LiveView:
         gc.unfreeze()
 
     def get(self, row_type: type[R], key: str) -> R | None:
-        """Return the row of type `row_type` with the key `key`, or None if there is no such row."""
+        """Return the row of type `row_type` with this key, such as a job id; None without such a row."""
         return cast("R | None", self._state.rows_by_view[row_type.VIEW].get(key))
 
     def all(self, row_type: type[R]) -> list[R]:
@@ -150,7 +150,7 @@ class LiveView:
         return self._state.offsets_by_view[view].get(key)
 
     def entries(self, stream: str) -> Entries:
-        """Return a copy of the state (the entries) of a stream such as `job/0a1b2c3d`."""
+        """Return a copy of the state of `stream`, such as `job/0a1b2c3d`; it is empty for an unknown stream."""
         return self._state.entries(stream)
 
     def next_offsets(self) -> dict[int, int]:
@@ -201,8 +201,8 @@ class LiveView:
     async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
         """Wait until a record that is being appended is settled, and return it; for use in an event loop.
 
-        Raises as `wait_settled`, and the error of `append` if Kafka did not store the record. Kafka's
-        acknowledgement alone does not wake the event loop, which saves time under load.
+        `append` is the future that `Publisher.append` returned. Raises as `wait_settled`, and the error of
+        `append` if Kafka did not store the record.
         """
         deadline = time.monotonic() + timeout_s
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()

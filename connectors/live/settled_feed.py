@@ -119,8 +119,8 @@ class SettledFeed:
     def since(self, cursor: int, limit: int) -> tuple[list[SettledRecord], int]:
         """Return at most `limit` records after `cursor`, oldest first, and the cursor for the next call.
 
-        Without new records, it returns an empty list and the same cursor at once. Raises FellBehind if some of
-        the records after `cursor` are no longer in memory.
+        It never blocks. Without new records, it returns an empty list and the same cursor. Raises FellBehind if
+        some of the records after `cursor` are no longer in memory.
         """
         with self._lock:
             if cursor < self._oldest():
@@ -135,7 +135,10 @@ class SettledFeed:
             return None if cursor is None else self._ring[cursor]
 
     async def wait_beyond(self, cursor: int) -> None:
-        """Wait, without a time limit, until there is a record after `cursor`, which `since` then returns."""
+        """Wait, without a time limit, until there is a record after `cursor`; then `since` returns it.
+
+        An asyncio task of any event loop may call this. Cancel the task to end the wait.
+        """
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
@@ -188,7 +191,10 @@ class SettledWaits:
         self._promises: dict[Position, list[_Promise | _AsyncPromise]] = {}
 
     def add(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
-        """Register the future `promise`, which `keep` resolves when the record at `position` is settled."""
+        """Register the future `promise`, which `keep` resolves when the record at `position` is settled.
+
+        Callers create the future. Several futures may wait for one position.
+        """
         with self._lock:
             self._promises.setdefault(position, []).append(promise)
 

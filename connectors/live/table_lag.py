@@ -45,7 +45,8 @@ class TableLag:
         """Return the lag of a table behind the end given to the last call of `look`; no lag before the first.
 
         Args:
-            offsets: The first offset that the table lacks, by partition. A missing partition counts as 0.
+            offsets: The first offset that the table lacks, by partition, such as `LedgerProgress.ends`. A
+                missing partition counts as 0.
         """
         now, ends = self._looks[-1] if self._looks else (time.time(), {})
         missing = {partition: max(0, end - offsets.get(partition, 0)) for partition, end in ends.items()}

@@ -25,9 +25,10 @@ _COLUMNS: Final = [*_SAME, "partition", "offset", "stream_kind", "stream_id", "d
 
 
 def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord | None:
-    """Return the record at `position` with its verdict, or None if the ledger does not have it yet.
+    """Return the record at `position` with its verdict, or None if the ledger does not have the record.
 
-    Raises TrunklineError if the ledger cannot be read.
+    None means that the record is not in the ledger yet, that there is no such offset, or that there is no
+    ledger. Raises TrunklineError if the ledger cannot be read.
     """
     where = (pc.field("partition") == position.partition) & (pc.field("offset") == position.offset)
     return next(iter(settled_where(settings, where)), None)
@@ -52,7 +53,8 @@ def newest_settled(settings: Settings, record_type: str, count: int) -> list[Set
 def newest_where(settings: Settings, where: LedgerFilter, count: int) -> list[SettledRecord]:
     """Return the newest `count` records that match `where` from the ledger, oldest first.
 
-    The list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    `LedgerFilter(...)` names the wanted values of columns. The list is empty while there is no ledger. Raises
+    TrunklineError if the ledger cannot be read.
     """
     reader = LedgerReader(settings)
     if not reader.exists():
@@ -79,8 +81,9 @@ def _record_of(row: dict[str, Any], logged_at_us: int) -> SettledRecord:
 def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
     """Return the CloudEvents ids of the ledger's records that `door` appended at `since_s` or later.
 
-    `since_s` is in seconds since 1970 UTC and is compared with Kafka's append time. The set is empty while
-    there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    `door` is the name of a door in the records' headers, such as `reactor`. `since_s` is in seconds since 1970
+    UTC and is compared with Kafka's append time. The set is empty while there is no ledger. Raises
+    TrunklineError if the ledger cannot be read.
     """
     found = _rows(settings, _by_door(door, since_s), ["ce_id"])
     return {ce_id for ce_id in found.column("ce_id").to_pylist() if ce_id is not None}
@@ -89,8 +92,9 @@ def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
 def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple[str, str]]:
     """Return stream and CloudEvents id of each message that `door` posted at `since_s` or later.
 
-    `since_s` is in seconds since 1970 UTC and is compared with Kafka's append time. The set is empty while
-    there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    `door` is the name of a door in the records' headers, such as `mqtt`. `since_s` is in seconds since 1970 UTC
+    and is compared with Kafka's append time. The set is empty while there is no ledger. Raises TrunklineError
+    if the ledger cannot be read.
     """
     where = _by_door(door, since_s) & (pc.field("type") == MESSAGE_POSTED)
     found = _rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()

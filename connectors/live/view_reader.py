@@ -38,12 +38,14 @@ _UNREADABLE: Final = (DeltaError, OSError, pa.ArrowException, KeyError)
 def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
     """Load the view tables into `state`, and return the offsets from which to read the log after that.
 
+    It blocks while it reads. Unreadable tables are tried four times, half a second apart.
+
     Returns:
         The first offset to read, by partition; empty if there are no view tables, so that `state` is unchanged.
 
     Raises:
         TrunklineError: There are tables, but they cannot be read, are incomplete, or were written by a newer
-            version of the fold.
+            version of the fold. Then `state` may be filled in part.
     """
     if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
         return {}
