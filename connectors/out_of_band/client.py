@@ -47,19 +47,21 @@ _ERRORS: Final = {
 def give_command(settings: Settings, action: Action, key_file: Path | None = None) -> dict[str, Any]:
     """Sign a command, send it to the gateway on this machine, and return the gateway's JSON answer.
 
-    It blocks until the command has taken effect, which for a removal includes running handlers.
+    It blocks until the command has taken effect. A removal waits for the listener's running handlers, which are
+    not aborted: up to an hour, the largest time limit of a handler. After 3660 s without an answer it raises.
 
     Args:
         settings: The settings, which name the gateway's Unix socket and the folder of keys.
         action: The command to carry out.
-        key_file: The file of the private key to sign with; None for the operator's key.
+        key_file: The PEM file of the private key to sign with; None for the operator's key.
 
     Raises:
         UsageError: The command was malformed or too large (400, 413), or there is no usable key.
         Refused: The gateway refused the command (403, 409).
         NotFound: The command names an unknown listener (404).
-        BackboneUnreachable: No gateway serves commands here, or it did not answer. In the second case the
-            command may or may not have been carried out.
+        BackboneUnreachable: No gateway serves commands here, or it did not answer, or it answered 503. In the
+            last two cases the command may or may not have been carried out.
+        TrunklineError: The gateway answered with another status, such as 500.
     """
     key = load_private_key(key_file or private_key_file(settings))
     try:
@@ -79,13 +81,14 @@ def post_command(
 ) -> tuple[int, dict[str, Any]]:
     """Send a signed document to the gateway's Unix socket, and return the HTTP status and the decoded answer.
 
-    An answer that is no JSON object is returned as an empty dict.
+    No status raises an error: the caller checks it. An answer that is no JSON object is returned as an empty
+    dict.
 
     Args:
-        path: The gateway's Unix socket.
-        body: The command's XML document.
-        signature: The value of the header `X-Signature`; None sends no such header.
-        timeout_s: The longest time in seconds to wait for the answer.
+        path: The gateway's Unix socket, the setting `xml_pump.command_socket`.
+        body: The command's XML document, as `command_bytes` returns it.
+        signature: The value of the header `X-Signature`, as `sign` returns it; None sends no such header.
+        timeout_s: The longest time in seconds to wait for the answer; by default 3660 s.
 
     Raises:
         BackboneUnreachable: No gateway listens on the socket, or it did not answer in time.

@@ -82,8 +82,8 @@ class Command:
 
     Attributes:
         nonce: A random text that is used once, so that a copied command cannot be carried out again.
-        issued: The time of signing, with a time zone. Old commands are refused.
-        key_id: The id of the key that, by the document, has signed it.
+        issued: The time of signing, with a time zone. Commands that are more than 300 s old are refused.
+        key_id: The id of the key that has signed the document, as the document itself claims.
         action: The command itself.
     """
 
@@ -131,9 +131,9 @@ def command_bytes(action: Action, *, nonce: str, issued: datetime, key_id: str) 
 
     Args:
         action: The command.
-        nonce: A random text that no other command has.
+        nonce: A random text that no other command has, such as `secrets.token_hex(16)`.
         issued: The current time, with a time zone.
-        key_id: The id of the key that will sign the document.
+        key_id: The id of the key that will sign the document, as `command_keys.key_id` returns it.
 
     Raises:
         ValueError: A text has a character that XML does not allow, such as a control character.

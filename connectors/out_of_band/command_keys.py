@@ -70,7 +70,12 @@ class CommandKey:
 
 @dataclass(frozen=True)
 class KeyFolder:
-    """The public keys in a folder by key id, and by file name why each other `*.pub` file is not accepted."""
+    """The public keys in a folder.
+
+    Attributes:
+        keys: The accepted keys, by key id.
+        faults: The reason why a `*.pub` file is not accepted, by file name.
+    """
 
     keys: dict[str, CommandKey]
     faults: dict[str, str]
@@ -150,7 +155,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def sign(key: Ed25519PrivateKey, body: bytes) -> str:
-    """Return the signature of `key` over `body` in base64, the value of the header `X-Signature`."""
+    """Return the signature of `key` over the bytes `body` in base64, to send in the header `X-Signature`."""
     return base64.b64encode(key.sign(body)).decode("ascii")
 
 

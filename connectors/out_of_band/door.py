@@ -98,6 +98,7 @@ class OutOfBandDoor:
     """The ASGI application (`app`) that serves out-of-band commands with the services of one gateway.
 
     Its only route is `POST /commands`. The gateway's program serves `app` on the Unix socket, never on a port.
+    Every fault of a command becomes an HTTP answer with a JSON error, and refusals are recorded in the log.
 
     Args:
         hub: The gateway's services. They may be opened after this, but before `app` serves requests.
