@@ -103,7 +103,7 @@ def read_definitions(folder: Path) -> Definitions:
 
 
 class DefinitionWatch:
-    """A detector of changes in a folder of agent definitions. It has no thread: the caller polls `changed`."""
+    """A detector of changes in a folder of agent definitions. It has no thread: call `changed` regularly."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -113,8 +113,9 @@ class DefinitionWatch:
     def changed(self) -> Definitions | None:
         """Return all definitions if they differ from those returned last, or None if nothing changed.
 
-        The first call always returns the definitions. The files are read only if a file's time or size has
-        changed, or if a file was written within the last second.
+        The first call always returns the definitions. An unreadable folder raises nothing: it is a fault in the
+        returned definitions. The files are read only if a file's time or size has changed, or if a file was
+        written within the last second.
         """
         now_ns = time.time_ns()
         # Before the files are read, so that the next call sees a change in between.

@@ -206,8 +206,8 @@ def listeners_of(plan: OrganismPlan, describe: Describe, where: str) -> list[Lis
     """Describe the handlers of a validated file, and return all its listeners as a record stores them.
 
     Args:
-        plan: The content of the file.
-        describe: Returns the descriptions of handlers by name.
+        plan: The content of the file, as `parsed` returns it.
+        describe: Returns the descriptions of handlers by name, such as `describe_handlers`.
         where: The file's name for error messages.
 
     Raises:
@@ -227,7 +227,8 @@ def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str
 
     Args:
         entry: The entry.
-        known: The descriptions of handlers by name, including the entry's handler.
+        known: The descriptions of handlers by name, as `describe_handlers` returns them. It must have the
+            entry's handler; otherwise KeyError is raised.
         where: The origin of the entry for error messages, such as the file's name.
 
     Raises:
@@ -268,7 +269,8 @@ def _shared(entry: ListenerEntry | AgentEntry) -> dict[str, Any]:
 def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEntry:
     """Validate the fields of one listener, and return an AgentEntry for the type `llm`, else a ListenerEntry.
 
-    `where` is the origin of the fields for error messages. Raises OrganismError for invalid fields.
+    `fields` are named as in an entry of conf/organism.yaml. `where` is their origin for error messages. Raises
+    OrganismError for invalid fields.
     """
     model = AgentEntry if fields.get("type") == "llm" else ListenerEntry
     given = dict(fields)
@@ -281,7 +283,7 @@ def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEn
 
 
 def agent_of(entry: AgentEntry) -> Listener:
-    """Turn an entry of `agents` into a listener as a record stores it. Raises OrganismError if that fails."""
+    """Turn an entry of `agents` into a listener as a record stores it. Raises OrganismError if invalid."""
     options = {"client": entry.client, "model": entry.model, "system_prompt": entry.system_prompt}
     return _listener(
         f"agent {entry.name}",
@@ -357,12 +359,13 @@ def check_organism_names(settings: Settings) -> None:
 def check_agents(settings: Settings, path: Path, names: Iterable[str]) -> None:
     """Raise OrganismError if a listener has the name of an agent in the folder of agent definitions.
 
-    Both would have the same mailbox, so a gateway loads nothing of such a file.
+    Both would have the same mailbox, so a gateway loads nothing of such a file. Without such a name, it returns
+    nothing.
 
     Args:
         settings: The settings, which name the folder of agent definitions.
         path: The organism file, for the error message.
-        names: The names of its listeners.
+        names: The names of the listeners in the organism file.
     """
     folder = settings.gateway.agents_dir
     agents = read_definitions(PROJECT_ROOT / folder).agents
