@@ -33,7 +33,7 @@ def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
     """Return the offset in `messages.jsonl` up to which an agent has read, or None if it has no cursor yet.
 
     Raises QueueError if the cursor's file has no valid offset. To begin with the first message would deliver
-    twice, and to go to the end would lose messages, so the user must decide.
+    messages twice, and to go to the end would lose messages. So a user must decide and correct the file.
     """
     fd = folder.open_file(agent_id + SUFFIX, CURSORS)
     if fd is None:
@@ -49,9 +49,10 @@ def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
 
 
 def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
-    """Store the offset in `messages.jsonl` up to which an agent has read. The caller has the session's lock.
+    """Store `offset` as the offset in `messages.jsonl` up to which an agent has read.
 
-    When this returns, the offset is safe from a power cut.
+    The caller has the session's lock. When this returns, the offset is safe from a power cut. Raises OSError if
+    the cursor's file cannot be written; then the old offset stays.
     """
     with folder.open_folder(CURSORS) as cursors:
         replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)

@@ -109,6 +109,10 @@ def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], Non
 
     Returns:
         The number of removed messages, and the number of removed orphans.
+
+    Raises:
+        OSError: A file cannot be read or written. The old messages stay, or the next process with the lock
+            finishes the work.
     """
     fd = folder.open_file(MESSAGES)
     if fd is None:
@@ -153,8 +157,8 @@ def finish_expire(folder: SessionFolder, step: Callable[[str], None]) -> int | N
     Call this right after taking the session's lock. `step` is called with a name after each step, for tests.
 
     Returns:
-        The number of messages that the killed process has removed. None if nothing was to finish, or the work
-        was undone.
+        The number of messages that the killed process has removed. None if no work of a killed process was
+        left, or if that work was undone; in both cases all messages are still in the file.
 
     Raises:
         QueueError: The plan that the killed process left is invalid. A user has to correct it.
@@ -236,13 +240,14 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
 
 
 def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
-    """Return the names of the side-files that a line refers to.
+    """Return the names of the side-files that a line refers to; empty if it refers to none.
 
-    A user may repair an invalid line, so every text in it that looks like a side-file's name counts.
+    A user may later correct an invalid line. So every text in an invalid line that looks like a side-file's
+    name counts.
 
     Args:
         line: The raw line.
-        message: The message in the line, or None for an invalid line.
+        message: The message in the line, as `parse_line` returns it; None for an invalid line.
     """
     if message is None:
         return {name.decode() for name in _mentions(line)}
@@ -251,14 +256,14 @@ def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
 
 
 def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Callable[[str], None]) -> int:
-    """Delete the side-files that no line names and that are older than a day. Return their number.
+    """Delete the side-files that no line names and that are older than a day. Return how many were deleted.
 
-    The caller has the session's lock. Nothing is deleted while a sender has written a side-file and not yet its
-    line. A later call deletes the orphans then.
+    The caller has the session's lock. While a sender has written a side-file and not yet its line, nothing is
+    deleted and 0 is returned at once. A later call deletes the orphans then.
 
     Args:
         folder: The session's open folder.
-        named: The names of the side-files that lines refer to. They stay.
+        named: The names of the side-files that lines refer to, collected with `names_in`. They stay.
         now: The current time in seconds since 1970 UTC.
         step: Called after each deletion, for tests.
     """

@@ -148,8 +148,8 @@ class Queue:
     def deliver(self, record: dict[str, Any], session: str) -> None:
         """Append a message from a mailbox of Trunkline under its own id and time; the file bridge calls this.
 
-        The line is marked, so that the bridge does not send the message back. `record` has the eight fields of
-        a line. Raises ValueError if they are no message, QueueError, or QueueDisabledError.
+        The line is marked, so that the bridge does not send the message back. `record` has the fields that
+        `parse_line` returns. Raises ValueError if they are no message, QueueError, or QueueDisabledError.
         """
         _check_enabled()
         where = self._named(session)
@@ -214,8 +214,9 @@ class Queue:
         """Take the new messages for an agent and return them, oldest first. Each is returned only once.
 
         With `topics`, only messages of these topics are returned, and the others are skipped for good. The
-        agent's cursor is on the disk before this returns. The list is empty if nothing is new or the queue is
-        switched off. Raises TopicError, ValueError, or QueueError, also for an invalid cursor.
+        agent's cursor is on the disk before this returns. It waits for the session's lock, not for messages:
+        the list is empty if nothing is new or the queue is off. Raises TopicError, ValueError, or QueueError,
+        also for an invalid cursor.
         """
         checked_name(agent_id, "the agent")
         wanted = None if topics is None else sorted({checked_topic(topic) for topic in _listed(topics)})
@@ -305,9 +306,9 @@ class Queue:
         return found[::-1]
 
     def expire(self, session: str | None = None) -> int:
-        """Remove the expired messages of a session, and return their number.
+        """Remove the expired messages of a session, and return their number; 0 without such a session.
 
-        Their side-files are removed too, and so are side-files older than a day that no message refers to.
+        Their side-files, and unused ones older than a day, are removed too. It waits for the session's lock.
         """
         from connectors.file_queue.expiry import expire_messages
 
@@ -352,7 +353,7 @@ class Queue:
 def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) -> int | None:
     """Wait for the session's lock and take it. Then finish or undo the work of an `expire` that was killed.
 
-    Returns the number of messages that the killed call has removed, or None if nothing was to finish.
+    Returns the number of messages that the killed `expire` has removed, or None if nothing was to finish.
     """
     folder.lock()
     if not folder.has(PLAN):

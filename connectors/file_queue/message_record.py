@@ -96,7 +96,8 @@ def reference(msg_id: str) -> str:
 def side_file_of(message: Mapping[str, Any]) -> str | None:
     """Return the name of the side-file that has the message's body, or None if the line has the body itself.
 
-    Only a reference with the message's own id counts, so any other body that looks like one is just a body.
+    `message` has the fields of a line, as `parse_line` returns them. Only a reference with the message's own id
+    counts, so any other body that looks like a reference is an ordinary body.
     """
     msg_id = message["msg_id"]
     return f"{msg_id}.txt" if message["body"] == reference(msg_id) else None
@@ -105,7 +106,8 @@ def side_file_of(message: Mapping[str, Any]) -> str | None:
 def to_line(record: Mapping[str, Any]) -> bytes:
     """Return `record` as one line of JSON in UTF-8, with a newline at its end.
 
-    Characters that could control a terminal are escaped, so that the line may be shown with `cat`.
+    Characters that could control a terminal are escaped, so that the line may be shown with `cat`. Raises
+    ValueError for a number that JSON does not have, such as NaN.
     """
     return _shown(json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
@@ -122,9 +124,12 @@ def _shown(text: str) -> bytes:
 
 
 def parse_line(line: bytes | None) -> dict[str, Any] | None:
-    """Parse a line of `messages.jsonl` and return its message, with exactly the eight fields of a message.
+    """Parse a line of `messages.jsonl` and return its message, or None for an invalid line. It never raises.
 
-    An invalid line, or None for a line that was too long to read, gives None. It never raises.
+    A message has exactly these fields: `msg_id`, `ts`, `from`, `to`, `topic`, `body`, `in_reply_to`, `ttl_s`.
+
+    Args:
+        line: The line without its newline. None stands for a line that was too long to read, and gives None.
     """
     if line is None:
         return None
@@ -159,7 +164,11 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_expired(message: Mapping[str, Any], now: float) -> bool:
-    """Return whether the message's time to live is over at the time `now`, in seconds since 1970 UTC."""
+    """Return whether the message's time to live is over at the time `now`, in seconds since 1970 UTC.
+
+    `message` has the fields of a line, as `parse_line` returns them. A message without a time to live never
+    expires.
+    """
     if message["ttl_s"] is None:
         return False
     sent = _seconds(message["ts"])
@@ -167,7 +176,10 @@ def is_expired(message: Mapping[str, Any], now: float) -> bool:
 
 
 def is_for(message: Mapping[str, Any], agent_id: str) -> bool:
-    """Return whether the message is addressed to the agent `agent_id`, or to every agent."""
+    """Return whether the message is addressed to the agent `agent_id`, or to every agent.
+
+    `message` has the fields of a line, as `parse_line` returns them.
+    """
     return message["to"] in EVERYBODY or message["to"] == agent_id
 
 

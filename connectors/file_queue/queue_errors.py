@@ -21,12 +21,13 @@ class QueueDisabledError(QueueError, RuntimeError):
 
 
 class DiskErrors:
-    """A context manager that turns an OSError in its block into a QueueError, with a remedy if there is one.
+    """A context manager that turns an OSError in its block into a QueueError, and passes other errors on.
 
-    It is a class, because importing contextlib would delay each send.
+    The text of the QueueError says what to do about a full disk or missing permissions. It is a class, because
+    importing contextlib would delay each send.
 
     Args:
-        doing: The operation, for the error's text, such as "the message".
+        doing: The operation, as the subject of the error's text, such as "the message" in "the message failed".
         root: The queue's folder, for the error's text.
     """
 

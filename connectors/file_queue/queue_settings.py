@@ -20,10 +20,10 @@ _OFF = {"", "0", "false", "no", "off"}
 
 
 class QueueSettings:
-    """The settings of the file queue in the environment variables `environ`.
+    """The settings of the file queue in the environment variables `environ`, such as `os.environ`.
 
-    TRUNKLINE_* takes precedence over the older ZOS_*. An empty variable counts as unset. Raises QueueError for
-    an invalid value.
+    TRUNKLINE_* takes precedence over the older ZOS_*. An empty variable counts as unset. Creating an object
+    raises QueueError for an invalid value.
     """
 
     __slots__ = ("agent_id", "body_threshold", "fsync", "root", "session")
@@ -46,9 +46,10 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
 
 
 def find_root(environ: Mapping[str, str]) -> str:
-    """Return the path of the queue's folder from the environment variables `environ`.
+    """Return the path of the queue's folder from the environment variables `environ`, such as `os.environ`.
 
-    By default it is `trunkline/queue` in the user's data folder. Raises QueueError if the user has none.
+    TRUNKLINE_QUEUE_ROOT names the folder. Without it and the older variables, it is `trunkline/queue` in the
+    user's data folder. Raises QueueError if the user has none. The folder need not exist.
     """
     if own := _first(environ, "TRUNKLINE_QUEUE_ROOT"):
         return own

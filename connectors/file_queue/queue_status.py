@@ -19,6 +19,9 @@ _SUMMED = ("messages", "expired", "unparseable", "bytes")
 def queue_status(root: str, session: str | None) -> dict[str, Any]:
     """Count the messages and bytes of one session, or of all sessions if `session` is None.
 
+    `root` is the queue's folder. A missing folder or session counts as empty. It takes no lock. Raises OSError
+    if a file cannot be read.
+
     Returns:
         The sums `messages`, `expired`, `unparseable` (invalid lines) and `bytes`; the messages `per_topic`; and
         under `sessions` the same for each session, with each agent's cursor (None for an invalid one).

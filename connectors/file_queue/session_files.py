@@ -40,7 +40,9 @@ class OpenFile(int):
 
 
 def open_fd(name: str, flags: int, folder: int | None = None) -> OpenFile:
-    """Open a file or a folder, and return its descriptor. A symbolic link is refused with an OSError.
+    """Open a file or a folder, and return its descriptor, which the caller closes (`with`).
+
+    Raises OSError, also for a symbolic link, and FileNotFoundError for a missing file.
 
     Args:
         name: The path, relative to `folder`.
@@ -132,9 +134,12 @@ class SessionFolder:
     def open_file(self, name: str, folder: str | None = None) -> OpenFile | None:
         """Open a file of the session for reading, and return its descriptor, or None if the file is missing.
 
+        The caller closes the descriptor (`with`).
+
         Args:
             name: The file's name.
-            folder: The session's own folder that the file is in; None for the session's folder itself.
+            folder: The name of the sub-folder of the session that the file is in; None for the session's folder
+                itself.
 
         Raises:
             OSError: The file is a symbolic link or no regular file, or cannot be opened.
@@ -150,7 +155,11 @@ class SessionFolder:
         return fd
 
     def open_folder(self, name: str) -> OpenFile:
-        """Open a folder within the session's folder, and return its descriptor. A missing one is created."""
+        """Open a sub-folder of the session, and return its descriptor, which the caller closes (`with`).
+
+        A missing sub-folder is created. Raises OSError if it cannot be opened or created, or is a symbolic
+        link.
+        """
         try:
             return open_fd(name, FOLDER, self.fd)
         except FileNotFoundError:
@@ -204,7 +213,7 @@ class SessionFolder:
             return None, f"the side-file cannot be read: {error.strerror}"
 
     def remove_bodies(self, names: list[str]) -> None:
-        """Delete the side-files with these names. A missing one is no error."""
+        """Delete the side-files with these names. Skip a missing one, and one that may not be deleted."""
         with self.open_folder(BODIES) as folder:
             for name in names:
                 try:
@@ -214,10 +223,13 @@ class SessionFolder:
 
 
 def append(fd: int, line: bytes) -> None:
-    """Append a line, with its newline, to an open file with one write. The caller has the lock of the file.
+    """Append `line` to an open file with one write. `line` must already end with a newline; none is added.
 
-    A last line without a newline is from a writer that was killed, or that does not use the lock. This function
-    completes it: it is a message if it is whole, and otherwise every reader skips it.
+    The caller has the lock of the file. If the file's last line has no newline, the missing newline is written
+    first. Such a line is from a writer that was killed, or that does not use the lock.
+
+    Raises OSError, such as for a full disk, after the file was cut to its old length, and QueueError if that
+    failed, too.
     """
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -241,8 +253,9 @@ def append(fd: int, line: bytes) -> None:
 def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield each line between two offsets that ends with a newline, as its start, its end and its content.
 
-    The end includes the newline, the content does not. The content is None for a line over 16 MiB, which is
-    never in memory as a whole. It is also None for the rest of a line if `start` is within that line.
+    `fd` is the descriptor of a file. The end includes the newline, the content does not. The content is None
+    for a line over 16 MiB, which is never in memory as a whole. It is also None for the rest of a line if
+    `start` is within that line.
     """
     whole = start == 0 or os.pread(fd, 1, start - 1) == b"\n"
     line_start, offset, held, held_bytes = start, start, [], 0
@@ -295,7 +308,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_range(fd: int, start: int, limit: int) -> bytes:
-    """Return the bytes of a file from the offset `start` on, at most `limit` of them."""
+    """Return the bytes of a file from the offset `start` on, at most `limit`; fewer where the file ends."""
     pieces: list[bytes] = []
     while limit > 0 and (piece := os.pread(fd, min(limit, CHUNK_BYTES), start)):
         pieces.append(piece)
@@ -305,10 +318,10 @@ def read_range(fd: int, start: int, limit: int) -> bytes:
 
 
 def replace_file(folder: int, name: str, data: bytes) -> None:
-    """Replace or create a small file in one step and sync it to the disk.
+    """Replace or create the small file `name` in one step and sync it to the disk.
 
     Readers see either the old or the new content, also after a power cut. `folder` is the descriptor of the
-    folder that the file is in.
+    folder that the file is in. Raises OSError; then the old content stays.
     """
     new = f".{name}.new"
     with open_fd(new, REWRITE, folder) as fd:
