@@ -33,6 +33,8 @@ _STOP_S: Final = 5.0
 def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
     """Wait until no other bridge serves this queue, and take the lock that keeps others out.
 
+    It waits without a time limit, until `stop` is set.
+
     Returns:
         The open lock file, whose closing releases the lock; None if `stop` was set before the lock was free.
 
@@ -62,9 +64,11 @@ def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
 def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
     """Wait until no other bridge serves the queue, then pass messages in both directions until `stop` is set.
 
+    While Kafka, the gateway or a file is unavailable, the bridge logs that and tries again.
+
     Args:
         settings: The settings of the queue, the log and the gateway.
-        stop: Ends the bridge when it is set; it is also set when the bridge fails.
+        stop: Ends the bridge when it is set. The bridge sets it itself when it fails.
         ready_file: A file to create or touch whenever no message waits in the files; None for no such file.
 
     Raises:
@@ -87,7 +91,11 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
 
 
 def main() -> int:
-    """Run the bridge until SIGTERM or SIGINT, and return the process's exit code."""
+    """Run the bridge until SIGTERM or SIGINT, and return the process's exit code.
+
+    The exit code is 0 after a signal, 1 for an unusable queue folder, and 2 for invalid settings. Otherwise it
+    is that of the TrunklineError that ended the bridge.
+    """
     try:
         settings = load_settings()
     except SettingsError as error:

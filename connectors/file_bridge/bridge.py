@@ -59,10 +59,10 @@ class _Failing:
 
 
 class PutOff(Generic[Key]):
-    """The pauses of things that failed, such as sessions, each for itself, so that the others are not delayed.
+    """A registry of pauses after failures, one for each key, so that one failing key does not delay the others.
 
-    A thing is named by its key. `report` is called with the key and the error's text after a failure, but not
-    again while the text stays the same.
+    A key names the thing that failed, such as a session. `report` is called with the key and the error's text
+    after a failure, but not again while the text stays the same. Nothing here blocks: the caller asks `waits`.
     """
 
     def __init__(self, report: Callable[[Key, str], object]) -> None:
@@ -88,7 +88,7 @@ class PutOff(Generic[Key]):
         self._failing.pop(key, None)
 
     def keep(self, keys: Collection[Key]) -> None:
-        """Remove the pauses of all keys that are not in `keys`, because these things no longer exist."""
+        """Remove the pauses of all keys that are not in `keys`, the keys of all things that still exist."""
         for key in self._failing.keys() - set(keys):
             del self._failing[key]
 
@@ -103,7 +103,7 @@ class Consumers:
         self.by_session: dict[str, frozenset[str]] = {}
 
     def all(self) -> list[tuple[str, str]]:
-        """Return the session and the name of each agent that polls the file queue."""
+        """Return a pair of session and agent name for each agent that polls the file queue."""
         return [(session, name) for session, names in self.by_session.items() for name in names]
 
     def has(self, session: str, name: str) -> bool:
@@ -118,8 +118,8 @@ class FileBridge:
         settings: The settings of the queue and the log.
         stop: Ends `run` when it is set.
         consumers: The object into which each `look` writes the agents that poll the queue.
-        agents: Returns the names of the agents with a definition, None while they are not known. They get the
-            broadcasts of the session `default`, too.
+        agents: Returns the names of the agents with a definition, None while they are not known, such as
+            `MailboxFollower.agents`. These agents get the broadcasts of the session `default`, too.
         ready: Called whenever all messages and polls in the files have been appended.
     """
 

@@ -22,8 +22,9 @@ class ViewUnreadable(TrunklineError):
 def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
     """Return the recipient and the id of each message in `message_ids` that the mailbox table already has.
 
-    Only mailboxes of the realm `realm` count. The set is empty while there is no table. Raises ViewUnreadable
-    if the table cannot be read.
+    `realm` is a realm of mailboxes; for the bridge it is the name of a session of the queue. Mailboxes of other
+    realms do not count. The set is empty while there is no table. Raises ViewUnreadable if the table cannot be
+    read.
     """
     path = settings.table_path(MAILBOX_VIEW)
     try:

@@ -51,14 +51,20 @@ class Progress(msgspec.Struct):
 
     @classmethod
     def load(cls, path: Path) -> Progress:
-        """Read the progress from the file `path`. A missing or invalid file gives an empty progress."""
+        """Read the progress from the file `path`.
+
+        A missing or invalid file gives an empty progress: then the bridge carries everything again.
+        """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
             return cls()
 
     def save(self, path: Path) -> None:
-        """Write the progress to the file `path` in one step, with its folder if that is missing."""
+        """Write the progress to the file `path` in one step, with its folder if that is missing.
+
+        Raises OSError; then the old file stays.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(self, order="deterministic"))
 
@@ -66,8 +72,9 @@ class Progress(msgspec.Struct):
 def read_polls(root: str, place: AuditPlace) -> PollsRead:
     """Read the polls in the queue's audit file after `place`, at most about 8 MiB of the file.
 
-    Only lines that end with a newline are read. A new or shortened file is read from its start. Without a
-    readable file the result is empty. `root` is the queue's folder.
+    `root` is the queue's folder. Only lines that end with a newline are read. If the file at `place` was
+    replaced or shortened, the file is read from its start. For a missing or unreadable file, no polls and the
+    same place are returned.
     """
     try:
         audit = open_fd(f"{root}/{AUDIT}", os.O_RDONLY | os.O_NONBLOCK)

@@ -42,7 +42,10 @@ def lock_soon(folder: SessionFolder, wait_s: float) -> None:
 
 
 def wait_free(folder: SessionFolder, wait_s: float) -> None:
-    """Wait until no process has a session's lock, without taking it. Raises QueueError after `wait_s` s."""
+    """Wait until no process has a session's lock, without taking the lock.
+
+    Raises QueueError if the lock is not free within `wait_s` seconds.
+    """
     deadline = time.monotonic() + wait_s
     while not _is_free(folder):
         if time.monotonic() > deadline:

@@ -33,15 +33,23 @@ Line = Mapping[str, Any]
 
 
 def is_to_everybody(message: Line) -> bool:
-    """Return whether a message of the file queue is addressed to every agent that polls."""
+    """Return whether a message of the file queue is addressed to every agent that polls.
+
+    `message` has the fields that `file_queue.parse_line` returns.
+    """
     return message["to"] in EVERYBODY
 
 
 def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
     """Return the record that posts a message of the file queue to the mailbox `<session>/<recipient>`.
 
-    Raises ValueError if the message does not fit the rules of messages in the log, such as a body that is too
-    long.
+    The session of the queue is the realm of the mailbox. Raises ValueError if the message does not fit the
+    rules of messages in the log, such as a body that is too long.
+
+    Args:
+        message: The fields of the message with its whole body, as `Queue.poll` returns them.
+        session: The session of the queue.
+        recipient: The agent's name. A message to every agent needs one record for each agent.
     """
     try:
         posted = Message.model_validate(
@@ -65,7 +73,7 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
 
 
 def refusal_of(session: str, line: bytes) -> OutgoingRecord:
-    """Return the record that stores an invalid line in the stream `refused/file`.
+    """Return the record that stores an invalid line of the file queue in the stream `refused/file`.
 
     The record has at most the first KiB of the line. Its id depends on the session and the line alone, so a
     repeated record is a duplicate.
@@ -83,8 +91,8 @@ def refusal_of(session: str, line: bytes) -> OutgoingRecord:
 def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
     """Yield the records that mark the messages of a poll as taken by the agent that polled (FQ-16).
 
-    `poll` is the poll's entry in the audit. The ids of the records depend on it alone, so repeated records are
-    duplicates.
+    `poll` is the poll's entry in the queue's audit file, as `poll_in` returns it. The ids of the records depend
+    on this entry alone, so repeated records are duplicates.
     """
     session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]
     for first in range(0, len(taken), LIMIT_MOST):
@@ -94,7 +102,10 @@ def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
 
 
 def poll_in(entry: Any) -> Mapping[str, Any] | None:
-    """Return `entry`, a JSON value of the audit, if it is the entry of a poll that took messages, else None."""
+    """Return `entry` if it is the audit entry of a poll that took messages, else None.
+
+    `entry` is the JSON value of one line of the queue's audit file.
+    """
     if not isinstance(entry, dict) or entry.get("op") != "poll":
         return None
     taken, ts = entry.get("msg_ids"), entry.get("ts")

@@ -85,7 +85,8 @@ class SessionCarrier:
         root: The queue's folder.
         session: The name of the session.
         carry: Appends records to the log and waits until Kafka has acknowledged them.
-        known: Returns recipient and id of the messages that the mailbox table already has.
+        known: Given a session and message ids, returns recipient and id of the messages that the mailbox table
+            already has, such as `known_messages`.
         stop: Lets carrying end early when it is set.
     """
 
@@ -97,20 +98,23 @@ class SessionCarrier:
         self._stop = stop
 
     def consumers(self) -> list[str]:
-        """Return the names of the agents that have polled this session, except the bridge itself."""
+        """Return the names of the agents that have polled this session, except the bridge itself.
+
+        Raises FileNotFoundError if the session does not exist, and OSError if its folder cannot be read.
+        """
         with SessionFolder(self._root, self._session, create=False) as folder:
             return [agent for agent in agents(folder) if agent != CONSUMER and agent not in EVERYBODY]
 
     def carry_some(self, consumers: Sequence[str]) -> Carried:
         """Append the next messages after the bridge's cursor to the log, and move the cursor over them.
 
-        At most 1000 lines or 8 MiB are read. A message goes to its recipient's mailbox, a broadcast to those of
-        `consumers`, an invalid line to `refused/file`.
+        At most 1000 lines or 8 MiB are read. A message goes to its recipient's mailbox, a broadcast to the
+        mailbox of each agent in `consumers`, an invalid line to the stream `refused/file`.
 
         Raises:
             BackboneUnreachable: Kafka did not acknowledge the records. The cursor stays.
             ViewUnreadable: The mailbox table cannot be read.
-            QueueError: Another process has the session's lock for too long.
+            QueueError: Another process has the session's lock for too long (2 s at most).
             OSError: A file cannot be used.
         """
         with self._opened() as (folder, fd, start):
@@ -126,10 +130,11 @@ class SessionCarrier:
             return Carried(len(reading.lines), reading.more)
 
     def carry_broadcasts(self, consumers: Sequence[str]) -> bool:
-        """Append the broadcasts before the bridge's cursor to the mailboxes of agents that have not got them.
+        """Append the broadcasts before the bridge's cursor to the mailboxes of the agents `consumers`.
 
-        Returns whether all were carried: False if `stop` was set meanwhile. Raises BackboneUnreachable,
-        ViewUnreadable, QueueError and OSError.
+        Use it for agents that have not got these broadcasts; the cursor does not move. Returns True if all were
+        carried, and False if `stop` was set meanwhile. Raises BackboneUnreachable, ViewUnreadable, QueueError
+        and OSError as `carry_some` does.
         """
         with self._opened() as (folder, fd, end):
             if fd is None:
