@@ -42,19 +42,20 @@ async def agent_client(
     Use it with `async with`. Leaving the block closes the connection.
 
     Args:
-        url: The server's address, with or without the path of the endpoint.
+        url: The server's address, such as `http://127.0.0.1:3100`. Without a path, that of the endpoint is
+            added.
         agent_id: The agent's registered name.
-        key_path: The file with the agent's private key.
+        key_path: The PEM file with the agent's private key, which only its owner may read.
         transport: Streamable HTTP, or the older server-sent events.
         call_s: The longest time that a call waits for its answer, in seconds.
-        ca_certs: The authority that signed the server's certificate. None means the one that TRUNKLINE_CA_CERTS
-            names, else those of the machine.
+        ca_certs: The file with the authority that signed the server's certificate. None means the file that
+            TRUNKLINE_CA_CERTS names, else the authorities of the machine.
 
     Raises:
         TrunklineError: At entry: BackboneUnreachable, Refused, UsageError for a wrong argument (KeyFileError
             for the key), or TrunklineError itself for an address where no agent MCP server answers.
-        MCPError: From a call without an answer, with the code UNREACHABLE, REFUSED or KEY_UNUSABLE. The next
-            call tries again.
+        MCPError: From a call without an answer, with the code UNREACHABLE, REFUSED or KEY_UNUSABLE. The
+            connection stays usable, so the caller may call again.
     """
     trusted = None if ca_certs is None else os.fspath(ca_certs)
     key = AgentKey(key_path)

@@ -46,15 +46,15 @@ class AgentHttpClient(httpx2.AsyncClient):
     processes of one agent.
 
     Without this class, an outage during one request would end the whole session of the official client. Here
-    only the request fails: it is answered with status 503 and a JSON-RPC error whose code is one of this
-    module's.
+    only the request fails: it is answered with status 503 and a JSON-RPC error. The error's code is
+    UNREACHABLE, REFUSED or KEY_UNUSABLE.
 
     Args:
         url: The address of the server.
         auth: The signature of the requests.
-        read_s: The longest silence of the server in seconds.
-        ca_certs: The file with the authority that signed the server's certificate. None means the one that
-            TRUNKLINE_CA_CERTS names, else those of the machine.
+        read_s: The longest time in seconds in which the server may send no byte of its answer.
+        ca_certs: The file with the authority that signed the server's certificate. None means the file that
+            TRUNKLINE_CA_CERTS names, else the authorities of the machine.
     """
 
     def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S, ca_certs: str | None = None) -> None:
@@ -65,16 +65,17 @@ class AgentHttpClient(httpx2.AsyncClient):
         )
 
     def build_request(self, method: str, url: Any, **options: Any) -> httpx2.Request:
-        """Return a new request, as httpx2 does, and add a nonce if it is a call of a tool."""
+        """Return a new request, as `httpx2.AsyncClient` does, with a nonce if it calls an MCP tool."""
         if isinstance(document := options.get("json"), dict):
             options["json"] = with_nonce(document)
         return super().build_request(method, url, **options)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request and return the server's answer.
+        """Send a request once and return the server's answer.
 
-        If there is none, or the server refuses the request, the result is an answer with a JSON-RPC error that
-        says why: UNREACHABLE, REFUSED or KEY_UNUSABLE. Errors of the connection or the key raise nothing.
+        Errors of the connection or the key raise nothing. Without an answer, or after a refusal, this method
+        makes an answer itself. It has an HTTP error status and a JSON-RPC error with the code UNREACHABLE,
+        REFUSED or KEY_UNUSABLE.
         """
         try:
             response = await super().send(request, **options)
@@ -94,7 +95,7 @@ class AgentHttpClient(httpx2.AsyncClient):
 def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a JSON-RPC message with a new random nonce, if the message is a call of a tool.
 
-    Any other message is returned itself.
+    `document` is the decoded message. Any other message is returned itself, without a copy.
     """
     if document.get("method") != "tools/call" or not isinstance(params := document.get("params"), dict):
         return document
@@ -106,8 +107,8 @@ def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
 def endpoint(url: str, path: str) -> str:
     """Return the address of the MCP endpoint for an address that a user gave.
 
-    An address without a path gets `path`. An address with a path is returned unchanged. Raises UsageError for a
-    text that is no HTTP address.
+    An address without a path gets the path `path`, such as `/mcp`. An address with a path is returned
+    unchanged. Raises UsageError for a text that is no HTTP address.
     """
     try:
         parts = urlsplit(url)
@@ -167,7 +168,8 @@ class ReopeningClient(AgentHttpClient):
         """Send a request in the open session and return the server's answer.
 
         If the server does not know the session, a new one is opened, and the request is sent again. If no new
-        session can be opened, the answer has the status 404.
+        session can be opened, the answer has the status 404. Errors of the connection or the key become an
+        answer, as in `AgentHttpClient.send`.
         """
         asked = request.headers.get(_SESSION)
         if asked is None:

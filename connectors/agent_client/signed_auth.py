@@ -111,7 +111,8 @@ class SigningTimes:
     def next_for(self, signer: str, body: bytes, now: int) -> int:
         """Return the timestamp for the signature of a request, in seconds since 1970 UTC.
 
-        It is `now`, or the next second that was not returned before for the same signer and body.
+        The timestamp is `now`, or the next second that was not returned before for the same signer and body. It
+        does not block.
 
         Args:
             signer: The name of the agent.
@@ -140,8 +141,8 @@ _TIMES: Final = SigningTimes()
 class SignedAuth(httpx2.Auth):
     """The authentication of an agent for httpx2: it adds name, time and signature to each request's headers.
 
-    A request raises KeyFileError when the key cannot be used, and Refused when the same call is made too often
-    in a second.
+    A request raises KeyFileError when the key cannot be used, and Refused when the same call is made more than
+    120 times within a second.
 
     Args:
         agent_id: The agent's registered name. UsageError is raised for an invalid one.
@@ -159,7 +160,10 @@ class SignedAuth(httpx2.Auth):
         self._times = times
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Add the signature's headers to a request and yield it once. httpx2 calls this for each request."""
+        """Add the signature's headers to a request and yield it once. httpx2 calls this for each request.
+
+        Raises KeyFileError or Refused, as the class says.
+        """
         body = request.content
         now = int(time.time())
         # Two reads may have the same signature: they change nothing, so they are no replay.

@@ -50,8 +50,8 @@ from schemas.errors import TrunklineError, UsageError
 class MessageHeaders:
     """The HTTP headers that MCP requires with the messages of one connection that comes over stdio.
 
-    They repeat fields of the JSON-RPC message, such as the protocol version. The newer protocol states it in
-    each message, the older one only in its handshake.
+    The headers repeat fields of the JSON-RPC message, such as the protocol version. The newer protocol states
+    its version in each message. The older one states it only in its handshake, so this object remembers it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class MessageHeaders:
         self._version: str | None = None
 
     def of_request(self, message: JSONRPCMessage) -> dict[str, str]:
-        """Return the HTTP headers for sending `message` to the server."""
+        """Return the HTTP headers for sending `message` to the server; empty if MCP requires none."""
         if not isinstance(message, JSONRPCRequest | JSONRPCNotification):
             return self._version_header(self._version)
         if isinstance(message, JSONRPCRequest) and message.method == "initialize":
@@ -78,7 +78,10 @@ class MessageHeaders:
         return headers
 
     def see_answer(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        """Remember the protocol version, if `message` is the server's answer to a handshake."""
+        """Remember the protocol version, if `message` is the server's answer to a handshake.
+
+        A handshake is a request `initialize` that went through `of_request`. Any other answer is ignored.
+        """
         if message.id not in self._handshakes:
             return
         self._handshakes.discard(message.id)
@@ -105,8 +108,8 @@ class StdioWrapper:
     """The passing of messages between an MCP client on stdio and the server. It knows which requests are open.
 
     Args:
-        client: The streams from and to the client.
-        server: The streams from and to the server.
+        client: The streams from and to the client, as `mcp.server.stdio.stdio_server` yields them.
+        server: The streams from and to the server, as `streamable_http_client` yields them.
     """
 
     def __init__(self, client: TransportStreams, server: TransportStreams) -> None:
@@ -175,10 +178,11 @@ class StdioWrapper:
 async def serve(address: str, auth: SignedAuth) -> None:
     """Serve MCP on stdin and stdout until stdin ends, and pass the messages on to the server, signed.
 
-    SIGINT, SIGTERM or an internal error ends the whole process at once.
+    SIGINT and SIGTERM end the whole process at once with exit code 128 plus the signal's number. An internal
+    error ends it with exit code 1. In both cases the function does not return.
 
     Args:
-        address: The address of the agent MCP server's endpoint.
+        address: The address of the agent MCP server's endpoint, with its path.
         auth: The signature of the requests.
     """
     async with anyio.create_task_group() as tasks:
@@ -214,7 +218,8 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
     """Serve MCP on stdin and stdout for the agent that the environment names, and return the exit code.
 
     The environment variables name the agent, the file of its private key and the address of the server. Errors
-    are printed on stderr.
+    are printed on stderr. The exit code is 0 when stdin has ended, 2 for a missing or wrong variable or key,
+    and 1 for an internal error.
     """
     try:
         needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
