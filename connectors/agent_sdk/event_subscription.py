@@ -55,14 +55,16 @@ class Message(NamedTuple):
 class EventSubscription:
     """A subscription to MQTT topics that reconnects by itself. Use it as a context manager.
 
-    Entering connects and starts a thread. It raises BackboneUnreachable when the broker does not answer after
-    all attempts, and Refused when the broker forbids reading. Leaving ends the subscription.
+    Entering connects and starts a thread. It raises BackboneUnreachable when the broker does not answer in any
+    of `mqtt.publish_attempts` attempts, and Refused when the broker forbids reading. Leaving the `with` block
+    ends the thread and the subscription.
 
     Args:
         mqtt: The settings of the broker and of the attempts.
-        topics: The topics to subscribe to.
+        topics: The topics to subscribe to, which may have wildcards.
         found: The queue into which the messages go. While it is full, the broker keeps further messages.
-        lost: Called with the reason when a connection ends, and with None when there is a new one.
+        lost: Called on the thread with the reason when a connection ends, and with None when there is a new
+            one.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Sight(NamedTuple):
 
     Attributes:
         job_id: The job.
-        status: The job's status after the message; None if the message does not show it.
+        status: The job's status after the message, such as `running`; None if the message is no accepted event.
         line: An accepted event as a line of JSON to print; None for any other message.
         note: A text for the user, such as the reason of a rejection; None if there is nothing to say.
         before: Whether the job had ended before the watch began.
@@ -59,8 +59,8 @@ class JobWatcher:
         settings: The settings of MQTT and of limits.
         job_id: The job.
         secret: The job's secret, with which signatures are verified.
-        kept: Returns the secrets that are stored for the job now, or None. It is called again when a signature
-            does not fit, because the secret may have been rotated.
+        kept: Returns the secrets that are stored on this machine for the job now, or None if there are none. It
+            is called again when a signature does not fit, because the secret may have been rotated.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class JobWatcher:
 
     def settle(self, topic: str, payload: bytes, traceparent: str | None = None) -> Settled:
         """Settle one MQTT message, and return the fold's verdict on it. The watcher's state of the job changes.
+
+        An invalid message raises nothing: its verdict is `rejected`, with a reason.
 
         Args:
             topic: The topic that the message came on.
@@ -155,7 +157,8 @@ class Outcomes:
     def take(self, sight: Sight) -> Sight:
         """Record the status of a job from a report, and return the report to show to the user.
 
-        After a job's end, later events of it are not printed: the returned report has a note instead of a line.
+        `sight` is a report that `JobWatcher.see` returned. Usually the same report is returned. After a job's
+        end, later events of the job are not printed: the returned report has a note instead of a line.
         """
         known = self._status.get(sight.job_id)
         if sight.before and self._open_ended and known is None:
@@ -170,9 +173,10 @@ class Outcomes:
         return sight
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the watch, or None while a job has not ended or none is known.
+        """Return the exit code of the watch, or None if the watch must go on.
 
-        It is 0 if all jobs have completed, and 1 if all have ended but not all have completed.
+        It is 0 if all jobs have completed, and 1 if all have ended but not all have completed. It is None while
+        a job has not ended, or while no job is known.
         """
         if not self._status or any(status not in JOB_TERMINAL for status in self._status.values()):
             return None
@@ -184,7 +188,9 @@ class Outcomes:
 
 
 class Timers:
-    """The two time limits of a watch (JE-21), in seconds. Both begin at once.
+    """The two time limits of a watch (JE-21), in seconds. Both begin when the object is created.
+
+    Nothing here waits: the caller waits at most `left_s` seconds and then calls `left_s` again.
 
     Args:
         timeout_s: The longest time of the whole watch; None for no limit.
@@ -201,10 +207,10 @@ class Timers:
         self._last = time.monotonic()
 
     def left_s(self) -> float:
-        """Return the seconds until the first time limit; infinite without limits, 0 or less when it is over."""
+        """Return the seconds until the first time limit; infinite without limits, 0 or less after a limit."""
         return min(self._started + self._total_s, self._last + self._idle_s) - time.monotonic()
 
     def ran_out(self) -> str:
-        """Return a text for the user that names the time limit that was reached."""
+        """Return a text for the user that names the reached time limit. Call it when `left_s` is 0 or less."""
         over = time.monotonic() >= self._started + self._total_s
         return f"the time of {self._total_s:g} s ran out" if over else f"no event for {self._idle_s:g} s"

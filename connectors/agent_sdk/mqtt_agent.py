@@ -63,7 +63,10 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> Credentials:
-        """Read the credentials from a file. Raises SettingsError if it is invalid or others can read it."""
+        """Read the credentials from a file.
+
+        Raises SettingsError if the file is missing, invalid or readable by others.
+        """
         try:
             if path.stat().st_mode & 0o077:
                 raise SettingsError(f"{path} is readable by others; run: chmod 600 {path}")
@@ -75,9 +78,9 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class InboxMessage(NamedTuple):
-    """A message for the agent, as it came over MQTT. `fields` has all its fields.
+    """A message for the agent, as it came over MQTT. `fields` has all fields of the JSON object by name.
 
-    `from_verified` says whether the hub authenticated the sender. It is worth nothing on a broker where other
+    `from_verified` says whether the hub authenticated the sender. Do not rely on it at a broker where other
     clients than the bridge may write to the inbox.
     """
 
@@ -132,7 +135,8 @@ class _Received(NamedTuple):
 class MqttAgent:
     """An agent's connection to its mailbox over MQTT, which sends and receives messages and reconnects.
 
-    Use it as a context manager: entering connects, leaving closes.
+    Use it as a context manager. Entering connects, and raises BackboneUnreachable if the broker does not answer
+    or refuses the login. Leaving closes the connection.
 
     Args:
         settings: The settings of the broker and of limits.
@@ -199,9 +203,11 @@ class MqttAgent:
     ) -> AgentReceipt:
         """Send a message, after earlier ones without a receipt, and wait for its receipt, which is returned.
 
+        It waits at most `mqtt.receipt_timeout_s` for each message.
+
         Args:
             to: The recipient's name.
-            kind: The type of the message.
+            kind: The type of the message, such as `ask`.
             body: Any JSON value.
             message_id: The message's id; None makes a new one.
             priority: The message's priority.
@@ -213,6 +219,7 @@ class MqttAgent:
             MessageRejected: Trunkline rejected the message.
             BackboneUnreachable: no receipt came. The message stays in the outbox and is sent first at the next
                 call.
+            OutboxBusyError: another process is sending for this agent.
         """
         optional = {"in_reply_to": in_reply_to, "thread": thread}
         message = {

@@ -109,6 +109,11 @@ class DeliveryConnection:
 
     Entering connects. It raises Refused when the broker does not permit that, and BackboneUnreachable when it
     does not answer.
+
+    Args:
+        mqtt: The settings of the broker, with the user and password to use.
+        job_id: The job.
+        wait_for_receipt: Whether `send` waits for Trunkline's receipt. Otherwise the broker's PUBACK is enough.
     """
 
     def __init__(self, mqtt: MqttSettings, job_id: str, wait_for_receipt: bool) -> None:
@@ -147,10 +152,10 @@ class DeliveryConnection:
     def send(self, pending: PendingEvent) -> Receipt:
         """Publish one event, wait until it is confirmed, and return its receipt.
 
-        The broker confirms it with a PUBACK and Trunkline, if a receipt is wanted, with the receipt. Without
-        the wait for a receipt, the result has no verdict. While the broker reports that no client is
-        subscribed, the same bytes are published again. (The bridge connects to a job's own broker some seconds
-        after the registration.)
+        The broker confirms each event with a PUBACK. If the connection waits for receipts, Trunkline confirms
+        it, too, within `mqtt.receipt_timeout_s`. Otherwise the returned receipt has no verdict. While the
+        broker reports that no client is subscribed, the same bytes are published again. (The bridge connects to
+        a job's own broker some seconds after the registration.)
 
         Raises:
             ReceiptMissing: No receipt came in time.
@@ -239,20 +244,23 @@ class JobPublisher:
     ) -> Receipt:
         """Send one event, after earlier unconfirmed ones, and return its receipt.
 
-        An event that ends the job may be published again until it is confirmed: it is the same event.
+        It blocks until the event is confirmed or all attempts have failed. An event that ends the job may be
+        published again until it is confirmed: it is the same event.
 
         Args:
             event: The type of the event, such as `started`.
-            detail: A text about it for people.
+            detail: A text about the event for people.
             data: More fields, as JSON values.
-            wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough.
+            wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough,
+                and the returned receipt has no verdict.
 
         Raises:
-            UsageError: the event is invalid; nothing was sent.
+            UsageError: the event is invalid, or the job has ended; nothing was sent.
             EventRejected: Trunkline rejected this or an earlier event.
-            Refused: the broker forbids it.
+            Refused: the broker forbids publishing. The event stays in the outbox.
             BackboneUnreachable: the event is not confirmed. It stays in the outbox and is sent first at the
                 next call, so do not publish it again.
+            OutboxBusyError: another process is publishing for this job.
         """
         body = self._body(event, detail, data)
         with self._outbox() as outbox:
@@ -260,7 +268,10 @@ class JobPublisher:
             return self._deliver(outbox, self._enter(outbox, body), wait_for_receipt)
 
     def resend(self, *, wait_for_receipt: bool = True) -> int:
-        """Send all events that are not confirmed yet, and return their number. Raises as `publish`."""
+        """Send all events that are not confirmed yet, and return how many they were; 0 if there were none.
+
+        For `wait_for_receipt` and the errors see `publish`.
+        """
         with self._outbox() as outbox:
             outbox.renew(self._signed_anew)
             count = len(outbox.pending)

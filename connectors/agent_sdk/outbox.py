@@ -29,7 +29,8 @@ _LOCK_TICK_S: Final = 0.02
 def content_fault(fields: dict[str, Any], secret: str) -> str | None:
     """Return the reason why a message must not be sent, or None if it may be sent.
 
-    There are two reasons: the fields are not valid JSON, or they contain the sender's own secret.
+    There are two reasons: `fields`, the fields of the message, are not valid JSON, or they contain `secret`,
+    the sender's own secret. The reason is a text for an error message. It never has the secret.
     """
     try:
         wire = canonical(fields)
@@ -41,7 +42,7 @@ def content_fault(fields: dict[str, Any], secret: str) -> str | None:
 
 
 class OutboxBusyError(TrunklineError):
-    """Another process has locked the outbox and did not finish within the time limit."""
+    """Another process has locked the outbox and did not release it within the time limit."""
 
 
 class OutboxMessage(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ class PendingEvent(OutboxMessage, frozen=True, kw_only=True):
         return self.event in TERMINAL_EVENTS
 
     def fields(self) -> dict[str, Any]:
-        """Return the event's fields, decoded from its payload."""
+        """Return the event's fields by name, such as `seq` and `detail`, decoded from its payload."""
         found: dict[str, Any] = msgspec.json.decode(self.wire_bytes)
         return found
 
@@ -198,9 +199,10 @@ class _Outbox(Generic[State, Message]):
 
 
 class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
-    """The outbox of one agent. Use it as a context manager, which locks it against other processes.
+    """The outbox of one agent. Use it as a context manager, which locks the outbox against other processes.
 
-    With another secret than that of the stored messages, after a new registration, it starts empty.
+    If the stored messages were signed with another secret, because the agent was registered anew, the outbox
+    starts empty. Entering raises TrunklineError if the file cannot be read.
 
     Args:
         state_dir: The folder with the outbox's file.
@@ -223,9 +225,10 @@ class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
         )
 
     def add(self, build: Callable[[int], bytes]) -> OutboxMessage:
-        """Store a new message with the next seq in the outbox, and return it. It is on disk then.
+        """Store a new message with the next seq in the outbox, and return the message.
 
-        `build` is called with the seq and returns the signed bytes of the message.
+        `build` is called with the seq and returns the signed bytes of the message. The message is on disk when
+        this returns. Raises TrunklineError if the file cannot be written.
         """
         return self._append(lambda seq: OutboxMessage(seq, build(seq).decode("utf-8")))
 
@@ -235,7 +238,9 @@ class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
 
 
 class JobOutbox(_Outbox[_JobState, PendingEvent]):
-    """The outbox of one job. Use it as a context manager, which locks it against other processes.
+    """The outbox of one job. Use it as a context manager, which locks the outbox against other processes.
+
+    Entering raises TrunklineError if the file cannot be read.
 
     Args:
         state_dir: The folder with the outbox's file.
@@ -262,9 +267,10 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
         return self._state.ended_seq
 
     def add(self, event: str, build: Callable[[int], bytes]) -> PendingEvent:
-        """Store a new event with the next seq in the outbox, and return it. It is on disk then.
+        """Store a new event with the next seq in the outbox, and return the event.
 
-        `event` is its type. `build` is called with the seq and returns the signed bytes of the event.
+        `event` is its type, such as `started`. `build` is called with the seq and returns the signed bytes of
+        the event. The event is on disk when this returns. Raises TrunklineError if the file cannot be written.
         """
 
         def made(seq: int) -> PendingEvent:
@@ -290,9 +296,10 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
             self._save()
 
     def confirm(self, message: PendingEvent, *, rejected: bool = False) -> None:
-        """Remove a confirmed event from the outbox, also on disk.
+        """Remove a confirmed event, one of `pending`, from the outbox, also on disk.
 
-        If it was `rejected` and would have ended the job, the job counts as not ended.
+        Set `rejected` if Trunkline rejected the event. If a rejected event would have ended the job, the job
+        counts as not ended. Raises TrunklineError if the file cannot be written.
         """
         if rejected and self._state.ended_seq == message.seq:
             self._state.ended_seq = None
