@@ -62,15 +62,15 @@ class Outcome:
 
 
 def stream_of(row: Row) -> str:
-    """Return the name of the stream of a ledger row, such as `job/0a1b2c3d`."""
+    """Return the name of the stream of a ledger row (columns by name), such as `job/0a1b2c3d`."""
     return f"{row['stream_kind']}/{row['stream_id']}"
 
 
 def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Iterable[str]) -> list[Row]:
     """Return those of the ledger rows `rows` that belong to this run of the demo.
 
-    These are the rows of the demo's jobs, and rows with the CloudEvents id of an event that it sent. The ledger
-    of a kept stack has other rows, too.
+    These are the rows of the jobs `job_ids`, and rows with the CloudEvents id of an event in `deliveries`. The
+    ledger of a kept stack has other rows, too.
     """
     sent = {delivery.ce_id for delivery in deliveries}
     streams = {f"{JOB}/{job_id}" for job_id in job_ids}
@@ -78,14 +78,20 @@ def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Itera
 
 
 def still_missing(rows: Iterable[Row], deliveries: Iterable[Delivery]) -> int:
-    """Return how many of the sent events have no row in the ledger yet. An event sent twice needs two rows."""
+    """Return how many of the sent events have no row in the ledger yet; 0 if none is missing.
+
+    An event that was sent twice needs two rows.
+    """
     landed = Counter(row["ce_id"] for row in rows if row["type"] == JOB_EVENT)
     wanted = Counter(delivery.ce_id for delivery in deliveries)
     return sum((wanted - landed).values())
 
 
 def job_states(rows: Iterable[Row]) -> dict[str, str]:
-    """Return the state of each job after its last accepted record, by job id."""
+    """Return the state of each job after its last accepted record, by job id.
+
+    `rows` are ledger rows in any order. A job without an accepted record is left out.
+    """
     last: dict[str, tuple[int, str]] = {}
     for row in rows:
         if row["stream_kind"] == JOB and row["verdict"] == ACCEPTED and row["status_after"] is not None:
@@ -98,11 +104,11 @@ def job_states(rows: Iterable[Row]) -> dict[str, str]:
 def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping[str, str]) -> Outcome:
     """Compare the ledger with the plan, and return the numbers and the differences.
 
-    MQTT may deliver a message twice. So a further duplicate of an accepted event is no difference, nor is a
-    further row of a planned rejection.
+    A difference raises nothing. MQTT may deliver a message twice. So a further duplicate of an accepted event
+    is no difference, nor is a further row of a planned rejection.
 
     Args:
-        rows: The ledger rows of this run of the demo.
+        rows: The ledger rows of this run of the demo, as `in_scope` returns them.
         deliveries: The events that were sent, with the planned verdict of each.
         states: The planned end state of each job, by job id.
     """
@@ -200,9 +206,10 @@ class ReceiptReport:
 
 
 def check_receipts(receipts: Mapping[str, Sequence[Receipt]], rows: Sequence[Row]) -> ReceiptReport:
-    """Count the receipts and compare them with the ledger.
+    """Count the receipts, compare them with the ledger, and return the numbers and the differences.
 
-    A verdict that the ledger does not have for the event is a difference. So is no verdict in any receipt.
+    A difference raises nothing. It is a difference if a receipt has another verdict than the ledger, or if
+    there are receipts but none has a verdict.
 
     Args:
         receipts: The receipts that came, by CloudEvents id of the event.

@@ -78,9 +78,10 @@ class Performance:
 
 
 def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Performance:
-    """Run the demo on the running stack that the settings name: send all events, wait for the ledger, compare.
+    """Run the demo on the running stack that the settings name, and compare the ledger with the plan.
 
-    Differences between ledger and plan raise nothing: they are in the result.
+    It registers jobs, sends all events and waits until the ledger has them. Differences between ledger and plan
+    raise nothing: they are in the result. So are events that did not reach the ledger in time.
 
     Args:
         settings: The settings of the stack.
@@ -211,9 +212,10 @@ class Stage:
 
 
 def play(plan: Plan, stage: Stage) -> list[Delivery]:
-    """Send all events of the plan, and return them. It runs four scripts at once, and each in its own order.
+    """Send all events of the plan, and return them in the order in which they were sent.
 
-    If a script fails, the others are stopped, and its error is raised: BackboneUnreachable or Refused.
+    It blocks until the end. Four scripts run at once, each on a thread of its own and in its own order. If a
+    script fails, the others are stopped, and its error is raised: BackboneUnreachable or Refused.
     """
     stopping = threading.Event()
     sent: list[Delivery] = []

@@ -1,4 +1,4 @@
-"""The demo's plan. Each function of a `ScriptBuilder` adds the events of one kind of job to the job's script.
+"""The demo's plan. A role, such as `completes`, adds the steps in its docstring to the script of one job.
 
 The plan has the messages that are sent, and the rows that the ledger must have afterwards. Each job plays a
 role: an ordinary life, or a kind of trouble. A role's docstring is its title in the report, so it has one line.
@@ -44,7 +44,7 @@ def completes(job: ScriptBuilder) -> None:
 
 
 def is_picked(job: ScriptBuilder) -> None:
-    """Get picked at the gateway by a session, complete, and end the session with it."""
+    """Get picked by a session at the gateway and complete, which also ends the session."""
     job.pick()
     completes(job)
 
@@ -85,7 +85,7 @@ def is_redelivered(job: ScriptBuilder) -> None:
 
 
 def is_reworded(job: ScriptBuilder) -> None:
-    """Send the same event in other bytes: its content counts."""
+    """Send the same event again in other bytes, which is a duplicate."""
     job.work()
     job.reworded(PROGRESS, "said twice")
     job.signed("the end, sent past the publisher", COMPLETED, job.next_seq, "all done")
@@ -101,7 +101,7 @@ def is_reordered(job: ScriptBuilder) -> None:
 
 
 def contradicts_itself(job: ScriptBuilder) -> None:
-    """Have two agents that share a secret and use the same seq."""
+    """Have two agents with one secret send different events under the same seq; the second is rejected."""
     job.work()
     seq = job.next_seq
     job.agent(PROGRESS, "one of two that share a secret", copy=1)
@@ -121,7 +121,7 @@ def is_forged(job: ScriptBuilder) -> None:
 
 
 def is_unsigned(job: ScriptBuilder) -> None:
-    """Send events without a signature, and with one that is no text."""
+    """Send an event without a signature, and one whose signature is null; both are rejected."""
     job.work()
     plain = job.body(PROGRESS, job.next_seq, "not signed")
     job.refused_bytes("no signature", BAD_SIGNATURE, canonical(plain))
@@ -131,7 +131,7 @@ def is_unsigned(job: ScriptBuilder) -> None:
 
 
 def speaks_another_version(job: ScriptBuilder) -> None:
-    """Send well signed events of a schema that does not exist."""
+    """Send well signed events of a schema version that does not exist; they are rejected."""
     job.work()
     for version in (0, 2):
         body = {**job.body(PROGRESS, job.next_seq, "from elsewhere"), "schema_version": version}
@@ -141,7 +141,7 @@ def speaks_another_version(job: ScriptBuilder) -> None:
 
 
 def stammers(job: ScriptBuilder) -> None:
-    """Send each kind of malformed body once."""
+    """Send each kind of malformed body once; all are rejected."""
     job.work()
     for label, payload in malformed_bodies(job.body(PROGRESS, job.next_seq, "not readable")).items():
         masked = WHOLE_VALUE if label == _MASKED_BODY else None
@@ -157,7 +157,7 @@ def talks_too_much(job: ScriptBuilder) -> None:
 
 
 def shows_a_path(job: ScriptBuilder) -> None:
-    """Send an unsafe detail without the publisher: it counts, and is masked."""
+    """Send a path and a password in the details of signed events: they are accepted and masked."""
     job.work()
     unsafe = job.signed(
         "a path in the detail", PROGRESS, job.next_seq, "wrote /home/ann/report.txt", masked=DETAIL
@@ -167,7 +167,7 @@ def shows_a_path(job: ScriptBuilder) -> None:
 
 
 def sends_its_token(job: ScriptBuilder) -> None:
-    """Send a token inside a well signed event."""
+    """Send a token inside a well signed event, which is rejected."""
     job.work()
     body = job.body(PROGRESS, job.next_seq, "with a token", **{TOKEN_FIELD: "not a real one"})
     signed = canonical(sign_event(body, job.actor.secret))
@@ -176,7 +176,7 @@ def sends_its_token(job: ScriptBuilder) -> None:
 
 
 def goes_on(job: ScriptBuilder) -> None:
-    """Send events after the end; the end itself, sent again, is a duplicate."""
+    """Send events after the end, which are rejected; the end itself, sent again, is a duplicate."""
     job.work(least=2)
     last = job.agent(COMPLETED, "all done")
     job.again(last, "the end, redelivered")
@@ -185,7 +185,7 @@ def goes_on(job: ScriptBuilder) -> None:
 
 
 def starts_late(job: ScriptBuilder) -> None:
-    """Start a second time in the middle of the work."""
+    """Send a second start event in the middle of the work, which is rejected."""
     job.work()
     job.refused("started with another seq than 1", ILLEGAL_TRANSITION, STARTED, "begins anew")
     job.agent(COMPLETED, "all done")
@@ -215,10 +215,10 @@ PLAIN_ROLES: Final[tuple[Role, ...]] = (completes, completes, fails, waits)
 
 
 def malformed_bodies(good: dict[str, Any]) -> dict[str, bytes]:
-    """Return one malformed body of each kind, by a label that names its fault.
+    """Return one malformed body of each kind, by a label for the report that names the fault.
 
-    Most are invalid JSON or beyond the limits for JSON (CM-02). The others have an invalid field of an event.
-    `good` has the fields of a valid event, from which they are made.
+    `good` has the fields of a valid event, from which the bodies are made. Most bodies are invalid JSON or
+    beyond the limits for JSON (CM-02). The others have an invalid field of an event.
     """
     text = canonical(good)
     return {
@@ -264,7 +264,7 @@ class Plan:
     scripts: tuple[Script, ...]
 
     def steps(self) -> Iterator[tuple[Script, Step]]:
-        """Yield each step that sends a job event, after its script."""
+        """Yield each step that sends a job event, as a pair of its script and the step."""
         for script in self.scripts:
             for step in script.steps:
                 if not isinstance(step.action, Cancellation | Pick):

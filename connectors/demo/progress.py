@@ -13,7 +13,8 @@ _REWRITE = "\r\033[K"
 class Progress:
     """A display of numbered steps on standard error, with the time that each takes.
 
-    A terminal shows the current step in place; a file gets a line at most every five seconds.
+    A terminal shows the current step in place; a file gets a line at most every five seconds. `steps` is the
+    number of all steps.
     """
 
     def __init__(self, steps: int) -> None:
@@ -40,7 +41,7 @@ class Progress:
             self.say(line)
 
     def done(self, result: str) -> None:
-        """Print that the current step has ended, with its result and duration."""
+        """Print that the current step has ended, with the text `result` and the duration of the step."""
         self.say(f"{self._head()}: {result} ({self._seconds():.1f} s)")
 
     def _head(self) -> str:

@@ -36,7 +36,12 @@ _SAMPLE: Final = "urn:trunkline:sample:1"
 
 
 class Scene(NamedTuple):
-    """The result of one of these parts (a scene): texts for the report, and differences from the plan."""
+    """The result of one of these parts (a scene).
+
+    Attributes:
+        lines: Texts for the report.
+        differences: A text for each difference from the plan; empty if all is as planned.
+    """
 
     lines: list[str]
     differences: list[str]
@@ -75,9 +80,10 @@ def session_name(job_id: str) -> str:
 
 
 def operator_client(settings: Settings) -> GatewayClient:
-    """Return a client of the gateway with the token of this stack's operator. The caller closes it.
+    """Return a client of the gateway with the token of this stack's operator. The caller closes it (`with`).
 
-    A token in the environment is ignored. A missing token of the operator is created.
+    A token in the environment is ignored. If the operator has no token, one is created and stored in the
+    operator's token file. Nothing is sent yet.
     """
     return GatewayClient(settings, token=ensure_operator_token(settings))
 
@@ -107,7 +113,9 @@ def pick_job(settings: Settings, job_id: str) -> str | None:
 def sessions_end(settings: Settings, sessions: list[str], tick: Tick) -> Scene:
     """Wait up to 20 s until the sessions are terminated, which must happen because their jobs have ended.
 
-    The result has a difference for each session that is not terminated then. `tick` is called while waiting.
+    `sessions` are the names that `pick_job` returned. `tick` is called while waiting. The result has a
+    difference for each session that is not terminated then. Raises TrunklineError if the gateway does not
+    answer.
     """
     with operator_client(settings) as gateway:
 
@@ -125,8 +133,9 @@ def sessions_end(settings: Settings, sessions: list[str], tick: Tick) -> Scene:
 def agents_talk(settings: Settings, tick: Tick) -> Scene:
     """Give tasks to the sample agents `echo` and `flaky`, real processes, and let them talk through the hub.
 
-    One completes its task by a message. The other is killed in the middle, and its task must fail by itself.
-    The result is empty if these agents are not defined. `tick` is called while waiting.
+    `echo` completes its task by a message. `flaky` is killed in the middle, and its task must fail by itself. A
+    task with another end is a difference in the result. The result is empty if these agents are not defined.
+    `tick` is called while waiting. Raises TrunklineError if the gateway does not answer.
     """
     # A task whose process has died fails after two looks at most.
     limit_s = _AGENT_S + 2 * settings.gateway.task_check_s
@@ -164,7 +173,9 @@ def agents_talk(settings: Settings, tick: Tick) -> Scene:
 def listeners_answer(settings: Settings, tick: Tick) -> Scene:
     """Send questions in XML to the listeners of conf/organism.yaml, and compare the order of their answers.
 
-    Questions to listeners that do not exist are left out. `tick` is called while waiting.
+    It waits at most 30 s for the answers to a question. Missing answers, and answers in another order, are
+    differences in the result. Questions to listeners that do not exist are left out. `tick` is called while
+    waiting.
     """
     scene = Scene([], [])
     with operator_client(settings) as hub:

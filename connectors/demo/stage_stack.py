@@ -85,7 +85,12 @@ def _own_mqtt(settings: Settings) -> MqttSettings:
 def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
     """Start a stack, wait until it is ready, and stop it at the end of the `with` block.
 
-    It yields a function that restarts parts which have ended. Call that function a few times a second.
+    It yields a function that restarts parts which have ended. Call that function a few times a second. Raises
+    TrunklineError if a part does not start; the started parts are stopped then.
+
+    Args:
+        settings: The settings of the stack, as `own_settings` returns them.
+        progress: The display of the steps.
     """
     stack = LocalStack(settings)
 

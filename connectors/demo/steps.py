@@ -69,7 +69,16 @@ class Pick:
 
 @dataclass(frozen=True)
 class Step:
-    """One action of a script. If it sends a job event, the other fields are those of the planned ledger row."""
+    """One action of a script. If it sends a job event, the other fields are those of the planned ledger row.
+
+    Attributes:
+        action: The event to send, or what else happens.
+        label: A text for the report.
+        verdict: The planned verdict.
+        reason: The planned reason of a rejection; None for another verdict.
+        late: Whether the event must be accepted after one with a higher seq.
+        masked: The part that the ledger must mask; None for no such part.
+    """
 
     action: AgentEvent | RawMessage | SentAgain | Cancellation | Pick
     label: str
@@ -129,6 +138,11 @@ class ScriptBuilder:
         """Add an event that the job's publisher sends and that must be accepted. Return the step's number.
 
         Raises ValueError if the job has ended or `signed` was called before, because the publisher counts seq.
+
+        Args:
+            event: The type of the event, such as `progress`.
+            detail: A text in the event; None takes a random one.
+            data: More fields of the event.
         """
         if self._raw_seqs:
             raise ValueError("the publisher's own count is behind: go on with `signed`")
@@ -144,7 +158,11 @@ class ScriptBuilder:
             self.agent(PROGRESS, done=number + 1)
 
     def body(self, event: str, seq: int, detail: str, **data: Any) -> dict[str, Any]:
-        """Return the fields of an event of the job, without a signature. Adds no step."""
+        """Return the fields of an event of the job, without a signature. Adds no step.
+
+        `event` is the type of the event, `seq` its number, and `detail` a text for people. `data` becomes its
+        field `data`.
+        """
         return {
             "schema_version": SCHEMA_VERSION,
             "seq": seq,
@@ -159,6 +177,8 @@ class ScriptBuilder:
         self, label: str, event: str, seq: int, detail: str, *, late: bool = False, masked: str | None = None
     ) -> int:
         """Add an event that is sent past the publisher, with a valid signature, and that must be accepted.
+
+        Raises ValueError if the job has ended. Afterwards `agent` cannot be used.
 
         Args:
             label: A text for the report.
@@ -181,25 +201,26 @@ class ScriptBuilder:
     def refused(
         self, label: str, reason: str, event: str, detail: str, seq: int | None = None, **data: Any
     ) -> None:
-        """Add an event with a valid signature that must be rejected for `reason`.
+        """Add an event with a valid signature that must be rejected for `reason`, such as `seq_conflict`.
 
-        `label` is a text for the report. `seq` is the event's number; None takes the next one. `data` are more
-        fields of the event.
+        `label` is a text for the report. `event` is the type of the event, and `detail` a text in it. `seq` is
+        the event's number; None takes the next one. `data` are more fields of the event.
         """
         body = self.body(event, self.next_seq if seq is None else seq, detail, **data)
         self.refused_bytes(label, reason, canonical(sign_event(body, self.actor.secret)))
 
     def refused_bytes(self, label: str, reason: str, payload: bytes, masked: str | None = None) -> None:
-        """Add any bytes on the job's MQTT topic, which must be rejected for `reason`.
+        """Add the bytes `payload` on the job's MQTT topic, which must be rejected for `reason`.
 
-        `masked` is the part that the ledger must mask; None for no such part.
+        `label` is a text for the report. `masked` is the part that the ledger must mask; None for no such part.
         """
         self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
 
     def again(self, of: int, label: str) -> int:
         """Add the bytes of the accepted step with the number `of` once more, which must be a duplicate.
 
-        Returns the number of the new step.
+        Returns the number of the new step. `of` is a number that `agent` or `signed` returned. `label` is a
+        text for the report.
         """
         return self._add(Step(SentAgain(of), label, DUPLICATE, masked=self._steps[of].masked))
 

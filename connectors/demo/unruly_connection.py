@@ -27,8 +27,9 @@ _RECEIPTS_END: Final = "/receipts"
 class UnrulyConnection:
     """An MQTT connection that publishes any bytes and collects the receipts of all events. Thread-safe.
 
-    Use it as a context manager. Entering and the sending methods raise BackboneUnreachable: when the broker
-    does not let it in, the connection is lost, or a receipt does not come within `mqtt.receipt_timeout_s`.
+    Use it as a context manager. Entering raises BackboneUnreachable when the broker does not answer or refuses
+    the login. The sending methods raise BackboneUnreachable when the connection is lost, or a receipt does not
+    come within `mqtt.receipt_timeout_s`.
     """
 
     def __init__(self, mqtt: MqttSettings) -> None:
@@ -60,9 +61,13 @@ class UnrulyConnection:
             return {ce_id: list(receipts) for ce_id, receipts in self._receipts.items()}
 
     def note_sent(self, ce_id: str) -> int:
-        """Count that another connection has sent the event `ce_id`, and return how often it was sent in all.
+        """Count that an event was sent once more, and return how often it was sent in all.
 
-        `send` then waits for as many receipts of it.
+        Call this when another connection has sent the event. `send` waits for as many receipts of an event as
+        it was sent.
+
+        Args:
+            ce_id: The CloudEvents id of the event.
         """
         with self._changed:
             self._sent[ce_id] += 1
@@ -72,7 +77,8 @@ class UnrulyConnection:
         """Publish bytes on the topic `<prefix>/<topic_id>/events`, and return the event's CloudEvents id.
 
         If `topic_id` is a valid job id, it waits for the receipt, which says that the event is in Kafka. Other
-        topics get no receipt, so it waits for the broker's PUBACK alone.
+        topics get no receipt, so it waits for the broker's PUBACK alone. Raises BackboneUnreachable after
+        `mqtt.receipt_timeout_s`.
 
         Args:
             topic_id: The part of the topic that should be a job id.
@@ -90,7 +96,8 @@ class UnrulyConnection:
     def send_again(self, job_id: str, ce_id: str) -> str:
         """Publish the bytes of the event `ce_id` of a job once more, and return its CloudEvents id.
 
-        It first waits until this connection has received the event, as a subscriber.
+        It first waits until this connection has received the event, as a subscriber. Raises BackboneUnreachable
+        after `mqtt.receipt_timeout_s`.
         """
         self._wait(lambda: ce_id in self._received, "the event was not received")
         return self.send(job_id, self._received[ce_id])
