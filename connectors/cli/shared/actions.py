@@ -26,9 +26,12 @@ Run = Callable[["Call"], int]
 
 
 def argument(name: str, text: str, **options: Any) -> Argument:
-    """Declare an argument of an action: return a function that adds it to a parser.
+    """Declare an argument of an action: return a function that adds the argument to a parser.
 
-    `text` is its help. `options` are further arguments of `ArgumentParser.add_argument`.
+    Args:
+        name: The name of a positional argument, or an option such as `--limit`.
+        text: The help of the argument.
+        options: Further arguments of `ArgumentParser.add_argument`.
     """
     if not name.startswith("-"):
         options.setdefault("metavar", name.upper())
@@ -36,12 +39,18 @@ def argument(name: str, text: str, **options: Any) -> Argument:
 
 
 def flag(name: str, text: str) -> Argument:
-    """Declare an option without a value, which is True if it is given. `text` is its help."""
+    """Declare an option without a value, which is True if it is given, else False.
+
+    `name` is the option, such as `--json`, and `text` its help. The returned function adds it to a parser.
+    """
     return argument(name, text, action="store_true")
 
 
 def one_of(*choices: Argument, required: bool = False) -> Argument:
-    """Declare a group of arguments of which at most one may be given, or exactly one if `required` is set."""
+    """Declare a group of arguments of which at most one may be given, or exactly one if `required` is set.
+
+    `choices` are declared with `argument` or `flag`. The returned function adds the group to a parser.
+    """
 
     def add(parser: argparse._ActionsContainer) -> None:
         group = parser.add_mutually_exclusive_group(required=required)
@@ -89,9 +98,9 @@ class Actions(list[Action]):
         The function's name becomes the action's name, and the first line of its docstring the help.
 
         Args:
-            arguments: The arguments of the action.
-            example: A command line to show below the help.
-            more: Further fields of `Action`.
+            arguments: The arguments of the action, declared with `argument`, `flag` or `one_of`.
+            example: A command line to show below the help; None for no example.
+            more: Further fields of `Action`, by name.
         """
 
         def decorate(run: Run) -> Run:

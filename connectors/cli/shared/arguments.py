@@ -29,9 +29,10 @@ _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,255}").fullmatch
 
 
 def name_of(what: str) -> Callable[[str], str]:
-    """Return a type for argparse: a function that returns its text if it is a valid name.
+    """Return a type for argparse: a function that returns its argument if that is a valid name.
 
-    For any other text it raises UsageError. `what` is the named thing for the error, such as "an agent".
+    For any other text the function raises UsageError. `what` is the named thing for the error, such as "an
+    agent". A name has at most 128 letters, digits, `.`, `_` and `-`.
     """
 
     def checked(text: str) -> str:
@@ -50,7 +51,7 @@ def job_id(text: str) -> str:
 
 
 def stream_key(text: str) -> tuple[str, str]:
-    """Split the name of a stream, written as KIND/ID, in its two parts. Raises UsageError for another form."""
+    """Split the name of a stream, written as KIND/ID, in kind and id. Raises UsageError for another form."""
     found = parse_stream_key(text.encode("utf-8", "surrogateescape"))
     if found is None:
         raise UsageError(f"expected KIND/ID such as refused/mqtt: {text!r}")
@@ -75,25 +76,33 @@ def _request_id(text: str) -> str:
 
 
 def request_id(effect: str) -> Argument:
-    """Declare the option `--request-id`, by which a repeated command is the same request.
+    """Declare the option `--request-id`: a command that is repeated with the same id is the same request.
 
-    `effect` is the end of its help: the text after "the same name again is".
+    The id is 1 to 255 ASCII characters. Without the option, the parsed value is None. `effect` is the end of
+    the option's help: the text after "the same name again is".
     """
     return argument("--request-id", f"the same name again is {effect}", type=_request_id, metavar="NAME")
 
 
 def duration(name: str, text: str) -> Argument:
-    """Declare an option whose value is a duration such as `5m`; parsing gives seconds. `text` is its help."""
+    """Declare an option whose value is a duration such as `5m`; the parsed value is in seconds.
+
+    `name` is the option, such as `--timeout`, and `text` its help.
+    """
     return argument(name, text, type=duration_s, metavar="TIME")
 
 
 def path(name: str, text: str, metavar: str = "PATH") -> Argument:
-    """Declare an argument that is the path of a file or a folder. `text` is its help."""
+    """Declare an argument that is the path of a file or a folder; the parsed value is a `Path`.
+
+    The file need not exist. `name` is the argument or option, `text` its help, and `metavar` its placeholder in
+    the help.
+    """
     return argument(name, text, type=Path, metavar=metavar)
 
 
 def limit(default: int = 50) -> Argument:
-    """Declare the option `--limit`, the largest number of rows that a command lists."""
+    """Declare the option `--limit`, the largest number of rows that a command lists, 50 by default."""
     return argument("--limit", f"at most (default: {default})", type=int, default=default, metavar="N")
 
 
@@ -116,8 +125,9 @@ ROTATION: Final = (
 def read_broker(call: Call) -> dict[str, Any] | None:
     """Return the job's own MQTT broker (JE-13) from `--broker` or `--broker-file`, or None without an option.
 
-    The result has fields such as `host`, `port`, `username` and `password`. Raises UsageError if the file
-    cannot be read, is no JSON object, or has a password and is readable by others.
+    `call` has the parsed arguments. The result has fields such as `host`, `port`, `username` and `password`.
+    Raises UsageError if the file cannot be read, is no JSON object, or has a password and is readable by
+    others.
     """
     name: str | None = call.broker_file
     found: dict[str, Any] | None = call.broker

@@ -24,8 +24,8 @@ Columns = Mapping[str, str | Callable[[Row], object]]
 class Call(argparse.Namespace):
     """The parsed arguments of one command line, the settings, and methods for requests and output.
 
-    Each argument is an attribute. The requests raise TrunklineError: BackboneUnreachable if the gateway does
-    not answer, Refused, NotFound or UsageError if it refuses the request.
+    Each argument is an attribute. The command line's `main` prints a TrunklineError that a method raises, and
+    ends the process with its exit code.
     """
 
     settings: Settings
@@ -40,7 +40,18 @@ class Call(argparse.Namespace):
     def get(self, *path: str, **parameters: object) -> Any:
         """Send a GET request to the gateway and return the decoded JSON answer.
 
-        `path` are the parts of the path below `/api/hub/`. Parameters that are None are left out.
+        An answer that takes too long, or with status 502, 503 or 504, is tried again, up to five times in all.
+
+        Args:
+            path: The parts of the path below `/api/hub/`, such as `"jobs", job_id`.
+            parameters: The query parameters. None leaves one out.
+
+        Raises:
+            BackboneUnreachable: The gateway does not answer, or answered 502, 503 or 504 to the last attempt.
+            UsageError: Status 400, 413 or 422.
+            Refused: Status 401, 403 or 409.
+            NotFound: Status 404.
+            TrunklineError: Any other error status, or an answer that is no JSON.
         """
         from connectors.gateway_client.gateway_client import path_of
 
@@ -48,10 +59,12 @@ class Call(argparse.Namespace):
             return gateway.get(path_of(*path), parameters)
 
     def post(self, *path: str, request_id: str | None = None, **body: object) -> Any:
-        """Send a POST request to the gateway and return the decoded JSON answer.
+        """Send a POST request to the gateway and return the decoded JSON answer. Retries and raises as `get`.
 
-        `path` are the parts of the path below `/api/hub/`. `body` are the fields of the JSON body; None leaves
-        a field out. Requests with the same `request_id` take effect once. None makes a new id.
+        Args:
+            path: The parts of the path below `/api/hub/`, such as `"jobs", job_id, "cancel"`.
+            request_id: The idempotency key. Requests with the same one take effect once. None makes a new one.
+            body: The fields of the JSON body. None leaves one out.
         """
         from connectors.gateway_client.gateway_client import path_of
 
@@ -59,22 +72,28 @@ class Call(argparse.Namespace):
             return gateway.post(path_of(*path), body, request_id=request_id)
 
     def post_named(self, *path: str, possible_effect: str, **body: object) -> Row:
-        """Send a POST request under the id of `--request-id`, or a new id, and return the answer.
+        """Send a POST request under the id of the option `--request-id`, or a new id, and return the answer.
 
-        The answer also has the field `request_id`. If no answer comes, a note on stderr says how to repeat the
-        request. `possible_effect` is its text about the effect that the request may have had, such as "the
-        message was delivered".
+        The returned answer also has the field `request_id`. If no answer comes, a note on stderr says how to
+        repeat the request, and BackboneUnreachable is raised. For the other errors see `get`.
+
+        Args:
+            path: The parts of the path below `/api/hub/`.
+            possible_effect: The part of the note about the effect that the request may have had, such as "the
+                message was delivered".
+            body: The fields of the JSON body. None leaves one out.
         """
         with self.named_request(possible_effect) as request_id:
             return {**self.post(*path, request_id=request_id, **body), "request_id": request_id}
 
     @contextmanager
     def named_request(self, possible_effect: str) -> Iterator[str]:
-        """Yield the id for a request in the `with` block: that of `--request-id`, or a new one.
+        """Yield the id for a request in the `with` block: that of the option `--request-id`, or a new one.
 
-        If the block raises BackboneUnreachable or is interrupted, the request may have been carried out or not.
-        Then a note on stderr says how to repeat it. `possible_effect` is its text about the effect that the
-        request may have had, such as "the message was delivered".
+        If the block raises BackboneUnreachable or KeyboardInterrupt, the request may have been carried out or
+        not. Then a note on stderr says how to repeat the request, and the error is raised again.
+        `possible_effect` is the part of the note about the effect that the request may have had, such as "the
+        message was delivered".
         """
         name: str = self.request_id or str(uuid.uuid4())
         try:
@@ -85,7 +104,7 @@ class Call(argparse.Namespace):
             raise
 
     def print_answer(self, answer: object, *lines: str) -> int:
-        """Print `answer` as JSON if the command has `--json`, else print `lines`. Return the exit code 0."""
+        """Print `answer` as JSON if the option `--json` was given, else print `lines`. Return 0."""
         if self.json:
             print_json(answer)
         else:
@@ -93,9 +112,15 @@ class Call(argparse.Namespace):
         return 0
 
     def print_rows(self, found: Mapping[str, Any], key: str, columns: Columns) -> int:
-        """Print the rows `found[key]` as a table, or `found` as JSON. Return exit code 0.
+        """Print rows of a gateway's answer as a table, or the whole answer as JSON with `--json`. Return 0.
 
-        Raises NotFound for an empty table. JSON of an empty list is no error.
+        Args:
+            found: The answer.
+            key: The field of the answer that has the rows, such as `jobs`.
+            columns: The columns of the table.
+
+        Raises:
+            NotFound: There are no rows. With `--json`, an empty list is printed instead.
         """
         if self.json:
             return self.print_answer(found)

@@ -17,8 +17,8 @@ STANDARD_INPUT: Final = "-"
 def read_given(name: str, what: str, limit_bytes: int) -> bytes:
     """Return the bytes of the file `name`, or of standard input if `name` is `-`.
 
-    Raises UsageError if it cannot be read or is longer than `limit_bytes`. The error's text begins with `what`,
-    the argument's name.
+    Raises UsageError if the input cannot be read or is longer than `limit_bytes`. The error's text begins with
+    `what`, the name of the command's argument. Reading standard input blocks until its end.
     """
     try:
         if name == STANDARD_INPUT:
@@ -36,8 +36,8 @@ def read_given(name: str, what: str, limit_bytes: int) -> bytes:
 def read_given_text(name: str, what: str, limit_bytes: int) -> str:
     """Return the UTF-8 text of the file `name`, or of standard input for `-`, without a line break at its end.
 
-    Raises UsageError if it cannot be read, is longer than `limit_bytes` or is not UTF-8. The error's text
-    begins with `what`, the argument's name.
+    Raises UsageError if the input cannot be read, is longer than `limit_bytes` or is not UTF-8. The error's
+    text begins with `what`, the name of the command's argument.
     """
     try:
         return read_given(name, what, limit_bytes).decode("utf-8").removesuffix("\n")
@@ -49,12 +49,12 @@ def read_given_text(name: str, what: str, limit_bytes: int) -> str:
 def new_private_file(path: Path | None, option: str) -> Iterator[IO[str] | None]:
     """Create a new file with mode 0600 for a secret, and yield it open for writing text.
 
-    The file is created before the `with` block, so that no secret is made that cannot be stored. It is synced
-    to the disk at the block's end, and deleted if the block raises.
+    The file is created before the `with` block. So a block that makes a secret does not run if the secret could
+    not be stored. The file is synced to the disk at the block's end, and deleted if the block raises.
 
     Args:
         path: The path of the file; None yields None and creates no file.
-        option: The option that named the file, for errors.
+        option: The option that named the file, for errors, such as `--token-file`.
 
     Raises:
         UsageError: The file exists or cannot be created.

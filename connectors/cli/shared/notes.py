@@ -9,7 +9,7 @@ from connectors.terminal.terminal_text import escaped
 
 
 class Notes:
-    """A printer of notes for the user on standard error, each after the command's name, safe for a terminal."""
+    """A printer of notes on standard error. A note is a line that begins with the command's name."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -21,8 +21,8 @@ class Notes:
     def lost(self, what: str) -> Callable[[str | None], None]:
         """Return a function that prints a note when a connection is lost or is back.
 
-        Call it with the reason of the loss, or with None when there is a connection again. `what` is the name
-        of the other side, such as "gateway".
+        Call the returned function with the reason of the loss, or with None when there is a connection again.
+        `what` is the name of the other side, such as "gateway".
         """
 
         def report(why: str | None) -> None:

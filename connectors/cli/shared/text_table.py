@@ -16,7 +16,12 @@ _CELL_LIMIT: Final = 60
 def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit: int = _CELL_LIMIT) -> str:
     """Return the text of a table with a heading, in aligned columns.
 
-    None is shown as `-`. A cell with more than `cell_limit` characters is cut.
+    None is shown as `-`, any other value as escaped text. A cell with more than `cell_limit` characters is cut.
+
+    Args:
+        heading: The headings of the columns.
+        rows: The rows, each with one value for each column.
+        cell_limit: The largest number of characters of a cell.
     """
     lines = [list(heading), *([_cell(value, cell_limit) for value in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
