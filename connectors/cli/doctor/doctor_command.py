@@ -24,7 +24,10 @@ ARGUMENTS = (flag("--json", "one JSON object instead of lines"),)
 
 
 def run(call: Call) -> int:
-    """Run all checks and print the findings. Return 1 if one of them is a failure, else 0."""
+    """Run all checks and print the findings. Return 1 if one of them is a failure, else 0.
+
+    An error that a check raises is printed as a failure.
+    """
     findings = {name: _finding(check, call.settings) for name, check in CHECKS.items()}
     failed = any(finding.level == FAIL for finding in findings.values())
     if call.json:

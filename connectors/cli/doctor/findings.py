@@ -54,7 +54,7 @@ ok, warn, fail = partial(Finding, OK), partial(Finding, WARN), partial(Finding, 
 def private_file(path: Path, maker: str = "") -> Finding:
     """Return a finding about a secret file: a failure if others can read it, a warning if it is missing.
 
-    `maker` is the text that says how a missing file is made.
+    `maker` is the text that says how to make a missing file, such as a command.
     """
     if not path.exists():
         return warn(f"{path} is not there yet", maker)

@@ -69,7 +69,10 @@ def check_mosquitto(_settings: Settings) -> Finding:
 
 @CHECKS.add("disk")
 def check_disk(settings: Settings) -> Finding:
-    """Check that the disk of the data directory has enough free space; little is a warning, less a failure."""
+    """Check that the disk of the data directory has enough free space.
+
+    Less than 5 GiB is a warning, and less than 1 GiB a failure.
+    """
     folder = settings.data_path
     while not folder.exists():
         folder = folder.parent
@@ -83,7 +86,11 @@ def check_disk(settings: Settings) -> Finding:
 
 @CHECKS.add("privacy")
 def check_data_dir(settings: Settings) -> Finding:
-    """Check that other users can open no file or folder of the data directory."""
+    """Check that other users can open no file or folder of the data directory.
+
+    An open file is a failure, if `trunkline up` can close it. Paths that stay open, such as those of another
+    user, are a warning.
+    """
     root = settings.data_path
     found = find_open(root)
     if found.files or found.folders:
@@ -96,7 +103,11 @@ def check_data_dir(settings: Settings) -> Finding:
 
 @CHECKS.add("keys")
 def check_key_file(settings: Settings) -> Finding:
-    """Check that the file of the master keys exists and that only its owner can read it."""
+    """Check that the file of the master keys exists and that only its owner can read it.
+
+    A missing file is a warning. A file that others can read is a failure. If the master key comes from the
+    environment, the file is not checked.
+    """
     if settings.master_key is not None:
         return ok("the master key comes from the environment")
     return private_file(settings.key_file, "trunkline up makes it")
@@ -146,7 +157,10 @@ def check_ports(settings: Settings) -> Finding:
 
 @CHECKS.add("listeners")
 def check_plain_listeners(settings: Settings) -> Finding:
-    """Check that no HTTP port of the gateway accepts tokens without TLS from other machines."""
+    """Check that no HTTP port of the gateway accepts tokens without TLS from other machines.
+
+    Such a port is a failure, and a warning if the setting `gateway.allow_plaintext` allows it.
+    """
     found = ", ".join(f"{setting} is {host!r}" for setting, host in open_plain_listeners(settings).items())
     if not found:
         return ok("HTTPS, or loopback alone")

@@ -48,7 +48,11 @@ CHECKS = Checks()
 
 @CHECKS.add("kafka")
 def check_kafka(settings: Settings) -> Finding:
-    """Check that Kafka answers, and that the topic has the partitions and the epoch of the settings."""
+    """Check that Kafka answers within 2 s, and that the topic has the partitions and epoch of the settings.
+
+    A Kafka that does not answer is a failure if this stack has started it, else a warning. A missing or wrong
+    topic is a failure.
+    """
     # Imported here, because Kafka's clients are slow to import and help must be quick.
     from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka
 
@@ -68,7 +72,10 @@ def check_kafka(settings: Settings) -> Finding:
 
 @CHECKS.add("login")
 def check_login(settings: Settings) -> Finding:
-    """Check that the settings let clients log in to Kafka safely; otherwise it is a warning."""
+    """Check that clients log in to Kafka, by SASL or a client certificate; otherwise it is a warning.
+
+    Only the settings are read. No connection is made.
+    """
     kafka = settings.kafka
     unsafe = missing_login(kafka.security_protocol, kafka.ssl_certfile)
     if unsafe is None:
@@ -78,7 +85,11 @@ def check_login(settings: Settings) -> Finding:
 
 @CHECKS.add("replicas")
 def check_replicas(settings: Settings) -> Finding:
-    """Check that the topic has as many replicas as the settings want, and that all are in sync."""
+    """Check that the topic has as many replicas as the settings want, and that all are in sync.
+
+    A difference is a warning, and so is a Kafka that does not answer. It is a failure if Kafka refuses records
+    because too few replicas are in sync.
+    """
     from connectors.log.kafka_topic import replication
     from schemas.log_access.event_topic import reach_kafka
 
@@ -111,7 +122,11 @@ def check_replicas(settings: Settings) -> Finding:
 
 @CHECKS.add("mqtt")
 def check_mqtt(settings: Settings) -> Finding:
-    """Check that the MQTT broker answers."""
+    """Check that the MQTT broker answers within 2 s.
+
+    No answer is a failure if this stack has started the broker, else a warning. A failing TLS connection is a
+    failure.
+    """
     mqtt = settings.mqtt
     where = f"{mqtt.host}:{mqtt.port}"
     context = mqtt_context(mqtt)
@@ -126,7 +141,8 @@ def check_mqtt(settings: Settings) -> Finding:
 def check_part(settings: Settings, part: str) -> Finding:
     """Check that the part `part` of the stack, such as `bridge`, runs and is ready.
 
-    A part that was not started, or was restarted, is a warning. A part that is not ready is a failure.
+    A part that was not started, or was restarted after it had ended, is a warning. A part that is not ready is
+    a failure.
     """
     status = next((status for status in control.part_statuses(settings) if status.name == part), None)
     if status is None or not is_started(settings, part):
@@ -152,7 +168,10 @@ def _why_no_tls(mqtt: MqttSettings, context: ssl.SSLContext) -> str | None:
 
 @CHECKS.add("accounts")
 def check_accounts(settings: Settings) -> Finding:
-    """Check that the MQTT broker refuses clients without an account, and accepts the operator's account."""
+    """Check that the MQTT broker refuses clients without an account, and accepts the operator's account.
+
+    At the stack's own broker, a fault is a failure. At another broker, or without an answer, it is a warning.
+    """
     mqtt, path = settings.mqtt, role_file(settings)
     nobody = try_login(mqtt)
     if nobody is LoginAnswer.SILENT:
@@ -183,7 +202,11 @@ for _bridge in (BRIDGE, FILES):
 
 @CHECKS.add(GATEWAY)
 def check_gateway(settings: Settings) -> Finding:
-    """Check that the gateway is ready, and that its ports for MCP and the dashboard accept connections."""
+    """Check that the gateway is ready, and that its ports for MCP and the dashboard accept connections.
+
+    A gateway that this stack has not started, and that does not answer, is a warning. Any other fault is a
+    failure.
+    """
     part = check_part(settings, GATEWAY)
     url = f"{settings.gateway_url}/readyz"
     # Without the proxies of the environment: the gateway is on this machine, or in our own network.
@@ -255,13 +278,20 @@ def _message(body: bytes) -> str:
 
 @CHECKS.add("token")
 def check_token(settings: Settings) -> Finding:
-    """Check that the file of the operator's token exists and that only its owner can read it."""
+    """Check that the file of the operator's token exists and that only its owner can read it.
+
+    A missing file is a warning. A file that others can read is a failure.
+    """
     return private_file(settings.operator_token_file, "the gateway makes it at its first start")
 
 
 @CHECKS.add(XML_PUMP)
 def check_xml_pump(settings: Settings) -> Finding:
-    """Check that each process of the XML pump in the stack runs and is ready."""
+    """Check that each process of the XML pump in the stack runs and is ready.
+
+    The finding has the worst level of all processes, see `check_part`. Without a process, it is a warning,
+    unless the setting `xml_pump.processes` is 0.
+    """
     state = control.running_state(settings) or {"parts": ()}
     names = [name for name in state["parts"] if name == XML_PUMP or name.startswith(f"{XML_PUMP}_")]
     if not names and settings.xml_pump.processes == 0:
@@ -275,7 +305,11 @@ def check_xml_pump(settings: Settings) -> Finding:
 
 @CHECKS.add("organism")
 def check_organism(settings: Settings) -> Finding:
-    """Check that conf/organism.yaml and its handlers can be loaded, here and by the gateway that runs."""
+    """Check that conf/organism.yaml and its handlers can be loaded, here and by the gateway that runs.
+
+    A file or handler that cannot be loaded is a failure. Without the file, or without a running gateway, there
+    is no fault. The check blocks for a second or two, because a child process imports the handlers.
+    """
     from connectors.organism.organism_file import OrganismError, check_agents, load_organism, organism_path
 
     file, path = settings.xml_pump.organism_file, organism_path(settings)
@@ -307,7 +341,11 @@ def _fault_at_the_gateway(settings: Settings) -> str | None:
 
 @CHECKS.add("commands")
 def check_commands(settings: Settings) -> Finding:
-    """Check that the gateway accepts signed commands on its Unix socket, and that all key files are valid."""
+    """Check that the gateway accepts signed commands on its Unix socket, and that all key files are valid.
+
+    Without a running gateway, or with an invalid key file, it is a warning. A socket without a server is a
+    failure.
+    """
     from connectors.out_of_band.command_keys import read_keys
     from connectors.unix_socket.claimed_socket import address_of
 

@@ -35,7 +35,7 @@ CHECKS.add(STREAMS)(partial(check_part, part=STREAMS))
 def check_views(settings: Settings) -> Finding:
     """Check that the Delta tables of all views exist; a missing one is a warning.
 
-    Tables in object storage are not looked at.
+    Tables in object storage are not checked: they count as ok.
     """
     if "://" in settings.tables_root:
         return ok(f"below {settings.tables_root}, not looked into")
@@ -51,7 +51,8 @@ def check_views(settings: Settings) -> Finding:
 def check_tables(settings: Settings, behind_s: float = BEHIND_S) -> Finding:
     """Check that ledger and views have all records of the log that are older than `behind_s` seconds.
 
-    Missing records are a warning, which says how many they are.
+    Missing records are a warning, which says how many they are. If Kafka does not answer, the result is a
+    warning, too. Raises TrunklineError if a table cannot be read.
     """
     ledger, views = LedgerProgressReader(settings).read(), ViewProgressReader(settings).read()
     try:
@@ -105,7 +106,8 @@ def _mend(settings: Settings) -> str:
 def check_anchors(settings: Settings) -> Finding:
     """Check that the newest anchor signs the whole audit chain, or that the next one is not overdue.
 
-    A chain that is shorter than the anchor says, or an overdue anchor of a running stack, is a failure.
+    A chain that is shorter than the anchor says, or an overdue anchor of a running stack, is a failure. A
+    missing file of anchors, or an overdue anchor while the stack is down, is a warning.
     """
     path = anchors_file(settings)
     if not path.exists():
