@@ -29,7 +29,13 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """One command of `trunkline`: the module to import for it, its summary, and its group in the help."""
+    """One command of `trunkline`.
+
+    Attributes:
+        module: The module to import for the command.
+        summary: A line about the command for `trunkline --help`.
+        group: The heading in the help below which the command is listed.
+    """
 
     module: str
     summary: str
@@ -115,9 +121,10 @@ def _unknown(name: str) -> int:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Import a command's module and return its parser.
+    """Import the module of the command `name`, one of `COMMANDS`, and return the command's parser.
 
-    The arguments that it parses have the function that runs the command, as `run`.
+    The arguments that the parser returns have the attribute `run`, the function that runs the command. Raises
+    KeyError for an unknown command.
     """
     module: Any = import_module(COMMANDS[name].module)
     parser = argparse.ArgumentParser(
@@ -183,7 +190,10 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of `trunkline` and return its exit code. Known errors are printed on standard error.
+    """Run one command of `trunkline` and return its exit code.
+
+    A known error (TrunklineError, SettingsError) is printed on standard error and becomes the exit code. Ctrl-C
+    gives 130. Any other error is raised.
 
     Args:
         argv: The arguments after the program's name; None for those of the process.

@@ -20,8 +20,8 @@ _PRIVATE: Final = b"PRIVATE KEY"
 def new_key_file(path: Path, option: str) -> str:
     """Make a key pair, write the private key to the new file `path` (mode 0600), and return the public key.
 
-    Raises UsageError if the file exists or cannot be written. Its text names `option`, the command's option for
-    the file.
+    Both keys are in PEM. Raises UsageError if the file exists or cannot be written. The error's text names
+    `option`, the command's option for the file.
     """
     private, public = new_key_pair()
     with new_private_file(path, option) as file:
@@ -59,7 +59,8 @@ def successor_of(path: Path) -> str:
     """Return the public key, as PEM, that is to replace the key in the file `path` in a rotation.
 
     The private key is made here and written to a hidden file beside `path`. If an interrupted rotation has left
-    such a file, its key is used.
+    such a file, its key is used. The file `path` does not change before `put_in_place`. Raises UsageError if
+    the hidden file cannot be written.
     """
     draft = _draft(path)
     if draft.exists():
@@ -71,14 +72,18 @@ def successor_of(path: Path) -> str:
 
 
 def drop_successor(path: Path) -> None:
-    """Delete the key that was to replace the one in the file `path`, because the gateway refused it."""
+    """Delete the hidden file with the key that `successor_of` made for `path`, because the gateway refused it.
+
+    A missing file is no error.
+    """
     _draft(path).unlink(missing_ok=True)
 
 
 def put_in_place(path: Path) -> None:
     """Replace the key in the file `path` by the one that `successor_of` made, in one step.
 
-    When this returns, the new key is safe from a power cut.
+    When this returns, the new key is safe from a power cut. Raises OSError, such as FileNotFoundError if
+    `successor_of` was not called; then the old key stays.
     """
     _draft(path).replace(path)
     with suppress(OSError):

@@ -28,9 +28,12 @@ _NOTES: Final = Notes("monitor")
 def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int:
     """Show changes of jobs and sessions, and their contradictions (drift), until Ctrl-C or once.
 
+    A lost connection to the gateway is made again, with a note on stderr.
+
     Args:
         settings: The settings, which name the gateway.
-        once: Whether to show the current state alone and return.
+        once: Whether to show the current state alone and return. Otherwise the function never returns, and
+            Ctrl-C raises KeyboardInterrupt.
         mend: Whether to repair drift that can be repaired.
         as_json: Whether to print JSON instead of text.
 
@@ -38,7 +41,7 @@ def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int
         With `once`, 1 if there is drift that was not repaired, else 0.
 
     Raises:
-        TrunklineError: The gateway does not answer or refuses the token.
+        TrunklineError: At the start, the gateway does not answer or refuses the token.
     """
     view = JsonLines() if as_json else PlainLines()
     screen: AbstractContextManager[Any] = nullcontext()
@@ -110,8 +113,8 @@ class Outcome(NamedTuple):
 class DriftWatch:
     """A search for drift, that is, for rows of jobs and sessions that contradict each other, and its repair.
 
-    A drift is shown once, when two looks in a row find it, because the reactor may repair it in between. A
-    repair that failed and was not refused is tried again at each look. Not thread-safe.
+    A drift is shown once, when two calls of `look` in a row find it, because the reactor may repair it in
+    between. A repair that failed and was not refused is tried again at each `look`. Not thread-safe.
 
     Args:
         gateway: The client that carries out repairs.
@@ -134,18 +137,19 @@ class DriftWatch:
 
     @property
     def drifts(self) -> list[Drift]:
-        """The drifts that both of the last two looks found, repaired or not."""
+        """The drifts that both of the last two calls of `look` found, repaired or not."""
         return list(self._outcomes)
 
     @property
     def unmended(self) -> list[Drift]:
-        """The drifts that both of the last two looks found and that were not repaired."""
+        """The drifts that both of the last two calls of `look` found and that were not repaired."""
         return [drift for drift, outcome in self._outcomes.items() if not outcome.is_mended]
 
     def look(self) -> list[Drift]:
-        """Find all drifts that exist now, and return them.
+        """Find all drifts in the current rows, and return them; also those that are repaired in this call.
 
-        A drift that the last look found too is shown, unless it was before, and repaired if `mend` is set.
+        A drift that the last call found too is printed, unless it was printed before. With `mend` it is
+        repaired then. A repair that fails raises nothing: it is printed, and `unmended` has the drift.
         """
         rows = self.registries
         jobs, sessions = list(rows.jobs.values()), list(rows.sessions.values())
@@ -163,7 +167,10 @@ class DriftWatch:
         return found
 
     def reload(self) -> None:
-        """Read the rows of the drifts that the last look found from the gateway again."""
+        """Request the rows of the drifts that the last `look` found from the gateway again.
+
+        If the gateway does not answer, the old rows stay, and `registries.failure` has the error.
+        """
         self.registries.touch(
             {drift.session for drift in self._seen}, {d.job_id for d in self._seen if d.job_id}
         )

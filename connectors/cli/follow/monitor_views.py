@@ -31,7 +31,10 @@ _STYLES: Final = {
 
 
 def change_text(change: RowChange) -> str:
-    """Return one line of text about a changed row of a job or session. The caller must escape it."""
+    """Return one line of text about a changed row of a job or session.
+
+    The text may have control characters that an agent wrote, so the caller must escape it with `escaped`.
+    """
     row, before = change.row, change.before
     status = row["status"]
     if before is not None and before["status"] != status:
@@ -56,9 +59,10 @@ def change_text(change: RowChange) -> str:
 
 
 def drift_text(drift: Drift, outcome: str | None = None) -> str:
-    """Return one line of text about a drift, rows of a job and a session that contradict each other.
+    """Return one line of text about a drift: rows of a job and a session that contradict each other.
 
-    `outcome` is the text about its repair, None without one. The caller must escape the line.
+    `outcome` is the text about the repair of the drift; None if no repair was tried. The caller must escape the
+    line with `escaped`, because an agent may have written a part of it.
     """
     job = "" if drift.job_id is None else f", job {drift.job_id}"
     return f"session {drift.session}{job}: {drift.why}" + ("" if outcome is None else f"; {outcome}")
@@ -83,7 +87,10 @@ class PlainLines:
         print(f"{_now()}  drift    {escaped(drift_text(drift, outcome))}", flush=True)
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
-        """Draw the current state of all rows anew. The loop calls this often. Here it does nothing."""
+        """Draw the current state of all rows anew, for output that is a table. Here it does nothing.
+
+        The loop of the command calls this several times a second.
+        """
 
 
 class JsonLines(PlainLines):

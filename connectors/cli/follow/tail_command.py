@@ -65,7 +65,8 @@ ARGUMENTS = (
 def run(call: Call) -> int:
     """Run `trunkline tail`: print rows of the ledger, or of the gateway with `--live`, until Ctrl-C.
 
-    With `--no-follow` it prints the existing rows and returns. Raises NotFound, UsageError or TrunklineError.
+    With `--no-follow` it prints the existing rows and returns the exit code: 0, or 3 if there are none. Raises
+    UsageError for wrong arguments, and TrunklineError if ledger or gateway cannot be read.
     """
     if call.live:
         if call.no_follow:

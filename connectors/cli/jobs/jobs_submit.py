@@ -56,7 +56,8 @@ class Submission:
     Attributes:
         job_id: The job.
         session: The name of the session.
-        handle: The name of the session's run, by which its process is found.
+        handle: The id of one start of the session's process, from the session's row. `SessionHost` finds the
+            process by it.
         folder: The folder for the job's files on this machine.
         subscriber: The process of `trunkline watch` that writes the job's events to a file.
     """
@@ -73,7 +74,10 @@ class Submission:
         return self.folder / f"{self.job_id}.subscriber.out"
 
     def end_subscriber(self) -> None:
-        """Stop the subscriber's process if it still runs. After five seconds it is killed."""
+        """Stop the subscriber's process and wait until it has ended; do nothing if it has ended before.
+
+        After five seconds the process is killed.
+        """
         if self.subscriber.poll() is None:
             self.subscriber.terminate()
             try:
@@ -86,12 +90,14 @@ class Submission:
 def submit(call: Call) -> int:
     """Run `trunkline jobs submit`: start an agent for a new job, and show the job's events until its end.
 
+    It blocks until then. `call` has the parsed arguments of the command line.
+
     Returns:
         0 if the job completed. 1 if it failed, was cancelled, or the agent's process ended without an end
         event. 2 after a time limit and 130 after Ctrl-C; then the agent goes on.
 
     Raises:
-        TrunklineError: The job could not be started. It is cancelled then.
+        TrunklineError: The job could not be started. If it was registered, it is cancelled then.
     """
     if not call.command:
         raise UsageError(

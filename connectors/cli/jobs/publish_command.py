@@ -66,7 +66,11 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run `trunkline publish`: publish one event or resend the outbox, and return 0. Raises TrunklineError."""
+    """Run `trunkline publish`: publish one event or resend the outbox, print the receipt, and return 0.
+
+    Raises TrunklineError: UsageError for an invalid event, Refused for a rejected one, BackboneUnreachable if
+    it was not confirmed and stays in the outbox.
+    """
     if (call.event is None) != call.resend:
         raise UsageError("give --event, or --resend to send only what is in the outbox")
     if call.attempts is not None:
@@ -91,7 +95,9 @@ def run(call: Call) -> int:
 def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
     """Return the secret of a job from `file`, or without a file from the environment or this machine's store.
 
-    Raises UsageError if there is no secret, or the file cannot be read or is readable by others.
+    `file` is the value of `--secret-file`, or None. The environment variable is TRUNKLINE_JOB_SECRET. The store
+    is the file that 'jobs register' wrote. Raises UsageError if there is no secret, or `file` cannot be read or
+    is readable by others.
     """
     if file is None:
         found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)

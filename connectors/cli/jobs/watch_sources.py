@@ -54,10 +54,12 @@ _NOTES: Final = Notes("watch")
 def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
     """Print the accepted events of jobs until all jobs have ended or a time limit is reached.
 
-    Events go to standard output, one JSON object per line. Notes go to standard error.
+    Events go to standard output, one JSON object per line. Notes go to standard error. Errors of the source are
+    raised, as TrunklineError.
 
     Args:
-        next_sights: The source of reports about the jobs' messages.
+        next_sights: The source of reports about the jobs' messages, as `mqtt_source` or `settled_source` yields
+            it. It is called with the longest time to wait in seconds.
         outcomes: The jobs to follow, which records how they end.
         timers: The time limits.
 
@@ -88,7 +90,8 @@ def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
 def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
     """Subscribe to job events over MQTT, at the common broker and per-job brokers, and verify their signatures.
 
-    It yields the function for `watch` that returns reports about the next messages.
+    Use it with `with`. It yields the function for `watch` that waits for the next message and returns reports
+    about it; the list is empty if none came in time. Lost connections are made again, with a note on stderr.
 
     Args:
         settings: The settings of the brokers and of stored secrets.
@@ -140,8 +143,8 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
 def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
     """Follow the events of jobs that the gateway has settled, through its stream of events.
 
-    It yields the function for `watch` that returns reports. The first call reports the current state of the
-    jobs.
+    Use it with `with`. It yields the function for `watch` that returns reports. The first call reports the
+    current state of the jobs. A later call waits for the next event; its list is empty if none came in time.
 
     Args:
         settings: The settings, which name the gateway.
@@ -150,6 +153,7 @@ def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> I
 
     Raises:
         NotFound: A job in `jobs` does not exist.
+        BackboneUnreachable: The gateway does not answer at the start.
     """
     path = path_of("jobs", jobs[0], "events") if len(jobs) == 1 else path_of("events")
     parameters = None if len(jobs) == 1 else {"kind": JOB}

@@ -39,7 +39,11 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run `trunkline console` until the end of input, and return 0. Raises TrunklineError."""
+    """Run `trunkline console` until the end of input, and return 0.
+
+    Raises TrunklineError: NotFound without the listener, Refused for a wrong token, BackboneUnreachable without
+    a gateway at the start.
+    """
     from connectors.cli.organism.console_session import ConsoleSession
 
     return ConsoleSession(call.settings, call.listener, is_json=call.json).run()

@@ -49,8 +49,8 @@ class Known:
 def document_of(line: str, known: Known) -> bytes:
     """Turn a typed line into the XML document to send: an envelope with recipient, thread and payload.
 
-    `line` must not be blank. Missing namespaces are added from `known`. Raises UsageError, whose text shows the
-    right form, if the line cannot be understood.
+    `line` must not be blank. It has one of the forms that the console's `/help` shows. Missing namespaces are
+    added from `known`. Raises UsageError, whose text shows the right form, if the line cannot be understood.
     """
     to = thread = None
     rest = line.strip()

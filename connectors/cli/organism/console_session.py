@@ -71,10 +71,11 @@ class ConsoleSession:
         self._failure: TrunklineError | None = None
 
     def run(self) -> int:
-        """Show messages and send typed lines until the end of input, `/quit` or a signal, and return 0.
+        """Show messages and send typed lines until the end of input or `/quit`, and return 0.
 
-        Call this once, on the main thread. It retries while the gateway does not answer. Raises TrunklineError
-        if there is no such listener, or the gateway refuses the token.
+        Call this once, on the main thread. It blocks, and retries while the gateway does not answer. Ctrl-C
+        raises KeyboardInterrupt. Raises BackboneUnreachable if the gateway does not answer at the start,
+        NotFound if there is no such listener, and Refused if the gateway refuses the token.
         """
         try:
             return self._run()

@@ -40,7 +40,10 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run `trunkline demo`, print its report and return the exit code. Raises TrunklineError."""
+    """Run `trunkline demo`, print its report and return the exit code: 0 if all is as planned, else 1.
+
+    Raises UsageError for a wrong argument, and TrunklineError if a part of the stack does not start or answer.
+    """
     # Imported here, because Arrow, paho and rich are slow to import and help must be quick.
     from connectors.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
 

@@ -65,9 +65,10 @@ def _switch(call: Call) -> int:
 
 
 def check_doors_closed(settings: Settings) -> None:
-    """Raise Refused if something can still append to the log: a part of the local stack, or any gateway.
+    """Raise Refused if a program can still append to the log: a part of the local stack, or any gateway.
 
-    The local stack may run Kafka and Mosquitto alone. The check needs no token, but raises UsageError for a
+    It returns nothing if the doors are closed. The local stack may run Kafka and Mosquitto alone. A gateway
+    counts as stopped if it does not answer within 5 s. The check needs no token, but raises UsageError for a
     token file that cannot be used.
     """
     from connectors.gateway_client.gateway_client import GatewayClient

@@ -52,7 +52,10 @@ def _follow(logs: dict[str, Path], prefixed: bool) -> None:
 
 
 def run(call: Call) -> int:
-    """Print the last lines of the parts' log files, and with `--follow` new lines until Ctrl-C."""
+    """Print the last lines of the parts' log files, and with `--follow` new lines until Ctrl-C. Return 0.
+
+    Raises UsageError for an unknown part, and NotFound if there are no log files and `--follow` is not given.
+    """
     folder = call.settings.data_path / "logs"
     more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
     names = (*ALL_PARTS, *more, _SUPERVISOR)

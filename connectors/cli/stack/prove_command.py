@@ -39,7 +39,10 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run `trunkline prove`: test all seeds in a child process, and return its exit code."""
+    """Run `trunkline prove`: test all seeds in a child process, and return the exit code of the child process.
+
+    Raises UsageError for wrong numbers, and NotFound if the tests are not installed.
+    """
     if call.seeds < 1 or call.first_seed < 0:
         raise UsageError("--seeds is 1 or more, --first-seed 0 or more")
     if not (PROJECT_ROOT / _MODULE.replace(".", "/")).with_suffix(".py").exists():

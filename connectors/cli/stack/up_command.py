@@ -121,7 +121,7 @@ def _close_to_others(settings: Settings) -> None:
 def run(call: Call) -> int:
     """Start the local stack in the background, or missing parts of a running one, and wait until it is ready.
 
-    Returns 0. Raises TrunklineError if a part is not ready in time.
+    Returns 0. Raises TrunklineError if a part is not ready in time; the other parts go on running.
     """
     settings = call.settings
     parts = [name.strip() for name in call.only.split(",") if name.strip()]
