@@ -199,7 +199,7 @@ class SettledWaits:
             self._promises.setdefault(position, []).append(promise)
 
     def remove(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
-        """Unregister a future, whether or not it is resolved. An unknown one is ignored."""
+        """Unregister the future `promise`, whether or not it is resolved. An unregistered one is ignored."""
         with self._lock:
             waiting = self._promises.get(position, [])
             if promise in waiting:
