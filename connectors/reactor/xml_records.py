@@ -88,9 +88,10 @@ def xml_records(
 
 
 def may_have_effects(record: Record) -> bool:
-    """Return whether `xml_records` may return a record for `record`, so that its verdict is needed.
+    """Return whether `xml_records` may return a record for `record`, so that the record's verdict is needed.
 
-    The check looks at the type and the raw bytes alone. It spares the reactor the look-up of most verdicts.
+    False is certain: then `xml_records` would return nothing. The check looks at the type and the raw bytes
+    alone, which spares the reactor the look-up of most verdicts.
     """
     if record.value is None or len(record.header_values) < 4 or record.key is None:
         return False
