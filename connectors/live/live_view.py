@@ -120,7 +120,7 @@ class LiveView:
         gc.freeze()
 
     def close(self) -> None:
-        """Stop the thread. Waits in progress and later ones raise BackboneUnreachable."""
+        """Stop the thread, within ten seconds. Waits in progress and later ones raise BackboneUnreachable."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
@@ -182,7 +182,8 @@ class LiveView:
         A record that is no longer in memory is read from the ledger.
 
         Raises:
-            BackboneUnreachable: The record was not settled within `timeout_s` seconds.
+            BackboneUnreachable: The record was not settled within `timeout_s` seconds, or the view was closed
+                or failed.
             TrunklineError: The ledger cannot be read.
         """
         deadline = time.monotonic() + timeout_s

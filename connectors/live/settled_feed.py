@@ -233,7 +233,8 @@ class SettledWaits:
     def resolve(answers: Sequence[tuple[_Promise | _AsyncPromise, _Answer]]) -> None:
         """Set the result of each future, or its exception if the answer is one; from any thread.
 
-        Each event loop is woken once. Futures that are already done are left as they are.
+        `answers` are pairs of a future and its answer: the settled record, None for a skipped record, or an
+        exception. Each event loop is woken once. Futures that are already done are left as they are.
         """
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_AsyncPromise, _Answer]]] = {}
         for promise, answer in answers:

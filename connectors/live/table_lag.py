@@ -24,8 +24,8 @@ class Lag(NamedTuple):
 class TableLag:
     """A comparison of a table's progress with the end of the log. Not thread-safe.
 
-    Call `look` regularly with the log's end. `behind` compares a table with the end given last, and needs the
-    earlier ones to find out how old the missing records are.
+    Call `look` regularly with the log's end. `behind` compares a table with the end given last. From the ends
+    given before, it finds out how old the missing records are.
     """
 
     def __init__(self, live_view: LiveView) -> None:
