@@ -46,9 +46,9 @@ class AgentDefinition(BaseModel):
     Attributes:
         name: The agent's name.
         image: The name of the command to start, as `conf/launchers.yaml` defines it.
-        description: A text about its purpose, for people and for other agents.
+        description: A text about the agent's purpose, for people and for other agents.
         capabilities: The abilities that others can search for.
-        hardened: Whether its processes run with restricted rights and resource limits.
+        hardened: Whether the agent's processes run with restricted rights and resource limits.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -62,7 +62,12 @@ class AgentDefinition(BaseModel):
 
 @dataclass(frozen=True)
 class Definitions:
-    """The agent definitions in a folder: the valid ones by agent name, and by file name the others' faults."""
+    """The agent definitions in a folder.
+
+    Attributes:
+        agents: The valid definitions, by the agent's name.
+        faults: The reason why a file is no valid definition, by file name.
+    """
 
     agents: dict[str, AgentDefinition] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)

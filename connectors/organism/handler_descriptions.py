@@ -53,7 +53,7 @@ def describe_handlers(names: Sequence[str], timeout_s: float = DESCRIBE_S) -> di
     """Import handlers in a child process, and return the description of each by its name.
 
     Errors in users' code raise nothing: the description of the handler has a `fault` instead. The call blocks
-    until the child ends, and then kills the processes that the import started.
+    until the child ends or the time is over. Then it kills the processes that the import started.
 
     Args:
         names: The handlers, each as `module:attribute`.

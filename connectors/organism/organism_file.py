@@ -74,12 +74,13 @@ class ListenerEntry(_Entry):
 
     Attributes:
         type: `handler` for a listener whose messages go to a function; `human` for a person.
-        handler: the function that handles its messages, as `module:attribute`. A person has none.
-        description: its text as a tool of language models. By default the docstring of the handler's payload.
-        root_tag: the root element of its messages. By default that of the handler's payload class; for a human,
-            the listener's name.
-        namespace: the XML namespace of its messages. By default that of the handler's payload class.
-        tools: the listeners that it sees and may write to. By default all.
+        handler: the function that handles the listener's messages, as `module:attribute`. A person has none.
+        description: a text for language models, for which the listener is a tool. By default the docstring of
+            the handler's payload class.
+        root_tag: the root element of the listener's messages. By default that of the handler's payload class;
+            for a human, the listener's name.
+        namespace: the XML namespace of the listener's messages. By default that of the handler's payload class.
+        tools: the listeners that this one sees and may write to. By default all.
     """
 
     type: Literal["handler", "human"] = "handler"
@@ -104,8 +105,8 @@ class AgentEntry(_Entry):
     Attributes:
         model: the name of the language model.
         client: the class or function that calls the model, as `module:attribute`.
-        visible_tools: the listeners that it sees and may write to. By default all.
-        tokens_per_minute: how many tokens it may use in a minute. By default there is no limit.
+        visible_tools: the listeners that this one sees and may write to. By default all.
+        tokens_per_minute: how many tokens the model may use in a minute. By default there is no limit.
     """
 
     type: Literal["llm"] = "llm"
@@ -119,7 +120,10 @@ class AgentEntry(_Entry):
 
 
 class MetaEntry(_Section):
-    """The entry `meta` in the file: the principals that may list listeners and request schemas (XP-14)."""
+    """The entry `meta` in the file: the principals that may list listeners and request schemas (XP-14).
+
+    Each field is `all` (every listener and principal), `admin` (the operator alone) or `none`.
+    """
 
     allow_list_capabilities: Literal["admin", "all", "none"] = "none"
     allow_schema_requests: Literal["admin", "all", "none"] = "none"
