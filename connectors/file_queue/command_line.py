@@ -127,7 +127,8 @@ _seconds.__name__, _count.__name__ = "number of seconds", "number of messages"  
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of `trunkline queue` and return its exit code.
 
-    An error that a user can cause is printed on standard error and raises nothing.
+    An error that a user can cause is printed on standard error and raises nothing. The exit codes are 0, 1 for
+    a failure of the queue, 2 for invalid arguments, and 130 after Ctrl-C.
 
     Args:
         arguments: The arguments after the program's name; None for those of the process.

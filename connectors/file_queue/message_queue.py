@@ -329,7 +329,8 @@ class Queue:
     def status(self, session: str | None = None) -> dict[str, Any]:
         """Return the numbers of messages and bytes of one session, or of all sessions if `session` is None.
 
-        The result has the sums, and under `sessions` each session's numbers and cursors. It takes no lock.
+        The dict has sums such as `messages`, and under `sessions` each session's numbers and cursors. It takes
+        no lock.
         """
         from connectors.file_queue.queue_status import queue_status
 

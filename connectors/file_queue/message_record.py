@@ -49,7 +49,10 @@ def is_name(value: object) -> bool:
 
 
 def checked_name(value: object, what: str) -> str:
-    """Return `value` if it is a valid name. Raises ValueError otherwise; `what` designates it in the error."""
+    """Return `value` if it is a valid name, else raise ValueError.
+
+    For the rule see `is_name`. `what` says in the error's text which name it is, such as "the sender".
+    """
     if is_name(value):
         return str(value)
     raise ValueError(
@@ -59,7 +62,10 @@ def checked_name(value: object, what: str) -> str:
 
 
 def checked_topic(value: object) -> str:
-    """Return `value` if it is one of `TOPICS`. Raises TopicError otherwise."""
+    """Return `value` if it is a topic of the queue, else raise TopicError.
+
+    The topics are `ask`, `answer`, `broadcast`, `spawn-request` and `status`.
+    """
     if isinstance(value, str) and value in TOPICS:
         return value
     raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(sorted(TOPICS))}")

@@ -105,7 +105,8 @@ class SessionFolder:
     def hold_bodies(self) -> None:
         """Take the shared lock that keeps `Queue.expire` from deleting side-files which no line names yet.
 
-        A sender takes it before it writes a side-file. `unlock`, or the end of the process, releases it.
+        It waits while an `expire` deletes such files. A sender takes the lock before it writes a side-file.
+        `unlock`, or the end of the process, releases it.
         """
         if self._bodies_fd is None:
             self._bodies_fd = self.open_folder(BODIES)
@@ -167,7 +168,7 @@ class SessionFolder:
             return open_fd(name, FOLDER, self.fd)
 
     def sync_path(self) -> None:
-        """Sync this folder and all folders above it to the disk, so that a power cut cannot remove them."""
+        """Sync the session's folder and all folders above it to the disk, to survive a power cut."""
         os.fsync(self.fd)
         folder = self.path
         while folder not in ("", "/"):
@@ -196,7 +197,7 @@ class SessionFolder:
             os.fsync(folder)
 
     def read_body(self, name: str) -> tuple[str | None, str | None]:
-        """Return the text of a side-file and None, or None and the reason why it cannot be read."""
+        """Return the text of a side-file as `(text, None)`, or `(None, reason)` if it cannot be read."""
         try:
             fd = self.open_file(name, BODIES)
             if fd is None:
@@ -278,7 +279,7 @@ def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, by
 def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
     """Yield the lines before the offset `end` that end with a newline, the last one first.
 
-    The newline is left out. A line over 16 MiB is yielded as None.
+    `fd` is the descriptor of the file. The newline is left out. A line over 16 MiB is yielded as None.
     """
     offset, held, held_bytes, is_tail = end, [], 0, True
     while offset > 0:
@@ -301,7 +302,10 @@ def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data` to the descriptor `fd`, with as many writes as necessary."""
+    """Write all of `data` to the descriptor `fd`, with as many writes as necessary.
+
+    Raises OSError, such as for a full disk; then a part of `data` may be written.
+    """
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
