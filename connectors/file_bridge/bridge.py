@@ -74,7 +74,10 @@ class PutOff(Generic[Key]):
         return key in self._failing and time.monotonic() < self._failing[key].until
 
     def failed(self, key: Key, error: Exception) -> None:
-        """Begin a pause for `key` after a failure. Failures in a row make it longer, up to five seconds."""
+        """Begin a pause for `key` after a failure, and report the error if its text is new for this key.
+
+        Failures in a row make the pause longer, up to five seconds.
+        """
         found = self._failing.setdefault(key, _Failing())
         found.until = time.monotonic() + _PUT_OFF_S[min(found.failures, len(_PUT_OFF_S) - 1)]
         found.failures += 1

@@ -20,8 +20,9 @@ _TICK_S: Final = 0.01
 def queue_root(settings: Settings) -> Path:
     """Return the folder of the file queue that the bridge serves.
 
-    This is the setting `files.root`. Without it, a stack with the default data directory serves the user's
-    queue. A stack with another one, such as a test, has a queue there and leaves the user's queue alone.
+    This is the setting `files.root`. Without the setting, a stack with the default data directory serves the
+    queue that `trunkline queue` uses for this user. A stack with another data directory, such as a test's, has
+    its own queue there.
     """
     if settings.files.root is not None:
         return settings.files.root
@@ -33,8 +34,9 @@ def queue_root(settings: Settings) -> Path:
 def lock_soon(folder: SessionFolder, wait_s: float) -> None:
     """Take the lock of a session, and finish or undo the work of a `Queue.expire` that was killed.
 
-    Raises QueueError if the lock is not free within `wait_s` seconds. Another program may have the lock for
-    long, as when it removes messages from a large file. The other sessions must not wait for it.
+    `SessionFolder.unlock` releases the lock. Raises QueueError if the lock is not free within `wait_s` seconds.
+    Another program may have the lock for long, such as to remove messages from a large file. The bridge then
+    serves the other sessions first.
     """
     wait_free(folder, wait_s)
     # A program that takes the lock in between is running, and releases it soon.

@@ -116,13 +116,14 @@ def poll_in(entry: Any) -> Mapping[str, Any] | None:
 
 
 def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
-    """Return the fields of a line of the file queue for a message that came through another door.
+    """Return the fields of a line of the file queue, for `Queue.deliver`, for a message of another door.
 
     A type of message that is no topic of the queue becomes `broadcast` for broadcasts, else `ask`.
 
     Args:
         message: The message with the field names of the class `Message`, such as `from`, `to` and `kind`.
-        sent_at: The time when it was logged, in ISO 8601, for a message without a time of its own.
+        sent_at: The time when the message was logged, in ISO 8601. It is used for a message without a sending
+            time.
 
     Raises:
         ValueError: `sent_at` is not a time.
@@ -165,7 +166,10 @@ def may_be_of(line: bytes | None, message_ids: Set[str]) -> bool:
 
 
 def sent_at_s(message: Line) -> float | None:
-    """Return the sending time in a message, in seconds since 1970 UTC; None if it is out of range."""
+    """Return the sending time of a message of the file queue, in seconds since 1970 UTC.
+
+    None means that the message's time is outside of the years that Python's `datetime` can represent.
+    """
     moment = _moment(message["ts"])
     return None if moment is None else moment.timestamp()
 
