@@ -238,7 +238,11 @@ class MqttAgent:
             return self._deliver(outbox, added)
 
     def resend(self) -> int:
-        """Send all messages that have no receipt yet, and return their number. Raises the errors of `send`."""
+        """Send all messages that have no receipt yet, and return how many they were; 0 if there were none.
+
+        Raises BackboneUnreachable if a receipt is missing, and MessageRejected if the newest message was
+        rejected.
+        """
         with self._open_outbox() as outbox:
             count = len(outbox.pending)
             if count:

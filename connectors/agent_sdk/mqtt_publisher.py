@@ -73,7 +73,7 @@ def deliver(
     """Send a job's events to the MQTT broker in order, and return when all are confirmed.
 
     Each attempt uses a new connection. Socket errors, timeouts and an unknown account are tried again, up to
-    `publish_attempts` times in all, with back-off. (A job's account is made after its registration.)
+    `mqtt.publish_attempts` times in all, with back-off. (A job's account is made after its registration.)
 
     Args:
         mqtt: The settings of the broker, with the user and password to use.
@@ -83,7 +83,7 @@ def deliver(
         wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough.
 
     Raises:
-        BackboneUnreachable: the last attempt failed.
+        BackboneUnreachable: the last attempt failed. Events that were confirmed before stay confirmed.
         ReceiptMissing: no receipt came in time; there is no other attempt.
         Refused: the broker has no such account after the last attempt, or forbids something else at any time.
     """

@@ -284,8 +284,8 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
     def renew(self, build: Callable[[PendingEvent], bytes | None]) -> None:
         """Replace the bytes of unconfirmed events, as after a rotation of the secret. The seq stays the same.
 
-        `build` is called with each event and returns its new bytes, or None to leave it as it is. The new bytes
-        are on disk when this returns.
+        `build` is called with each event and returns the event's new bytes, or None to leave the event
+        unchanged. The new bytes are on disk when this returns.
         """
         made = [(pending, build(pending)) for pending in self._state.outbox]
         if any(new is not None for _, new in made):
