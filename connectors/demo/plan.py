@@ -66,14 +66,14 @@ def idles(job: ScriptBuilder) -> None:
 
 
 def is_cancelled(job: ScriptBuilder) -> None:
-    """Get cancelled by the operator, and send an event afterwards."""
+    """Get cancelled by the operator, and send an event afterwards, which is rejected."""
     job.work()
     job.cancel()
     job.refused("an event after the cancellation", AFTER_TERMINAL, PROGRESS, "still at it")
 
 
 def is_redelivered(job: ScriptBuilder) -> None:
-    """Have all events sent again by another connection, also after the end."""
+    """Have events sent again by another connection, also after the end; they are duplicates."""
     first = job.agent(STARTED, "begins")
     job.again(first, "started, redelivered")
     second = job.agent(PROGRESS, done=1)
@@ -92,7 +92,7 @@ def is_reworded(job: ScriptBuilder) -> None:
 
 
 def is_reordered(job: ScriptBuilder) -> None:
-    """Send two events in the wrong order."""
+    """Send two events in the wrong order; both are accepted, and the second one counts as late."""
     job.work()
     seq = job.next_seq
     job.signed("the later one of a reordered pair", PROGRESS, seq + 1, "the second, first")
@@ -111,7 +111,7 @@ def contradicts_itself(job: ScriptBuilder) -> None:
 
 
 def is_forged(job: ScriptBuilder) -> None:
-    """Have a client without the secret declare the job done."""
+    """Have a client without the secret declare the job done, which is rejected."""
     job.work()
     fake = sign_event(job.body(COMPLETED, job.next_seq, "all done, believe me"), job.forger_secret)
     job.refused_bytes("a forged signature", BAD_SIGNATURE, canonical(fake))

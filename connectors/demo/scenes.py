@@ -91,8 +91,8 @@ def operator_client(settings: Settings) -> GatewayClient:
 def pick_job(settings: Settings, job_id: str) -> str | None:
     """Create a session for a job of the demo, let it pick the job, and return the session's name.
 
-    None means that nothing was done: a pending job without a session of its own exists, and the session would
-    get that one. On a kept stack this may be real work.
+    None means that nothing was done, because another job waits that any session may pick. The new session would
+    pick that job. On a kept stack this may be real work.
 
     Raises:
         Refused: The gateway gave the session another job, or refuses a request.

@@ -116,7 +116,8 @@ def kept_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
     """Start the configured stack as `trunkline up` does, and leave it running after the `with` block.
 
     A stack that runs already is used as it is. Ctrl-C in the block stops the stack if this call started it. It
-    yields a function that does nothing, because the stack's own supervisor restarts its parts.
+    yields a function that does nothing, because the stack's own supervisor restarts its parts. Raises
+    TrunklineError if a part is not ready in time.
     """
     ran_before = control.running_state(settings) is not None
     progress.begin("Start the stack that stays")

@@ -43,7 +43,7 @@ class AgentEvent:
 
 @dataclass(frozen=True)
 class RawMessage:
-    """A step: publish any bytes on the MQTT topic `<prefix>/<topic_id>/events`, past the publisher."""
+    """A step: publish any bytes on the MQTT topic `<prefix>/<topic_id>/events`, without the job's publisher."""
 
     topic_id: str
     payload: bytes = field(repr=False)
