@@ -33,7 +33,7 @@ def new_key_file(path: Path, option: str) -> str:
 def public_key_in(path: Path) -> str:
     """Return the public key of a PEM file as PEM. If the file has a private key, its public half is returned.
 
-    Raises UsageError if the file cannot be read or has no key of an agent.
+    Raises UsageError if the file cannot be read, or has no RSA key of 2048 to 8192 bits.
     """
     pem = read_given(str(path), "the key", _LIMIT_BYTES)
     try:

@@ -82,8 +82,8 @@ CHECKS.add("tables")(check_tables)
 def old_records(kafka: KafkaSettings, before_s: float) -> dict[int, int]:
     """Return for each partition the offset of the first record that Kafka logged at `before_s` or later.
 
-    Without such a record, it is the end of the partition. `before_s` is in seconds since 1970 UTC by Kafka's
-    clock. Raises BackboneUnreachable if Kafka does not answer.
+    If a partition has no such record, the offset is the partition's end. `before_s` is in seconds since 1970
+    UTC by Kafka's clock. Raises BackboneUnreachable if Kafka does not answer.
     """
     with topic_reader(kafka) as consumer:
         partitions = sorted(consumer.assignment())

@@ -29,7 +29,11 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run `trunkline monitor` and return its exit code. Without `--once` it runs until Ctrl-C."""
+    """Run `trunkline monitor`. Without `--once` it runs until Ctrl-C.
+
+    With `--once` it returns the exit code: 1 if there is drift that was not repaired, else 0. Raises
+    TrunklineError if the gateway does not answer at the start or refuses the token.
+    """
     from connectors.cli.follow.monitor_loop import monitor
 
     return monitor(call.settings, once=call.once, mend=call.mend, as_json=call.json)

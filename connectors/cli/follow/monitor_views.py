@@ -75,7 +75,7 @@ class PlainLines:
     """
 
     def stands(self, row: RowChange) -> None:
-        """Print a row that exists when the command starts."""
+        """Print a row that exists when the command starts. `row` has the row, without a previous one."""
         self.changed(row)
 
     def changed(self, change: RowChange) -> None:

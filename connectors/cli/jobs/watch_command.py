@@ -34,7 +34,8 @@ ARGUMENTS = (
 def run(call: Call) -> int:
     """Run `trunkline watch`: print events until the jobs' end or a time limit, and return the exit code.
 
-    Raises TrunklineError if a job is unknown or its events cannot be followed.
+    The exit code is 0 if all jobs have completed, 1 if all have ended but not all have completed, and 2 after a
+    time limit. Raises TrunklineError if a job is unknown or its events cannot be followed.
     """
     # Imported here, because help must be quick.
     from connectors.agent_sdk.job_watcher import Outcomes, Timers

@@ -128,7 +128,8 @@ def _namespace(tag: str, to: str | None, known: Known) -> str:
 def shown_xml(text: str) -> str:
     """Return the XML `text` as indented and escaped lines for a terminal.
 
-    No line of it can look like one of the console's own. Text that is no XML is shown in the same way.
+    Each line begins with spaces, so that no line can look like one of the console's own. Text that is no XML is
+    shown in the same way.
     """
     from lxml import etree  # type: ignore[import-untyped]
 

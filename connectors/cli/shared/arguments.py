@@ -59,7 +59,7 @@ def stream_key(text: str) -> tuple[str, str]:
 
 
 def duration_s(text: str) -> float:
-    """Convert a duration such as `90`, `90s`, `5m`, `2h` or `1d` to seconds.
+    """Convert a duration such as `90`, `90s`, `5m`, `2h` or `1d` to seconds. A number alone is in seconds.
 
     Raises argparse.ArgumentTypeError for another form.
     """

@@ -31,7 +31,10 @@ class Call(argparse.Namespace):
     settings: Settings
 
     def gateway(self) -> GatewayClient:
-        """Return a new client of the gateway, which the caller closes (`with`)."""
+        """Return a new client of the gateway, which the caller closes (`with`). Nothing is sent yet.
+
+        Raises UsageError if the setting `gateway.url` is no HTTP address.
+        """
         # Imported here, because it is slow to import and help must be quick.
         from connectors.gateway_client.gateway_client import GatewayClient
 

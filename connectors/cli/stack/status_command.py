@@ -40,7 +40,10 @@ def _table(parts: list[PartStatus]) -> str:
 
 
 def run(call: Call) -> int:
-    """Print a table of the stack's parts, and why parts are not ready. Return 0 if all are ready, else 1."""
+    """Print a table of the stack's parts, and why parts are not ready. Return 0 if all are ready, else 1.
+
+    Without a running stack, it returns 1.
+    """
     state = control.running_state(call.settings)
     parts = control.part_statuses(call.settings)
     chosen = state["parts"] if state else {}
