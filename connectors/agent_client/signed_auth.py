@@ -162,7 +162,8 @@ class SignedAuth(httpx2.Auth):
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         """Add the signature's headers to a request and yield it once. httpx2 calls this for each request.
 
-        Raises KeyFileError or Refused, as the class says.
+        Raises KeyFileError when the key cannot be used, and Refused when the same call is made more than 120
+        times within a second.
         """
         body = request.content
         now = int(time.time())
