@@ -114,10 +114,15 @@ class JobWatcher:
         return True
 
     def see(self, topic: str, payload: bytes, traceparent: str | None = None) -> Sight:
-        """Settle one MQTT message, and return a report for the user of `trunkline watch`.
+        """Settle one MQTT message, and return a report for the user of `trunkline watch`. It raises nothing.
 
         An accepted event gives the job's status and a line of JSON with secrets masked. A duplicate or rejected
-        one gives a note with the reason. For the arguments see `settle`.
+        one gives a note with the reason.
+
+        Args:
+            topic: The topic that the message came on.
+            payload: The bytes of the message.
+            traceparent: The W3C trace context of the message, or None.
         """
         settled = self.settle(topic, payload, traceparent)
         if settled.verdict != ACCEPTED:
