@@ -115,12 +115,12 @@ class Queue:
         """Append a message and return its new id.
 
         Args:
-            topic: One of `TOPICS`, or TopicError is raised.
+            topic: One of `TOPICS`, such as `ask`, or TopicError is raised.
             body: The text, at most 16 MiB.
             to: The recipient. None, `all` or `broadcast` addresses every agent that polls.
             ttl_s: The time in seconds in which the message may be delivered; None for no limit.
-            session: The session; None for that of the environment, as in the other methods.
-            sender: The sender; None for the agent of the environment, or `anonymous`.
+            session: The session; None for the variable TRUNKLINE_QUEUE_SESSION, else `default`.
+            sender: The sender; None for the variable TRUNKLINE_QUEUE_AGENT_ID, else `anonymous`.
             reply_to: The id of the message that this one answers, or None.
 
         Raises ValueError, QueueError, or QueueDisabledError if the queue is switched off. After a QueueError
@@ -281,7 +281,7 @@ class Queue:
     def tail(
         self, n: int = 10, include_expired: bool = False, session: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return the last `n` messages to any recipient, oldest first, without taking them or any lock."""
+        """Return the last `n` messages to any recipient, oldest first, without taking them; empty if none."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"n must be a number of messages, 0 or more, not {str(n)[:40]!r}")
         where = self._named(session)
