@@ -85,7 +85,8 @@ class LiveState:
             on_change: Called for each row that the record adds, changes or removes.
 
         Returns:
-            The settled record. None if the loaded state of its stream includes it, so that nothing changes.
+            The settled record. None if the state that was loaded from the tables includes the record, so that
+            nothing changes.
         """
         stream = None
         if record.key is not None and parse_stream_key(record.key) is not None:
