@@ -62,7 +62,7 @@ def waits(job: ScriptBuilder) -> None:
 
 
 def idles(job: ScriptBuilder) -> None:
-    """Stay registered; no session picks it."""
+    """Stay registered, because no session picks the job."""
 
 
 def is_cancelled(job: ScriptBuilder) -> None:
