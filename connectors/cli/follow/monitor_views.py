@@ -1,4 +1,4 @@
-"""The output of `trunkline monitor`: lines of text, lines of JSON, or a live table."""
+"""The output of `trunkline monitor` about changes of jobs and sessions, and contradictions (drift)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ class PlainLines:
         print(f"{_now()}  {escaped(change_text(change))}", flush=True)
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
-        """Print a drift. `outcome` is the text about its repair; None if no repair was tried."""
+        """Print a drift: rows of a job and a session that contradict each other.
+
+        `outcome` is the text about the repair of the drift; None if no repair was tried.
+        """
         print(f"{_now()}  drift    {escaped(drift_text(drift, outcome))}", flush=True)
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
@@ -137,7 +140,10 @@ class LiveTable(PlainLines):
         self._last.append(escaped("drift    " + drift_text(drift, outcome)))
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
-        """Draw the table of jobs and sessions, the drifts and the last changes anew."""
+        """Draw the table of jobs and sessions, with the drifts and the last changes below it, anew.
+
+        `registries` has the current rows, and `drifts` the contradictions to show.
+        """
         parts: list[Any] = [_jobs(registries), _sessions(registries)]
         parts += [Text(escaped("drift: " + drift_text(drift)), style="bold red") for drift in drifts]
         parts += [Text(line, style="dim") for line in self._last]

@@ -43,7 +43,8 @@ class Call(argparse.Namespace):
     def get(self, *path: str, **parameters: object) -> Any:
         """Send a GET request to the gateway and return the decoded JSON answer.
 
-        An answer that takes too long, or with status 502, 503 or 504, is tried again, up to five times in all.
+        Without an answer, or with status 502, 503 or 504, the request is tried again: five attempts at most,
+        and none after `gateway.settle_timeout_s` + 20 s.
 
         Args:
             path: The parts of the path below `/api/hub/`, such as `"jobs", job_id`.
@@ -52,7 +53,7 @@ class Call(argparse.Namespace):
         Raises:
             BackboneUnreachable: The gateway does not answer, or answered 502, 503 or 504 to the last attempt.
             UsageError: Status 400, 413 or 422.
-            Refused: Status 401, 403 or 409.
+            Refused: Status 401, 403 or 409, or the gateway could not start an agent's program.
             NotFound: Status 404.
             TrunklineError: Any other error status, or an answer that is no JSON.
         """
