@@ -217,9 +217,9 @@ def _say(text: str) -> None:
 def main(environment: Mapping[str, str] = os.environ) -> int:
     """Serve MCP on stdin and stdout for the agent that the environment names, and return the exit code.
 
-    The environment variables name the agent, the file of its private key and the address of the server. Errors
-    are printed on stderr. The exit code is 0 when stdin has ended, 2 for a missing or wrong variable or key,
-    and 1 for an internal error.
+    The variable AGENT_ID names the agent, AGENT_KEY_PATH the file of its private key, and MCP_SERVER_URL the
+    server's address. Errors are printed on stderr. The exit code is 0 when stdin has ended, 2 for a missing or
+    wrong variable or key, and 1 for an internal error.
     """
     try:
         needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
