@@ -180,7 +180,10 @@ class MqttAgent:
         self.close()
 
     def close(self) -> None:
-        """End the connection and the threads. The broker keeps new messages for `mqtt.session_expiry_s` s."""
+        """End the connection and the threads.
+
+        The broker keeps messages that come later for `mqtt.session_expiry_s` seconds, for the next connection.
+        """
         with self._changed:
             self._closing.set()
             connection = self._connection
