@@ -240,7 +240,7 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
 
 
 def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
-    """Return the names of the side-files that a line refers to; empty if it refers to none.
+    """Return the names of the side-files (files of long bodies) that a line refers to; empty for none.
 
     A user may later correct an invalid line. So every text in an invalid line that looks like a side-file's
     name counts.
@@ -258,8 +258,9 @@ def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
 def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Callable[[str], None]) -> int:
     """Delete the side-files that no line names and that are older than a day. Return how many were deleted.
 
-    The caller has the session's lock. While a sender has written a side-file and not yet its line, nothing is
-    deleted and 0 is returned at once. A later call deletes the orphans then.
+    A side-file has the body of one long message. The caller has the session's lock. While a sender has written
+    a side-file and not yet its line, nothing is deleted and 0 is returned at once. A later call deletes the
+    orphans then.
 
     Args:
         folder: The session's open folder.

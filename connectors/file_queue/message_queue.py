@@ -214,9 +214,9 @@ class Queue:
         """Take the new messages for an agent and return them, oldest first. Each is returned only once.
 
         With `topics`, only messages of these topics are returned, and the others are skipped for good. The
-        agent's cursor is on the disk before this returns. It waits for the session's lock, not for messages:
-        the list is empty if nothing is new or the queue is off. Raises TopicError, ValueError, or QueueError,
-        also for an invalid cursor.
+        agent's cursor (how far it has read) is on the disk before this returns. It waits for the session's
+        lock, not for messages: the list is empty if nothing is new or the queue is off. Raises TopicError,
+        ValueError, or QueueError, also for an invalid cursor.
         """
         checked_name(agent_id, "the agent")
         wanted = None if topics is None else sorted({checked_topic(topic) for topic in _listed(topics)})

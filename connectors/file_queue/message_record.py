@@ -95,15 +95,19 @@ def stamp() -> str:
 
 
 def reference(msg_id: str) -> str:
-    """Return the text `@file:<msg_id>.txt`, which replaces a body in a line if the body is in a side-file."""
+    """Return the text `@file:<msg_id>.txt`, which a line has in place of a body that is in a side-file.
+
+    A side-file has one body that is too long for a line.
+    """
     return f"@file:{msg_id}.txt"
 
 
 def side_file_of(message: Mapping[str, Any]) -> str | None:
     """Return the name of the side-file that has the message's body, or None if the line has the body itself.
 
-    `message` has the fields of a line, as `parse_line` returns them. Only a reference with the message's own id
-    counts, so any other body that looks like a reference is an ordinary body.
+    A side-file has one body that is too long for a line. `message` has the fields of a line, as `parse_line`
+    returns them. Only a reference with the message's own id counts, so any other body that looks like a
+    reference is an ordinary body.
     """
     msg_id = message["msg_id"]
     return f"{msg_id}.txt" if message["body"] == reference(msg_id) else None
@@ -184,7 +188,8 @@ def is_expired(message: Mapping[str, Any], now: float) -> bool:
 def is_for(message: Mapping[str, Any], agent_id: str) -> bool:
     """Return whether the message is addressed to the agent `agent_id`, or to every agent.
 
-    `message` has the fields of a line, as `parse_line` returns them.
+    `message` has the fields of a line, as `parse_line` returns them. Its `to` is an agent's name; None, `all`
+    and `broadcast` mean every agent.
     """
     return message["to"] in EVERYBODY or message["to"] == agent_id
 

@@ -105,8 +105,8 @@ class SessionFolder:
     def hold_bodies(self) -> None:
         """Take the shared lock that keeps `Queue.expire` from deleting side-files which no line names yet.
 
-        It waits while an `expire` deletes such files. A sender takes the lock before it writes a side-file.
-        `unlock`, or the end of the process, releases it.
+        It waits while an `expire` deletes such files. A sender takes the lock before it writes a side-file, the
+        file of one long body. `unlock`, or the end of the process, releases it.
         """
         if self._bodies_fd is None:
             self._bodies_fd = self.open_folder(BODIES)
@@ -197,7 +197,7 @@ class SessionFolder:
             os.fsync(folder)
 
     def read_body(self, name: str) -> tuple[str | None, str | None]:
-        """Return the text of a side-file as `(text, None)`, or `(None, reason)` if it cannot be read."""
+        """Return the text of a side-file (a long body) as `(text, None)`, or `(None, reason)` if unreadable."""
         try:
             fd = self.open_file(name, BODIES)
             if fd is None:
@@ -214,7 +214,7 @@ class SessionFolder:
             return None, f"the side-file cannot be read: {error.strerror}"
 
     def remove_bodies(self, names: list[str]) -> None:
-        """Delete the side-files with these names. Skip a missing one, and one that may not be deleted."""
+        """Delete the side-files (files of long bodies) with these names. Skip those that cannot be deleted."""
         with self.open_folder(BODIES) as folder:
             for name in names:
                 try:
