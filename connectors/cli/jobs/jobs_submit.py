@@ -70,7 +70,7 @@ class Submission:
 
     @property
     def output(self) -> Path:
-        """The path of the file to which the subscriber writes the job's accepted events, one JSON line each."""
+        """The path of the file where `trunkline watch` writes accepted events of the job, as lines of JSON."""
         return self.folder / f"{self.job_id}.subscriber.out"
 
     def end_subscriber(self) -> None:
