@@ -40,9 +40,9 @@ ARGUMENTS = (
 
 
 def run(call: Call) -> int:
-    """Run the named benchmark in a child process and return its exit code. Without a name, list all benchmarks.
+    """Run the named benchmark in a child process and return the exit code of the child process.
 
-    Raises NotFound for an unknown name.
+    Without a name, it prints the names of all benchmarks and returns 0. Raises NotFound for an unknown name.
     """
     known = benchmarks()
     if call.name is None:
