@@ -150,7 +150,7 @@ def stammers(job: ScriptBuilder) -> None:
 
 
 def talks_too_much(job: ScriptBuilder) -> None:
-    """Send a body over the limit; only its size, hash and first 1 KiB are logged."""
+    """Send a body over the limit, which is rejected; only its size, hash and first 1 KiB are logged."""
     job.work()
     job.refused("a body over the limit", TOO_LARGE, PROGRESS, "far too much", text="x" * job.limit_bytes)
     job.agent(COMPLETED, "all done")
