@@ -69,7 +69,11 @@ class StartProgress:
         self._sampled_at = self._moved_at = time.monotonic()
 
     def stalled_for_s(self) -> float:
-        """Return for how many seconds the start has made no progress, measured at most once a second."""
+        """Return for how many seconds the part's processes used no processor time and its log did not grow.
+
+        A part that only waits counts as stalled. Measures at most once a second, and between two measurements
+        compares with the last one.
+        """
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = now

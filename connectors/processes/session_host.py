@@ -153,7 +153,8 @@ class SessionHost:
 
         Args:
             session: the session's name.
-            spec: a file from `prepare`. None: the file of the last `keep`.
+            spec: a file from `prepare`. `start` does not keep it: call `keep` for a later resume. None: run the
+                session's kept command again, which is the file of the last `keep`.
 
         Raises:
             NotFound: this machine has no kept command for the session.

@@ -124,9 +124,10 @@ class KafkaSettings(Section):
 
     @property
     def password_file(self) -> Path | None:
-        """The file with the password: `sasl_password_file`, or else `<data_dir>/keys/kafka.password`.
+        """The file that has the password of the login.
 
-        None only if this section was created outside `Settings` and no file is set.
+        It is `sasl_password_file`, or else `keys/kafka.password` below the data directory. None only if this
+        section was created outside `Settings` and no file is set.
         """
         return self.sasl_password_file or self._own_password_file
 

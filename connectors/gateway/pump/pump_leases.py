@@ -182,8 +182,10 @@ class PumpLeases:
     async def release(self, pump: str, principal: str) -> int:
         """End the leases that an earlier process of a pump has, and return the number of ended leases.
 
-        `pump` is the pump's name, which the new process has, too. The route that starts a pump calls this
-        method. The messages can be leased again at once. Leases that have ended meanwhile are not counted.
+        `pump` is the pump's name, which the new process has, too. All leases under this name end, whichever
+        principal took them; `principal` is the author of the records that end them. The route that starts a
+        pump calls this method. The messages can be leased again at once. Leases that have ended meanwhile are
+        not counted.
 
         Raises:
             BackboneUnreachable: Kafka is unreachable. Some leases may have been ended.

@@ -20,15 +20,16 @@ R = TypeVar("R", bound=Row)
 def owner_in(hub: Hub, row_type: type[R], parameter: str, column: Callable[[R], str | None]) -> OwnerOf:
     """Return a function with which the access check finds the owner of the thing in a request's path.
 
-    The returned coroutine function takes the request. It reads the thing's row from the live view, and returns
-    None if there is no such row. If the row is missing, it waits until the live view has caught up with the
-    log, and raises BackboneUnreachable if that takes too long.
+    The returned coroutine function takes the request and reads the thing's row from the live view. If the row
+    is missing, it waits until the live view has caught up with the log, and reads again; it raises
+    BackboneUnreachable if that takes too long. It returns None both for a thing that does not exist and for one
+    without an owner. The access check then refuses each caller that may act only on its own things.
 
     Args:
         hub: The hub.
         row_type: The type of the row, such as JobRow.
         parameter: The parameter of the path that is the row's key, such as `job_id`.
-        column: Returns the owner from the row.
+        column: Returns the owner from the row, or None if it has none.
     """
 
     async def owner(request: Request) -> str | None:
