@@ -125,6 +125,9 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
     raise ApiError(_STATUS_BY_REASON.get(reason, 500), reason, settled.why or reason.replace("_", " "))
 
 
+_PLACE: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
+
+
 def first_fault(error: RequestValidationError) -> str:
     """Return the first fault of an invalid request as `place: fault`, such as `query.limit: ...`.
 
@@ -133,7 +136,9 @@ def first_fault(error: RequestValidationError) -> str:
     first = error.errors()[0]
     # The last part of an unknown key's place is the key itself, which is input.
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
-    return f"{'.'.join(str(part) for part in place)}: {words_of(first)}"
+    # A key that the client chose may be long or have control characters, which no record of a refusal may have.
+    parts = [str(part) if _PLACE.fullmatch(str(part)) else "?" for part in place]
+    return f"{'.'.join(parts)}: {words_of(first)}"
 
 
 def error_response(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Response:

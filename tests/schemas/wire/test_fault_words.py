@@ -45,3 +45,12 @@ def test_the_length_of_a_text_is_told_in_characters(fields: dict[str, object], s
 def test_a_description_that_is_too_long_is_told_in_characters() -> None:
     with pytest.raises(UsageError, match=f"at most {DESCRIPTION_LIMIT} characters, not 4001"):
         register_job(None, KEYRING, "x" * 4001)  # type: ignore[arg-type]
+
+
+def test_a_strange_key_of_the_client_is_not_repeated_in_the_place_of_a_fault() -> None:
+    fault = {
+        "type": "value_error",
+        "loc": ("body", "wants", "/E\x06" * 99, "[key]"),
+        "msg": "Value error, not a name",
+    }
+    assert answers.first_fault(RequestValidationError([fault])).startswith("body.wants.?.[key]: ")
