@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
 
 
 def accepts(port: int) -> bool:
-    """Whether something listens on a loopback port."""
+    """True if something listens on a loopback port."""
     try:
         socket.create_connection((LOOPBACK, port), timeout=1).close()
     except OSError:

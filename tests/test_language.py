@@ -26,7 +26,9 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`|^ {4}.*$|<!--.*?-->", re.DOTALL | re.MUL
 
 
 def openings(text: str) -> Iterator[str]:
-    """Each sentence that opens so; a question may."""
+    """Each sentence that opens so; a question may. Only a parameter may be described by "Whether"."""
+    if text.startswith("Whether "):
+        yield text[:60]
     yield from (found[0][:60] for found in OPENING.finditer(text) if not found["rest"].endswith("?"))
 
 

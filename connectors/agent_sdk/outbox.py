@@ -64,7 +64,7 @@ class PendingEvent(OutboxMessage, frozen=True, kw_only=True):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether this event ends the job."""
+        """True if this event ends the job."""
         return self.event in TERMINAL_EVENTS
 
     def fields(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Report:
 
     @property
     def is_true(self) -> bool:
-        """Whether the audit has found no error in the ledger, its chain and its anchors."""
+        """True if the audit has found no error in the ledger, its chain and its anchors."""
         return not self.findings
 
     def fields(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Part:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the part is ready, as of the last check. It may have ended since."""
+        """True if the part is ready, as of the last check. It may have ended since."""
         return self.state == READY
 
     def launch(self) -> None:

@@ -195,7 +195,7 @@ class Publisher:
 
     @property
     def failed(self) -> bool:
-        """Whether an append failed. Then this publisher sends no more records, and every append fails."""
+        """True if an append failed. Then this publisher sends no more records, and every append fails."""
         return self._failure is not None
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -82,7 +82,7 @@ class BrokerBridge:
 
     @property
     def is_active(self) -> bool:
-        """Whether this bridge is the active one at its broker.
+        """True if this bridge is the active one at its broker.
 
         Stays True for a moment after another bridge has taken over, until this bridge notices the lost
         connection.

@@ -25,7 +25,7 @@ class _Agent:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the agent's next turn waits for the end of a pause after failures."""
+        """True if the agent's next turn waits for the end of a pause after failures."""
         return self.due_at is not None and self.due_at > time.monotonic()
 
     def be_due(self) -> None:

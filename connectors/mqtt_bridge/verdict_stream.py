@@ -82,7 +82,7 @@ class VerdictStream:
 
     @property
     def up(self) -> bool:
-        """Whether the HTTP stream is open now.
+        """True if the HTTP stream is open now.
 
         While it is not, `ask` calls back at once with the verdict None.
         """

@@ -160,7 +160,7 @@ class MqttConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker has accepted the login and the subscriptions, and the connection is not lost."""
+        """True if the broker has accepted the login and the subscriptions, and the connection is not lost."""
         return self._answered.is_set() and not self.lost.is_set()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Future[ReasonCode]:

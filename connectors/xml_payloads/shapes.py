@@ -232,7 +232,7 @@ class Slot:
 
     @property
     def is_required(self) -> bool:
-        """Whether the XML element must be present: no list, not optional, and without a default."""
+        """True if the XML element must be present: no list, not optional, and without a default."""
         return not self.is_list and not self.is_optional and self.default is _MISSING
 
 

@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
     @property
     def is_secret(self) -> bool:
-        """Whether the setting is a password or key, so that its value must not be shown."""
+        """True if the setting is a password or key, so that its value must not be shown."""
         return self.type == _TYPES[SecretStr]
 
 

@@ -30,7 +30,7 @@ class MqttSettings(Section):
     port: int = Field(default=1883, ge=1, le=_PORT_MOST)
     """TCP port of the broker."""
     tls: bool = False
-    """Whether clients speak TLS to the broker."""
+    """True if clients speak TLS to the broker."""
     ca_certs: Path | None = None
     """PEM file of the authority that signed the broker's certificate. Unset: the system's authorities."""
     certfile: Path | None = None
@@ -40,7 +40,7 @@ class MqttSettings(Section):
     listen_host: Host = "127.0.0.1"
     """Address on which the stack's own Mosquitto listens under TLS."""
     require_client_cert: bool = False
-    """Whether the stack's own Mosquitto asks each client for a certificate as well as a password."""
+    """True if the stack's own Mosquitto asks each client for a certificate as well as a password."""
     username: str | None = None
     """User name at the broker."""
     password: SecretStr | None = None
@@ -130,7 +130,7 @@ class GatewaySettings(ConnectionSettings):
     ca_certs: Path | None = None
     """PEM file of the authority that the hub's clients trust."""
     allow_plaintext: bool = False
-    """Whether listeners may leave loopback without TLS, because a proxy in front of them does TLS."""
+    """True if listeners may leave loopback without TLS, because a proxy in front of them does TLS."""
     operator_token_file: Path | None = None
     """File with the operator's token, mode 0600. Unset: `<data_dir>/keys/operator.token`."""
     settle_timeout_s: float = Field(default=10.0, gt=0)
@@ -142,7 +142,7 @@ class GatewaySettings(ConnectionSettings):
     audit_messages: int = Field(default=100, ge=1, le=100_000)
     """How many messages and refusals the hub's audit log keeps in memory."""
     mailbox_per_token: bool = False
-    """Whether each running task has its own mailbox, `<agent>.<token_id>`. The same at all gateways."""
+    """True if each running task has its own mailbox, `<agent>.<token_id>`. The same at all gateways."""
     token_ttl_s: float = Field(default=3600.0, ge=1, le=7 * 24 * 3600)
     """How long the token of a task is valid."""
     launch_timeout_s: float = Field(default=10.0, gt=0)

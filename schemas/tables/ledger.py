@@ -63,7 +63,7 @@ class LedgerRow(NamedTuple):
     why: str | None
     """Explanation of the reason, without quotes of the input."""
     late: bool
-    """Whether an event with a higher `seq` was accepted before."""
+    """True if an event with a higher `seq` was accepted before."""
     masked: str | None
     """Names of what is masked in `value`, joined by commas."""
     status_after: str | None

@@ -52,7 +52,7 @@ def not_held(
 
 
 def is_as_stated(parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
-    """Whether nothing but `--json` was asked for otherwise than by default: what the limits are for."""
+    """True if every option but `--json` has its default. The limits are for these alone."""
     return all(parser.get_default(name) == value for name, value in vars(args).items() if name != "json")
 
 

@@ -1,4 +1,4 @@
-"""Whether the stack is as fast and as small after thousands of commits as after the first hundred.
+"""Measure whether the stack is as fast and as small after thousands of commits as after the first hundred.
 
 Runs the whole stack on free ports under a steady load until the ledger has so many commits, with maintenance on
 (`--unmaintained`: without, as a control), and for 20 minutes at least. Looks from outside: how long each

@@ -36,7 +36,7 @@ ENVIRONMENT: Final = {
 
 
 def is_installed(folder: Path = FOLDER) -> bool:
-    """Whether it is there."""
+    """True if it is there."""
     return any(folder.glob("lib/python3*/site-packages/mcp_agent_mail/http.py"))
 
 

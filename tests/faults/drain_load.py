@@ -64,7 +64,7 @@ class Traffic:
 
     @property
     def all_sent(self) -> bool:
-        """Whether each message was answered as delivered."""
+        """True if each message was answered as delivered."""
         return self._sent == self.total
 
     def wait_handed(self, count: int) -> None:

@@ -33,7 +33,7 @@ class Asking:
             self._now = None
 
     def is_sent(self, urls: Iterable[str]) -> bool:
-        """Whether one of these gateways has a request, and has not answered."""
+        """True if one of these gateways has a request, and has not answered."""
         now = self._now
         return now is not None and now[0] in urls and time.monotonic() - now[1] > SENT_S
 

@@ -125,7 +125,7 @@ def look_after(stack: LocalStack, seconds: float) -> None:
 
 
 def views_are_at(settings: Settings, ends: dict[int, int]) -> bool:
-    """Whether the view tables hold all that lies below `ends`."""
+    """True if the view tables hold all that lies below `ends`."""
     if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
         return False
     offsets = read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))).offsets

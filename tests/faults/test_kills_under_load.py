@@ -35,7 +35,7 @@ def own_settings(tmp_path: Path) -> Settings:
 
 
 def all_ready(stack: LocalStack) -> bool:
-    """Whether every part is up again."""
+    """True if every part is up again."""
     return all(part.state == "ready" for part in stack.parts.values())
 
 

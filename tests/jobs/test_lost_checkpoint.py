@@ -70,7 +70,7 @@ def plain(rows: Rows) -> Rows:
 
 
 def each_once(rows: Rows) -> bool:
-    """Whether every partition's offsets are there, each of them once."""
+    """True if every partition's offsets are there, each of them once."""
     offsets: dict[int, list[int]] = {}
     for row in rows:
         offsets.setdefault(row["partition"], []).append(row["offset"])

@@ -110,7 +110,7 @@ def log_of(settings: Settings) -> list[Record]:
 
 
 def views_are_at(settings: Settings, log: list[Record]) -> bool:
-    """Whether the views have seen all of `log`."""
+    """True if the views have seen all of `log`."""
     if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
         return False
     offsets = read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))).offsets

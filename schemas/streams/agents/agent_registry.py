@@ -39,7 +39,7 @@ class AgentRow(Row, frozen=True, gc=False):
     capabilities: list[str]
     """Names of what the agent can do."""
     hardened: bool
-    """Whether the agent runs with reduced rights."""
+    """True if the agent runs with reduced rights."""
     defined_at: Moment
     """Time of the newest definition."""
     removed_at: Moment | None

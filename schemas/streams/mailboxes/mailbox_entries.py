@@ -272,7 +272,7 @@ class MailboxEntries:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the mailbox is closed, so that no message may be posted or leased."""
+        """True if the mailbox is closed, so that no message may be posted or leased."""
         return is_closed_mailbox(self._entries)
 
     def put_closed(self, *, is_closed: bool) -> None:

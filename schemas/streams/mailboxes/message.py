@@ -77,7 +77,7 @@ class MessageRow(Row, frozen=True, gc=False):
     sender: str
     """Name of the sender."""
     from_verified: bool
-    """Whether the door authenticated the sender."""
+    """True if the door authenticated the sender."""
     from_task: str | None
     """Task whose token the sender used. Null: none."""
     kind: str

@@ -42,7 +42,7 @@ def changed(keys: AgentKeys, key: AgentKeyRow) -> None:
 
 
 def is_good(keys: AgentKeys, pair: tuple[bytes, str], agent: str = "ann") -> bool:
-    """Whether a request signed now by this key is the agent's."""
+    """True if a request signed now by this key is the agent's."""
     timestamp = str(int(time.time()))
     return (
         keys.verify_signature(agent, timestamp, BODY, sign(load_private_key(pair[0]), timestamp, BODY)) is None

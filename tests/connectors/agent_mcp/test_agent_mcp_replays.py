@@ -18,12 +18,12 @@ pytestmark = pytest.mark.requirement("AM-02")
 
 
 def is_replay(answer: httpx.Response) -> bool:
-    """Whether it was refused as one."""
+    """True if it was refused as one."""
     return answer.status_code == 403 and "used before" in answer.json()["message"]
 
 
 def knows(caller: SignedCaller) -> bool:
-    """Whether the gateway has heard of the agent."""
+    """True if the gateway has heard of the agent."""
     return caller.post(call_body("discover_agents")).status_code == 200
 
 

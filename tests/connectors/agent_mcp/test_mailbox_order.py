@@ -51,7 +51,7 @@ class Known:
 
     @property
     def shown(self) -> bool:
-        """Whether its recipient is to see it."""
+        """True if its recipient is to see it."""
         return not self.gone and (self.read or not self.is_over)
 
     def as_json(self) -> dict[str, Any]:

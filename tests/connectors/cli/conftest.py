@@ -156,7 +156,7 @@ def agents_end(hub: GatewayClient, hub_settings: Settings) -> Iterator[None]:
 
 
 def recycled(hub: GatewayClient) -> bool:
-    """Whether nothing that was launched is left."""
+    """True if nothing that was launched is left."""
     found = hub.get(path_of("containers"), {"limit": 1000})["containers"]
     return all(container["state"] == "recycled" for container in found)
 

@@ -35,7 +35,7 @@ def hub_settings(hub_settings: Settings) -> Settings:
 
 
 def works(settings: Settings, name: str, key: Path) -> bool:
-    """Whether a call that is signed with this key is let in."""
+    """True if a call that is signed with this key is let in."""
 
     async def ask() -> bool:
         try:

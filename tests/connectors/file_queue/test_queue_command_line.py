@@ -234,7 +234,7 @@ def test_control_c_ends_quietly_with_130(checkout: Path, tmp_path: Path) -> None
 
 
 def drained(writing: int) -> bool:
-    """Whether whoever has the other end of a pipe has read all of it."""
+    """True if whoever has the other end of a pipe has read all of it."""
     import array
     import fcntl
     import termios

@@ -119,7 +119,7 @@ def test_a_hostile_body_is_malformed_on_every_route_and_is_not_repeated(hub):
 
 
 def page_takes_no_body(hub, path):
-    """Whether a route may be asked without a body."""
+    """True if a route may be asked without a body."""
     return not page(hub)["paths"][path]["post"].get("requestBody", {}).get("required", False)
 
 

@@ -66,12 +66,12 @@ class Question(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether it changes anything: each action that is not a reading or listing does."""
+        """True if it changes anything: each action that is not a reading or listing does."""
         return self.action is not None and not self.action.endswith((".read", ".list"))
 
     @property
     def is_endless(self) -> bool:
-        """Whether its answer does not end."""
+        """True if its answer does not end."""
         return self.media_type.rpartition("/")[2] != "json" and self.action is not None
 
 
@@ -279,7 +279,7 @@ def hub(own_kafka: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def is_ready(hub: HubStack) -> bool:
-    """Whether the gateway says that it can work."""
+    """True if the gateway says that it can work."""
     return hub.operator.get("/readyz").status_code == 200
 
 

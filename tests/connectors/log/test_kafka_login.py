@@ -174,7 +174,7 @@ def internal_port(settings: Settings) -> int:
 
 
 def gets_in(settings: Settings) -> bool:
-    """Whether Kafka lets this user in."""
+    """True if Kafka lets this user in."""
     try:
         with admin_client(settings.kafka) as admin:
             admin.list_topics()

@@ -91,7 +91,7 @@ def login(mqtt: MqttSettings) -> LoginAnswer:
 def paho_gets_in(
     mqtt: MqttSettings, context: ssl.SSLContext | None, properties: Properties | None = None
 ) -> bool:
-    """Whether a plain paho client is let in with this context; it raises what TLS raises while connecting."""
+    """True if a plain paho client is let in with this context; it raises what TLS raises while connecting."""
     client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5, reconnect_on_failure=False)
     client.username_pw_set(mqtt.username, mqtt.password.get_secret_value())
     if context is not None:

@@ -93,7 +93,7 @@ def at_once_most(stack: PumpStack, died: dict[int, float]) -> int:
 
 
 def are_answered(asker: Poster, numbers: set[int]) -> bool:
-    """Whether all of these have been answered."""
+    """True if all of these have been answered."""
     return numbers <= {number_of(one) for one in asker.answers(0)}
 
 

@@ -69,7 +69,7 @@ class Brokers:
                 admin.delete_topics(own)
 
     def are_up(self) -> bool:
-        """Whether both listen."""
+        """True if both listen."""
         return all(broker.process is not None and _listens(broker) for broker in self.processes.values())
 
 

@@ -33,7 +33,7 @@ def disarm(folder: Path, but: str = "") -> None:
 
 
 def fired(folder: Path, point: str) -> bool:
-    """Whether somebody died there."""
+    """True if somebody died there."""
     return (folder / f"{point}{_FIRED}").exists()
 
 
@@ -47,7 +47,7 @@ class Points:
         self._hits: Counter[str] = Counter()
 
     def is_armed(self, name: str) -> bool:
-        """Whether the process is to die there, at this or a later coming."""
+        """True if the process is to die there, at this or a later coming."""
         return (self._folder / f"{self._part}.{name}").exists()
 
     def hit(self, name: str) -> None:

@@ -41,11 +41,11 @@ class Clock:
         self._end = max(self._end, time.monotonic() + seconds)
 
     def may_begin(self) -> bool:
-        """Whether anything new may be sent."""
+        """True if anything new may be sent."""
         return time.monotonic() < self._end and not self.stopped.is_set()
 
     def has_patience(self) -> bool:
-        """Whether what was begun is still tried."""
+        """True if what was begun is still tried."""
         return time.monotonic() < self._deadline and not self.stopped.is_set()
 
 

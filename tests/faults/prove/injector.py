@@ -87,7 +87,7 @@ class Injector:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be done or undone."""
+        """True if nothing more is to be done or undone."""
         return not self._events
 
     def tick(self) -> None:
@@ -243,7 +243,7 @@ class Injector:
         )
 
     def _was_troubled(self, targets: Sequence[str], since: float) -> bool:
-        """Whether a fault at one of them, or its consequences, lasted into the time since a moment."""
+        """True if a fault at one of them, or its consequences, lasted into the time since a moment."""
         return any(self._troubled[target] >= since for target in targets)
 
     def _end_second(self, second: Second) -> None:

@@ -1,4 +1,4 @@
-"""Whether a backbone has come to rest: nothing grows, every reader is at the log's end, and nothing is owed."""
+"""True if a backbone has come to rest: nothing grows, every reader is at the log's end, and nothing is owed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Quiet:
         self.why: str | None = "not looked at yet"
 
     def look(self) -> bool:
-        """Whether it was at rest at this look and the one before, or owes something and does not move."""
+        """True if it was at rest at this look and the one before, or owes something and does not move."""
         ends = end_offsets(self._settings)
         self.why = self._unrest(ends)
         if self.why is not None:

@@ -55,7 +55,7 @@ class Results:
                 continue
 
     def has(self, seed: int) -> bool:
-        """Whether these programs ran the seed to its end and nothing was found."""
+        """True if these programs ran the seed to its end and nothing was found."""
         found = self._of_these(seed)
         return found is not None and not found["findings"]
 

@@ -57,7 +57,7 @@ _WRAPPER: Final = PROJECT_ROOT / "tests" / "faults" / "prove" / "crashing_stream
 
 
 def has_tasks(seed: int) -> bool:
-    """Whether there is an agent for tasks: a backbone without any must work as well."""
+    """True if there is an agent for tasks: a backbone without any must work as well."""
     return seed % 2 == 0
 
 
@@ -153,7 +153,7 @@ class Second:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it says that it works."""
+        """True if it says that it works."""
         return self._ready.exists()
 
     @property
@@ -206,7 +206,7 @@ class SeedParts:
             part.look_after()
 
     def is_ready(self, *names: str) -> bool:
-        """Whether these parts, or all, are ready."""
+        """True if these parts, or all, are ready."""
         return all(self.parts[name].state == "ready" for name in names or PARTS)
 
     def processes(self, name: str) -> Iterator[psutil.Process]:

@@ -66,7 +66,7 @@ class MailboxModel:
         return found[-1] if found else None
 
     def is_known(self, message_id: str, now: int) -> bool:
-        """Whether the id may not be used again: posted in the last week, or pending."""
+        """True if the id may not be used again: posted in the last week, or pending."""
         number = self.newest(message_id)
         if number is None:
             return False

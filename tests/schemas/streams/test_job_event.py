@@ -34,7 +34,7 @@ FIELDS = ("schema_version", "seq", "job_id", "event", "timestamp", "detail", "da
 
 
 def model_accepts(document: dict[str, Any]) -> bool:
-    """Whether pydantic takes the document."""
+    """True if pydantic takes the document."""
     try:
         JobEvent.model_validate(document)
     except ValidationError:
@@ -43,7 +43,7 @@ def model_accepts(document: dict[str, Any]) -> bool:
 
 
 def check_accepts(document: dict[str, Any]) -> bool:
-    """Whether the fold's check does."""
+    """True if the fold's check does."""
     version = document.get("schema_version")
     return type(version) is int and version == 1 and event_fault(document) is None
 
