@@ -172,9 +172,10 @@ class AgentTools:
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
         """Mark messages in the agent's own mailbox as read, and return how many this call marked.
 
-        The answer has `marked`, the number. `unknown` lists the ids that are not in the mailbox. `notMarked`
-        lists the ids of messages that were leased or ended in another way. Ids that were marked before are in
-        neither list.
+        A message that is read is final: no drain and no lease hands it out any more. The answer has `marked`,
+        the number. `unknown` lists the ids that are not in the mailbox. `notMarked` lists the ids of messages
+        that are leased to somebody or final already, for example expired; a repetition does not change that.
+        Ids that were marked before are in neither list.
         """
         marks = await mark_read(
             self._hub, [(DEFAULT_REALM, agent)], asked.message_ids, door=DOOR, principal=agent

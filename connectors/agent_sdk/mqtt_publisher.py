@@ -79,7 +79,8 @@ def deliver(
         mqtt: The settings of the broker, with the user and password to use.
         job_id: The job.
         events: The events, already numbered and signed.
-        confirmed: Called with each event and its receipt before the next event is sent.
+        confirmed: Called with each event and its receipt before the next event is sent, whatever verdict the
+            receipt has. A receipt without a verdict stands for the broker's PUBACK.
         wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough.
 
     Raises:

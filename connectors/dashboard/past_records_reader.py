@@ -88,8 +88,10 @@ def job_history(
 ) -> tuple[list[SettledRecord], bool]:
     """Return a job's newest records, at most 500 and oldest first, and whether older ones may be missing.
 
-    The second result is always False if `after` is given. It is True if 500 records were found. The function
-    reads the ledger, so it must not run in the event loop.
+    Without `after`, the second result is True if 500 or more records were found. With `after`, it is always
+    False: of more than 500 later records the oldest ones are left out, and nothing reports that. So it is for
+    catching up by a few records, and not for paging. The function reads the ledger: call it in a thread, and
+    not in the event loop.
 
     Args:
         settings: The settings, for the path of the ledger.

@@ -105,15 +105,16 @@ def processes_below(pid: int) -> list[psutil.Process]:
 
 
 def set_niceness(pid: int, niceness: int) -> None:
-    """Raise the nice value of the process `pid`, of all that it started, and of their session.
+    """Raise the nice value of the process `pid` and of all processes that it started.
 
-    New threads and processes inherit the value. Linux has a nice value for each thread (setpriority(2)): a
-    change for the process alone would skip the other threads of a JVM. Processes that have ended, or belong to
-    another user, are skipped.
+    Linux also schedules whole POSIX sessions (setsid(2)) by a nice value, so that of the session of `pid` is
+    raised, too. New threads and processes inherit the value. Linux has a nice value for each thread
+    (setpriority(2)): a change for the process alone would skip the other threads of a JVM. Processes that have
+    ended, or belong to another user, are skipped. A second call changes nothing.
 
     Args:
-        pid: the first process.
-        niceness: how much more than the nice value of this process, 0 to 19.
+        pid: the first process. It has been started in a POSIX session of its own.
+        niceness: the difference to the nice value of the calling process, 0 to 19.
     """
     value = min(_MOST_NICE, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
     for _ in range(_PASSES):

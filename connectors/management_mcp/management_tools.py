@@ -96,7 +96,9 @@ class ManagementTools:
         self._own = uuid.uuid4()
 
     def spawn_agent(self, asked: SpawnAgent, call: str) -> dict[str, Any]:
-        """Start an agent, wait until it runs, and return it, with the dashboard's URL if there is a dashboard.
+        """Start an agent, wait until it runs, and return its row as the hub shows it, such as name and status.
+
+        If there is a dashboard, `dashboardUrl` is its address.
 
         `call` is the id of the MCP request, for an idempotency key if `asked` has none. Two calls with the same
         key start one agent.

@@ -63,9 +63,10 @@ class InboxTurns:
             self._changed.notify_all()
 
     def due(self, name: str) -> None:
-        """Make an agent due, because it has a new message. An agent that pauses waits for the pause to end.
+        """Note that an agent has a new message, so that its turn comes.
 
-        An agent that is not in the queue is ignored.
+        An agent that pauses after a failed delivery has its turn when the pause ends. An agent that is not in
+        the queue is ignored.
         """
         with self._changed:
             agent = self._agents.get(name)

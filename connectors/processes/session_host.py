@@ -253,9 +253,9 @@ class SessionHost:
     def capture(self, session: str, handle: str | None) -> str:
         """Return the text on a session's screen, or the end of its log.
 
-        The end of the log is returned if the run is not in tmux or has ended. The result is empty if there is
-        no log. The log is of one run or several: `start` moves one that has grown too large aside. Its size is
-        not limited during a run.
+        A session runs once or several times: after its end it may be resumed. The end of the log is returned
+        if the run is not in tmux or has ended. The result is empty if there is no log. All runs of a session
+        write to the same log. A log that has grown too large is put aside when the next run starts.
 
         Args:
             session: the session's name.
@@ -300,7 +300,7 @@ class SessionHost:
         return found if found.handle == handle else None
 
     def forget(self, session: str) -> None:
-        """Delete the stored commands of a session that will not be resumed. Its log and captures stay."""
+        """Delete the files with the command line of a session that will not be resumed. Its log stays."""
         for spec in self.folder(session).glob("spec*.json"):
             spec.unlink(missing_ok=True)
 
