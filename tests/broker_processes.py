@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from connectors.local_stack import free_port
 from connectors.local_stack.programs import jar_files
 from schemas.settings.kafka_settings import USERNAME
 from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
+from tests.forked_programs import ForkedProcess
 
 START_S = 60.0
 STOP_S = 20.0
@@ -51,7 +53,7 @@ def accepts(port: int) -> bool:
     return True
 
 
-def stand_still(process: subprocess.Popen[bytes] | None) -> None:
+def stand_still(process: subprocess.Popen[bytes] | ForkedProcess | None) -> None:
     """SIGSTOP, and wait until each of its threads has stopped: until then it may do one thing more."""
 
     def is_still() -> bool:
@@ -108,6 +110,25 @@ class BrokerProcess:
     def kill(self) -> None:
         """End it at once."""
         self.stop(signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """It is killed, and not there until the block ends."""
+        self.kill()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It is there and answers nothing until the block ends."""
+        stand_still(self.process)
+        try:
+            yield
+        finally:
+            assert self.process is not None
+            self.process.send_signal(signal.SIGCONT)
 
 
 _KAFKA_PROPERTIES = """\
@@ -209,7 +230,10 @@ def program_environment(settings: Settings) -> dict[str, str]:
 
 
 class ProgramProcess:
-    """One `python -m <module>` of ours as a child process, its log in a file."""
+    """One `python -m <module>` of ours as a child process, its log in a file.
+
+    A connector of this checkout is forked (`forked_programs`); any other program is started as a user does.
+    """
 
     def __init__(
         self,
@@ -222,15 +246,19 @@ class ProgramProcess:
         self.ready_file = folder / f"{name}.{uuid.uuid4().hex[:6]}.ready"
         self.log_path = folder / f"{name}.log"
         environment = program_environment(settings) | {"TRUNKLINE_READY_FILE": str(self.ready_file)}
+        self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                cwd=root,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
+            if root == PROJECT_ROOT and module.startswith("connectors."):
+                self.process = ForkedProcess(module, root, environment, log.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", module],
+                    cwd=root,
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                )
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the program has made its ready file."""

@@ -7,6 +7,7 @@ MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `re
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess, make_kafka, make_mosquitto
 from tests.class_archives import QUICK_JVM, use_archives
+from tests.forked_programs import close_server
 from tests.own_settings import own_settings
 
 if TYPE_CHECKING:
@@ -53,6 +55,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         subprocess.run([sys.executable, "-m", "tests.class_archives"], cwd=PROJECT_ROOT, check=False)
 
 
+@pytest.hookimpl
+def pytest_sessionfinish() -> None:
+    """End the fork server of this process, if a test has started one."""
+    close_server()
+
+
 # Fixtures that start something beside Python, and the marker of the tests that use them.
 NEEDS = {
     "kafka_broker": "kafka",
@@ -70,6 +78,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test for what its fixtures start; a test that starts it by itself has the marker in its file."""
     for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(NEEDS[fixture])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without Python's garbage collector, and keep it from all that was imported: 5,000 tests stay."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 QUICK_EXAMPLES = 20

@@ -19,6 +19,7 @@ from schemas.errors import UsageError
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.wire.ids import is_job_id
 from tests.broker_processes import program_environment, wait_until, with_mqtt
+from tests.forked_programs import forked_command
 from tests.programs import run_program
 
 JOB = "0a1b2c3d"
@@ -27,7 +28,7 @@ SECRET = "canary-77aa10c4-secret"
 
 def _run(settings, *arguments, stdin=None, **environment):
     return run_program(
-        [sys.executable, "-m", "connectors.cli", *arguments],
+        [*forked_command("connectors.cli"), *arguments],
         env=program_environment(settings) | environment,
         input=stdin,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from schemas.settings.settings import (
     settings_environment,
 )
 from tests.connectors.local_stack.conftest import settings_in
+from tests.forked_programs import forked_command
 from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("SE-05")
@@ -97,8 +97,9 @@ def test_up_and_the_gateway_refuse_a_plain_listener_that_other_machines_reach(tm
     environment[MASTER_KEY_VARIABLE] = json.dumps(
         {"active": "k", "keys": {"k": base64.b64encode(bytes(32)).decode()}}
     )
-    for program in (("connectors.cli", "up"), ("connectors.gateway_program",)):
-        done = run_program([sys.executable, "-P", "-m", *program], timeout_s=COMMAND_S, env=environment)
+    for program, *arguments in (("connectors.cli", "up"), ("connectors.gateway_program",)):
+        command = [*forked_command(program), *arguments]
+        done = run_program(command, timeout_s=COMMAND_S, env=environment)
         assert done.returncode == 2, done.stderr
         assert "dashboard.host is '0.0.0.0'" in done.stderr and "Traceback" not in done.stderr
     assert state_file.read_state(settings) is None and not settings.data_path.exists()

@@ -15,11 +15,12 @@ import pytest
 
 from connectors.launcher.launcher_file import read_launchers
 from connectors.local_stack import free_port
-from connectors.samples.mcp_agent import FINISH, OPERATOR
+from connectors.samples.mcp_agent import FINISH, OPERATOR, main
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.forked_programs import forked_command
 from tests.programs import start_program
 
 pytestmark = pytest.mark.requirement("AM-09")
@@ -28,13 +29,13 @@ RULE = read_launchers(PROJECT_ROOT / "conf" / "launchers.yaml")["trunkline/mcp-a
 
 
 @contextlib.contextmanager
-def agent(url: str, key: Path | str, give_up_s: float = 30, **changes: str) -> Iterator[subprocess.Popen[str]]:
-    """The agent `ann` as the launcher would start it, gone when the block ends."""
-    program = f"import sys, connectors.samples.mcp_agent as a; a.GIVE_UP_S = {give_up_s}; sys.exit(a.main())"
-    command = [sys.executable, "-c", program] if give_up_s != 30 else RULE.filled_command()
-    names = {"AGENT_ID": "ann", "AGENT_KEY_PATH": str(key), "MCP_SERVER_URL": url, **changes}
+def agent(url: str, key: Path | str, command: list[str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The agent `ann`, gone when the block ends; with the command of `RULE` as the launcher would start it."""
+    names = {"AGENT_ID": "ann", "AGENT_KEY_PATH": str(key), "MCP_SERVER_URL": url}
     process = start_program(
-        command, cwd=RULE.folder(), env={"PATH": os.environ["PATH"], **RULE.filled_environment(), **names}
+        command or forked_command("connectors.samples.mcp_agent"),
+        cwd=RULE.folder(),
+        env={"PATH": os.environ["PATH"], **RULE.filled_environment(), **names},
     )
     try:
         yield process
@@ -58,7 +59,7 @@ def test_it_reports_idle_answers_what_it_is_told_and_ends_when_the_operator_says
     door: SignedDoor, key_file: Path
 ) -> None:
     door.gone.add("gus")
-    with agent(door.url, key_file) as process:
+    with agent(door.url, key_file, RULE.filled_command()) as process:
         wait_until(lambda: ("ann", "idle") in door.statuses, what="its report")
         for sender, text in (("bo", "hello"), ("gus", "who?"), ("bo", FINISH), ("bo", "bo was told: x")):
             door.write(sender, "ann", text)
@@ -143,7 +144,8 @@ def test_it_ends_when_its_key_is_gone_or_is_refused_or_its_gateway_is_away_for_t
             4,
             "mcp agent: the gateway answers 403: not signed\n",
         )
-    with agent(f"http://127.0.0.1:{free_port()}", other, give_up_s=0.5) as process:
+    program = "import sys, connectors.samples.mcp_agent as a; a.GIVE_UP_S = 0.5; sys.exit(a.main())"
+    with agent(f"http://127.0.0.1:{free_port()}", other, [sys.executable, "-c", program]) as process:
         assert process.wait(20) == 5
         assert process.communicate()[1] == (
             "mcp agent: the gateway does not answer (ConnectError), given up after 0.5 s\n"
@@ -171,10 +173,20 @@ def test_the_operator_ends_it_by_any_door(text: str, door: SignedDoor, key_file:
         ({"AGENT_KEY_PATH": "."}, "the key file . is not a regular file"),
     ],
 )
-def test_it_says_what_is_wrong_with_its_environment(changes: dict[str, str], why: str, key_file: Path) -> None:
-    with agent("http://127.0.0.1:9", key_file, **changes) as process:
-        said, complained = process.communicate(timeout=20)
-    assert (process.returncode, said) == (2, "")
+def test_it_says_what_is_wrong_with_its_environment(
+    changes: dict[str, str],
+    why: str,
+    key_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {"AGENT_ID": "ann", "AGENT_KEY_PATH": str(key_file), "MCP_SERVER_URL": "http://127.0.0.1:9"}
+    for name, value in {**given, **changes}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["mcp_agent"])
+    code = main()
+    said, complained = capsys.readouterr()
+    assert (code, said) == (2, "")
     assert complained.startswith("mcp agent: ")
     assert why in complained
     assert complained.count("\n") == 1

@@ -21,17 +21,19 @@ from mcp import Client, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED
 
 from connectors.agent_client import REFUSED, UNREACHABLE
+from connectors.agent_client.stdio_wrapper import main
 from connectors.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.forked_programs import forked_command
 from tests.mcp_protocol import ENVELOPE, INITIALIZE
 from tests.programs import run_program, start_program
 
 pytestmark = pytest.mark.requirement("AM-10")
 
-COMMAND = (sys.executable, "-m", "connectors.agent_client")
+COMMAND = [sys.executable, "-m", "connectors.agent_client"]
 
 
 def environment(url: str, key: Path | str, agent: str = "ann") -> dict[str, str]:
@@ -44,7 +46,8 @@ class Wrapper:
     """A wrapper at work, with its input and output in our hands."""
 
     def __init__(self, url: str, key: Path | str) -> None:
-        self.process = start_program(COMMAND, env=environment(url, key), stdin=subprocess.PIPE)
+        command = forked_command("connectors.agent_client")
+        self.process = start_program(command, env=environment(url, key), stdin=subprocess.PIPE)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -139,7 +142,7 @@ def test_the_answers_of_a_closed_input_are_still_given_and_it_ends_with_nothing_
 ) -> None:
     lines = [call(1, "discover_agents"), request(2, "tools/list"), call(3, "get_my_messages", unreadOnly=True)]
     done = run_program(
-        COMMAND,
+        forked_command("connectors.agent_client"),
         timeout_s=30,
         env=environment(door.url, key_file),
         input="".join(json.dumps(line) + "\n" for line in lines),
@@ -302,11 +305,11 @@ def test_a_signal_ends_it_at_once_with_nothing_said_while_its_input_is_open(
     ],
 )
 def test_what_is_wrong_with_its_environment_it_says_on_stderr(
-    changes: dict[str, str], why: str, key_file: Path
+    changes: dict[str, str], why: str, key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {**environment("http://127.0.0.1:9", key_file), **changes}
-    done = subprocess.run(COMMAND, env=given, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("trunkline agent: ")
-    assert why in done.stderr
-    assert done.stderr.count("\n") == 1
+    code = main({**environment("http://127.0.0.1:9", key_file), **changes})
+    said, complained = capsys.readouterr()
+    assert (code, said) == (2, "")
+    assert complained.startswith("trunkline agent: ")
+    assert why in complained
+    assert complained.count("\n") == 1

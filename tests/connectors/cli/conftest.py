@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from connectors.local_stack import free_port
 from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import ProgramProcess, program_environment, wait_until
+from tests.forked_programs import forked_command
 from tests.programs import run_program, start_program
 
 WAIT_S = 60.0
@@ -49,7 +49,7 @@ class CommandLine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, in a process of its own."""
         return run_program(
-            [sys.executable, "-m", "connectors.cli", *arguments],
+            [*forked_command("connectors.cli"), *arguments],
             timeout_s=WAIT_S,
             cwd=cwd or PROJECT_ROOT,
             env=self.environment() | environment,
@@ -77,7 +77,7 @@ class CommandLine:
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command; it is ended with the test."""
         process = start_program(
-            [sys.executable, "-m", "connectors.cli", *arguments],
+            [*forked_command("connectors.cli"), *arguments],
             env=self.environment() | environment,
             stdin=subprocess.DEVNULL,
         )

@@ -11,6 +11,7 @@ import pytest
 
 from connectors.cli.main import COMMANDS, Command, main
 from schemas.settings.settings import PROJECT_ROOT
+from tests.forked_programs import forked_command
 from tests.programs import run_program
 
 TIMEOUT_S = 60
@@ -18,7 +19,7 @@ TIMEOUT_S = 60
 
 def run_cli(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return run_program(
-        [sys.executable, "-P", "-m", "connectors.cli", *arguments],
+        [*forked_command("connectors.cli"), *arguments],
         timeout_s=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT), **variables},
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import WAIT_S, CommandLine
 from tests.connectors.cli.console_terminal import Terminal
+from tests.forked_programs import forked_command
 from tests.programs import start_program
 
 pytestmark = [pytest.mark.requirement(identity) for identity in ("XP-10", "XP-15")]
@@ -119,7 +119,7 @@ def piped(trunkline: CommandLine) -> Piped:
 
     def start(**environment: str) -> subprocess.Popen[str]:
         console = start_program(
-            [sys.executable, "-m", "connectors.cli", "console", "ann"],
+            [*forked_command("connectors.cli"), "console", "ann"],
             env=trunkline.environment() | environment,
             stdin=subprocess.PIPE,
         )

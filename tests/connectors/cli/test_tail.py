@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +19,7 @@ from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import COLUMNS
 from tests.connectors.ledger_tables import SECRET, LedgerTable, settings_below
+from tests.forked_programs import forked_command
 from tests.programs import start_program
 
 JOB = "0a1b2c3d"
@@ -53,7 +53,7 @@ def tail(settings: Settings, tmp_path: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "connectors.cli", "tail", *arguments]
+        command = [*forked_command("connectors.cli"), "tail", *arguments]
         process = start_program(command, env=os.environ | {"TRUNKLINE_CONF": os.devnull})
         started.append(process)
         return process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from connectors.local_stack import child_process, free_port
 from connectors.local_stack.part import child_environment
 from schemas.settings.settings import KafkaSettings, Settings
+from tests.forked_programs import forked_command
 from tests.own_settings import stack_settings as free_settings
 from tests.programs import run_program
 
@@ -59,7 +59,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 def run_cli(settings: Settings, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `trunkline …` with these settings and variables."""
     return run_program(
-        [sys.executable, "-P", "-m", "connectors.cli", *arguments],
+        [*forked_command("connectors.cli"), *arguments],
         timeout_s=CLI_TIMEOUT_S,
         env=child_environment(settings) | variables,
     )

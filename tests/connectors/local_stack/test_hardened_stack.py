@@ -11,7 +11,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -47,6 +46,7 @@ from schemas.streams.agents.agent_signing import new_key_pair
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
+from tests.forked_programs import forked_command
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 
@@ -59,7 +59,7 @@ CALCULATION = (
 
 def run_cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """`trunkline …` in a process of its own."""
-    command = [sys.executable, "-P", "-m", "connectors.cli", *arguments]
+    command = [*forked_command("connectors.cli"), *arguments]
     return subprocess.run(
         command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=CLI_S, check=False
     )
