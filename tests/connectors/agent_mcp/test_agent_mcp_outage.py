@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from connectors.live.live_view import LiveView
 from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import GatewaySettings, Settings
-from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, stand_still, wait_until
+from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, open_stream
 
@@ -49,27 +46,6 @@ def settings(own_kafka: BrokerProcess, tmp_path: Path) -> Settings:
     return found
 
 
-@contextmanager
-def hanging(broker: BrokerProcess) -> Iterator[None]:
-    """Kafka does not answer."""
-    assert broker.process is not None
-    stand_still(broker.process)
-    try:
-        yield
-    finally:
-        os.kill(broker.process.pid, signal.SIGCONT)
-
-
-@contextmanager
-def gone(broker: BrokerProcess) -> Iterator[None]:
-    """Kafka is not there."""
-    broker.kill()
-    try:
-        yield
-    finally:
-        broker.start()
-
-
 @pytest.mark.requirement("AM-04")
 def test_while_kafka_is_away_changes_are_refused_in_time_and_reading_goes_on(
     start_gateway: Callable[..., McpGateway], own_kafka: BrokerProcess, settings: Settings, tmp_path: Path
@@ -79,9 +55,9 @@ def test_while_kafka_is_away_changes_are_refused_in_time_and_reading_goes_on(
         agent = Agent("ann", tmp_path).joined(operator)
     with SignedCaller(agent, gateway) as ann:
         ann.call("send_to_agent", targetAgentId="ann", message="before")
-        for number, outage in enumerate((hanging, gone)):
+        for number, outage in enumerate((own_kafka.standing_still, own_kafka.away)):
             call = {"targetAgentId": "ann", "message": f"during {number}", "idempotencyKey": f"k{number}"}
-            with open_stream(ann) as stream, outage(own_kafka):
+            with open_stream(ann) as stream, outage():
                 for _ in range(3):
                     began = time.monotonic()
                     answer = ann.post(call_body("send_to_agent", **call))

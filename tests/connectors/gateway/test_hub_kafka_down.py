@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import httpx
@@ -20,7 +18,7 @@ import pytest
 
 from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.wire.verdicts import DUPLICATE
-from tests.broker_processes import BrokerProcess, make_kafka, stand_still, wait_until
+from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
 from tests.connectors.gateway.hub_post_routes import OTHER_POSTS
 from tests.connectors.gateway.hub_stack import (
@@ -213,24 +211,6 @@ def first_of(client: httpx.Client, question: Question) -> Told:
         return Told(httpx.Response(answer.status_code, text=line), time.monotonic() - begun)
 
 
-@contextmanager
-def away(broker: BrokerProcess, how: str) -> Iterator[None]:
-    """Kafka stops in the midst of everything, or is killed; it is back at the end."""
-    assert broker.process is not None
-    process = broker.process
-    if how == HANGS:
-        stand_still(process)
-    else:
-        broker.kill()
-    try:
-        yield
-    finally:
-        if how == HANGS:
-            process.send_signal(signal.SIGCONT)
-        else:
-            broker.start()
-
-
 def refusals(hub: HubStack, viewer: httpx.Client) -> dict[str, tuple[int, str]]:
     """Requests that are refused with and without Kafka: status and reason."""
     stranger, operator = hub.client("nobody"), hub.operator
@@ -258,9 +238,6 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProces
     broker = make_kafka(tmp_path_factory.mktemp("own-kafka"))
     broker.start()
     yield broker
-    if broker.process is not None:
-        with suppress(ProcessLookupError):
-            broker.process.send_signal(signal.SIGCONT)
     broker.kill()
 
 
@@ -293,7 +270,7 @@ def outage(request: pytest.FixtureRequest, hub: HubStack, own_kafka: BrokerProce
     asked = questions(hub, to_drain)
     before = {n: told.answer.json() for n, told in ask_each(client, asked, lambda one: not one.changes).items()}
     had = accepted_of_operator(hub.settings)
-    with away(own_kafka, request.param):
+    with own_kafka.standing_still() if request.param == HANGS else own_kafka.away():
         at_first = ask_all_at_once(client, asked)
         wait_until(lambda: not is_ready(hub), what="not ready")
         later = ask_each(client, asked, lambda one: True)

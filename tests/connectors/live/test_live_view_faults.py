@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from contextlib import closing
@@ -19,7 +18,7 @@ from connectors.log.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from tests.broker_processes import LOOPBACK, stand_still, wait_until, with_kafka
+from tests.broker_processes import LOOPBACK, wait_until, with_kafka
 from tests.connectors.live.test_live_view import JOB, opened
 from tests.jobs.topic_load import event, registration
 
@@ -39,8 +38,7 @@ def test_after_kafka_was_killed_and_is_back_the_live_view_goes_on_by_itself(
         coming = Position(before.partition, before.offset + 1)
         answers = []
         waiting = threading.Thread(target=lambda: answers.append(view.wait_settled(coming, 60)))
-        kafka_broker.kill()
-        try:
+        with kafka_broker.away():
             waiting.start()
             # Soon: not after the time that it is given.
             began = time.monotonic()
@@ -53,8 +51,6 @@ def test_after_kafka_was_killed_and_is_back_the_live_view_goes_on_by_itself(
             wait_until(lambda: attempts.call_count > 10, 30, "attempts to connect")
             assert process.num_fds() < fewest + 10
             assert process.num_threads() < threads + 5
-        finally:
-            kafka_broker.start()
 
         def appended():
             try:
@@ -74,13 +70,10 @@ def test_after_kafka_was_killed_and_is_back_the_live_view_goes_on_by_itself(
 def test_a_kafka_that_hangs_for_a_while_costs_no_record(backbone_settings, keyring, kafka_broker):
     with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
         publisher.append(registration(JOB, keyring)).result(10)
-        stand_still(kafka_broker.process)
-        try:
+        with kafka_broker.standing_still():
             append = publisher.append(event(JOB, 1))
             with pytest.raises(BackboneUnreachable):
                 view.catch_up(1.0)
-        finally:
-            kafka_broker.process.send_signal(signal.SIGCONT)
         assert view.wait_settled(append.result(30), 30).seq == 1
 
 

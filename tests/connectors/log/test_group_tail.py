@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
 from schemas.wire.record import NOT_UTF8, Record
-from tests.broker_processes import stand_still, wait_until, with_kafka
+from tests.broker_processes import wait_until, with_kafka
 from tests.jobs.topic_load import append_all, event
 from tests.raw_records import Raw, any_name, append_raw
 
@@ -215,8 +214,7 @@ def test_a_kafka_that_ends_is_told_within_seconds_and_a_member_can_go(
 ):
     tail = GroupTail(backbone_settings.kafka, group)
     records = next(of_the_job(tail))
-    kafka_broker.kill()
-    try:
+    with kafka_broker.away():
         began = time.monotonic()
         with pytest.raises(BackboneUnreachable):
             while time.monotonic() < began + WITHIN_S:
@@ -225,20 +223,15 @@ def test_a_kafka_that_ends_is_told_within_seconds_and_a_member_can_go(
             tail.commit(records)
         tail.close()
         assert time.monotonic() - began < WITHIN_S
-    finally:
-        kafka_broker.start()
 
 
 def test_a_member_can_go_while_kafka_hangs(backbone_settings, group, appended, kafka_broker):
     tail = GroupTail(backbone_settings.kafka, group)
     next(of_the_job(tail))
-    stand_still(kafka_broker.process)
-    try:
+    with kafka_broker.standing_still():
         began = time.monotonic()
         tail.close()
         assert time.monotonic() - began < WITHIN_S / 3
-    finally:
-        kafka_broker.process.send_signal(signal.SIGCONT)
 
 
 def test_headers_are_read_as_the_live_view_reads_them(backbone_settings, group):

@@ -102,14 +102,11 @@ def test_a_topic_that_is_not_there_is_named(backbone_settings):
 def test_a_kafka_that_ends_is_told_within_seconds(backbone_settings, kafka_broker):
     with LogTail(backbone_settings.kafka, {}) as tail:
         polls_until(tail, bool)
-        kafka_broker.kill()
-        try:
+        with kafka_broker.away():
             began = time.monotonic()
             with pytest.raises(BackboneUnreachable):
                 polls_until(tail, lambda found: False)
             assert time.monotonic() - began < WITHIN_S / 2
-        finally:
-            kafka_broker.start()
 
 
 def test_names_that_are_not_utf_8_are_told_however_often_they_come(backbone_settings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from contextlib import closing
@@ -17,7 +16,7 @@ from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import admin_client
-from tests.broker_processes import stand_still, wait_until, with_kafka
+from tests.broker_processes import wait_until, with_kafka
 from tests.jobs.topic_load import event
 
 JOB = "0a1b2c3d"
@@ -72,15 +71,12 @@ def test_while_kafka_stands_still_it_ends_in_time_and_answers_afterwards(backbon
     with closing(LogEnd(backbone_settings.kafka)) as end:
         there = end.offsets(10)
         threads = process.num_threads()
-        stand_still(kafka_broker.process)
-        try:
+        with kafka_broker.standing_still():
             began = time.monotonic()
             for timeout_s in (0.5, 3.0):  # also when it looks whether anybody is there
                 with pytest.raises(BackboneUnreachable, match="did not say within"):
                     end.offsets(timeout_s)
             # The client counts in milliseconds.
             assert 3.49 <= time.monotonic() - began < 5.0
-        finally:
-            kafka_broker.process.send_signal(signal.SIGCONT)
         assert end.offsets(20) == there
         wait_until(lambda: process.num_threads() <= threads, 20, "the end of what the clients before left")

@@ -19,7 +19,7 @@ from connectors.log.publisher import Position, Publisher, RecordRefused
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import admin_client, partition_for
 from schemas.wire.record import OutgoingRecord, oversized
-from tests.broker_processes import stand_still, wait_until, with_kafka
+from tests.broker_processes import wait_until, with_kafka
 
 
 def _record(number: int, job_id: str = "0a1b2c3d", value: bytes | None = None) -> OutgoingRecord:
@@ -125,8 +125,7 @@ def test_after_a_failure_nothing_gets_ahead_of_the_failed_record(backbone_settin
     publisher = Publisher(settings)
     publisher.append(_record(0)).result(10)
     kafka = kafka_broker.process
-    stand_still(kafka)
-    try:
+    with kafka_broker.standing_still():
         first = publisher.append(_record(1))
         # Kafka is back the moment that the first has failed, while the second still has time left.
         first.add_done_callback(lambda _: kafka.send_signal(signal.SIGCONT))
@@ -138,8 +137,6 @@ def test_after_a_failure_nothing_gets_ahead_of_the_failed_record(backbone_settin
         # Sooner than by a time-out of its own, which it has 2.7 s after the first.
         wait_until(second.done, 2, "the second fails with the first")
         assert isinstance(second.exception(), BackboneUnreachable)
-    finally:
-        kafka.send_signal(signal.SIGCONT)
     assert publisher.failed
     with pytest.raises(BackboneUnreachable):
         publisher.append(_record(3)).result(10)
@@ -171,12 +168,8 @@ def test_a_publisher_without_its_topic_says_so_and_leaves_no_thread_behind(backb
 def test_waiting_for_an_answer_is_bounded(backbone_settings, kafka_broker):
     publisher = Publisher(backbone_settings)
     publisher.append(_record(0)).result(10)
-    stand_still(kafka_broker.process)
-    try:
-        with pytest.raises(BackboneUnreachable, match=r"within 0\.2 s"):
-            publisher.append(_record(1)).result(0.2)
-    finally:
-        kafka_broker.process.send_signal(signal.SIGCONT)
+    with kafka_broker.standing_still(), pytest.raises(BackboneUnreachable, match=r"within 0\.2 s"):
+        publisher.append(_record(1)).result(0.2)
     publisher.close()
 
 

@@ -13,7 +13,7 @@ from connectors.agent_sdk.mqtt_agent import MqttAgent
 from schemas.errors import BackboneUnreachable
 from schemas.streams.agents.mqtt_agents import sign_said
 from schemas.wire.strict_json import canonical
-from tests.broker_processes import BrokerProcess, make_mosquitto, stand_still, wait_until, with_mqtt
+from tests.broker_processes import BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.mqtt_wire import DOWN, PUBLISH, MqttProxy
 
@@ -98,13 +98,10 @@ def test_while_kafka_is_away_nothing_is_confirmed_and_the_same_bytes_count_once_
     with agent as client:
         client.send(reader, "note", 1)
         hasty = with_mqtt(run.settings, receipt_timeout_s=1)
-        stand_still(kafka_broker.process)
-        try:
+        with kafka_broker.standing_still():
             client._mqtt = hasty.mqtt
             with pytest.raises(BackboneUnreachable, match="no receipt"):
                 client.send(reader, "note", 2, message_id="kept")
-        finally:
-            kafka_broker.process.send_signal(signal.SIGCONT)
         client._mqtt = run.settings.mqtt.model_copy(
             update={"username": client._mqtt.username, "receipt_timeout_s": 30}
         )

@@ -13,7 +13,7 @@ import pytest
 from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_link.ack_window import AckWindow
-from tests.broker_processes import stand_still, wait_until, with_kafka, with_mqtt
+from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, publish_all
 
 JOB = "0a1b2c3d"
@@ -80,8 +80,7 @@ def test_while_kafka_is_down_nothing_is_acknowledged_nothing_lost_and_the_order_
     bridge = start_bridge(settings)
     publish_all(backbone_settings.mqtt, [(EVENTS, b"0")])
     wait_until(lambda: proxy.count(UP, PUBACK) == 1, what="the first acknowledgement")
-    kafka_broker.kill()
-    try:
+    with kafka_broker.away():
         jobs = [JOB, "11111111", "22222222", "33333333"]
         messages = [(f"{job}/events", b"%d" % n) for n in range(1, 100) for job in jobs]
         publish_all(backbone_settings.mqtt, messages[:200])
@@ -89,8 +88,6 @@ def test_while_kafka_is_down_nothing_is_acknowledged_nothing_lost_and_the_order_
         publish_all(backbone_settings.mqtt, messages[200:])
         wait_until(lambda: "unreachable" in bridge.log(), 30, "an attempt that fails")
         assert proxy.count(UP, PUBACK) == 1
-    finally:
-        kafka_broker.start()
     records = read_topic(len(messages) + 1, timeout_s=60)
     for job in jobs:
         wanted = [b"%d" % n for n in range(0 if job == JOB else 1, 100)]
@@ -120,8 +117,7 @@ def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_on
         verdicts = Mock(ask=lambda _position, answer: answer(None, None))
         earlier, later = (BridgeConnection(settings, publisher, tally, set(), verdicts) for _ in range(2))
         earlier.open()
-        stand_still(kafka_broker.process)
-        try:
+        with kafka_broker.standing_still():
             publish_all(backbone_settings.mqtt, [(EVENTS, b"slow")])
             wait_until(lambda: tally.snapshot()["received"], what="the message at the bridge")
             proxy.cut()
@@ -131,8 +127,6 @@ def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_on
             opening = threading.Thread(target=later.open)
             opening.start()
             wait_until(lambda: proxy.count(DOWN, PUBLISH) == 2, what="redelivery, held")
-        finally:
-            kafka_broker.process.send_signal(signal.SIGCONT)
         wait_until(lambda: tally.snapshot()["appended"], what="Kafka's answer to the earlier one")
         ends = time.monotonic() + 0.5
         wait_until(lambda: time.monotonic() > ends or proxy.count(UP, PUBACK), what="time for a wrong ack")
