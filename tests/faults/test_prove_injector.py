@@ -32,6 +32,7 @@ def test_a_fault_that_was_not_injected_or_was_ended_early_is_said(tmp_path: Path
     began = time.monotonic()
     while len(injector.done) < 2 and time.monotonic() < began + 10:
         injector.tick()
+        time.sleep(0.02)
     injector.tick()
     assert not injector.over
     injector.heal()

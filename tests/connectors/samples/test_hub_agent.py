@@ -14,7 +14,6 @@ import pytest
 
 from connectors.samples import hub_agent
 from schemas.errors import Refused, TrunklineError
-from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("HH-05")
 
@@ -40,12 +39,17 @@ def agent_environment(**changes: str) -> dict[str, str]:
     ],
 )
 def test_the_sample_agent_says_what_it_lacks_and_does_not_wait_for_the_hub_for_ever(
-    changes: dict[str, str], code: int, why: str
+    changes: dict[str, str],
+    code: int,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    program = "import sys, connectors.samples.hub_agent as a; a.GIVE_UP_S = 0.5; sys.exit(a.main())"
-    done = run_program([sys.executable, "-c", program], env=agent_environment(**changes))
-    assert (done.returncode, done.stderr) == (code, f"hub agent: {why}\n")
-    assert CANARY not in done.stdout
+    monkeypatch.setattr(hub_agent, "GIVE_UP_S", 0.5)
+    monkeypatch.setattr(sys, "argv", ["hub_agent"])
+    for name, value in agent_environment(**changes).items():
+        monkeypatch.setenv(name, value)
+    assert (hub_agent.main(), *capsys.readouterr()) == (code, "", f"hub agent: {why}\n")
 
 
 class Hub:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from lxml import etree
 
 from connectors.xml_wire.faults import XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
-from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 # Documents from which libxml2's recovery loses something, changes it, or doubles it.
 LOSSES = {
@@ -106,12 +105,13 @@ from connectors.xml_wire.envelope import open_answer
 from tests.connectors.xml_pump.test_pipeline_corpus import CORPUS, PIPELINE
 opened = []
 sys.addaudithook(lambda event, args: opened.append(event) if event in ("open", "socket.connect") else None)
-for case in CORPUS:
-    for taken in (PIPELINE.run, open_answer):
-        try:
-            taken(case.document.replace(b"CANARY", sys.argv[1].encode()))
-        except (Faulty, XmlRefused):
-            pass
+for address in sys.argv[1:]:
+    for case in CORPUS:
+        for taken in (PIPELINE.run, open_answer):
+            try:
+                taken(case.document.replace(b"CANARY", address.encode()))
+            except (Faulty, XmlRefused):
+                pass
 print(len(CORPUS), opened)
 """
 
@@ -125,13 +125,10 @@ def test_no_document_of_the_corpus_makes_the_pipeline_read_a_file_or_call_anybod
     os.mkfifo(pipe)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0)
-        for address in (pipe.as_uri(), f"http://127.0.0.1:{listener.getsockname()[1]}/x.dtd"):
-            command = [sys.executable, "-c", _SHOWN, address]
-            done = subprocess.run(
-                command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=60, check=False
-            )
-            assert done.returncode == 0, done.stderr
-            count, _, opened = done.stdout.partition(" ")
-            assert (int(count) > 60, opened.strip()) == (True, "[]")
+        addresses = (pipe.as_uri(), f"http://127.0.0.1:{listener.getsockname()[1]}/x.dtd")
+        done = run_program([sys.executable, "-c", _SHOWN, *addresses])
+        assert done.returncode == 0, done.stderr
+        count, _, opened = done.stdout.partition(" ")
+        assert (int(count) > 60, opened.strip()) == (True, "[]")
         with pytest.raises(BlockingIOError):
             listener.accept()

@@ -169,10 +169,10 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_a_hostile_mebibyte_costs_the_fold_no_more_than_a_moment(piece: str) -> None:
-    text = (piece * (2**20 // len(piece)) + " ://=:").replace("\\", "\\\\")
+def test_a_hostile_quarter_mebibyte_costs_the_fold_no_more_than_a_moment(piece: str) -> None:
+    text = (piece * (2**18 // len(piece)) + " ://=:").replace("\\", "\\\\")
     bodies = (GOOD.replace(b"3/10", text.encode()), b"{" + text.encode())
     began = time.process_time()
     for body in bodies:
         assert settle(make_record(body), Entries(), KEYRING).reason == "malformed"
-    assert time.process_time() - began < 6  # the first version took ten minutes
+    assert time.process_time() - began < 2  # the first version took ten minutes for a mebibyte

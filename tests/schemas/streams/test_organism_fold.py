@@ -13,6 +13,7 @@ from schemas.streams.control import organism
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.fold import settle
 from schemas.streams.thread.threads import ThreadOpened, ThreadRow, thread_record
+from tests.schemas.hub_records import PUMP_GOOD
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.stream_records import as_read
 
@@ -102,16 +103,7 @@ def test_what_is_no_listener_is_malformed(listener: dict[str, Any]) -> None:
 
 def opened(**changed: Any) -> ThreadOpened:
     """A thread's opening, with fields changed."""
-    body = {
-        "thread": "t1",
-        "parent_thread": "t0",
-        "root_thread": "t0",
-        "opened_by": "ann",
-        "seen_by": "fast",
-        "on_behalf_of": "ann",
-        "kind": "search",
-        "message_id": "m1",
-    }
+    _, body = PUMP_GOOD["thread.opened"]
     return ThreadOpened.model_validate({**body, **changed})
 
 
