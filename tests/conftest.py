@@ -89,7 +89,7 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
-QUICK_EXAMPLES = 20
+QUICK_EXAMPLES = 10
 
 # The files that take longest, the longest first.
 LONGEST = ("test_demo.py", "test_prove_seeds.py")
@@ -117,10 +117,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def shorten(test: Any) -> None:
-    """Let a test that draws random examples draw a fifth of them. `./trunkline test` draws all."""
+    """Let a test that draws random examples draw a tenth of them. `./trunkline test` draws all."""
     drawn = getattr(test, "_hypothesis_internal_use_settings", None)
     if drawn is not None and drawn.max_examples > QUICK_EXAMPLES:
-        examples = max(QUICK_EXAMPLES, drawn.max_examples // 5)
+        examples = max(QUICK_EXAMPLES, drawn.max_examples // 10)
         getattr(test, "__func__", test)._hypothesis_internal_use_settings = hypothesis.settings(
             drawn, max_examples=examples
         )

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -38,6 +37,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.agents.agent_signing import public_pem
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.forked_programs import forked_command
 
 pytestmark = pytest.mark.requirement("AM-10")
 
@@ -176,27 +176,13 @@ def test_a_proxy_of_the_environment_does_not_stand_before_loopback(
     with_client(send, door.url, key_file)
 
 
-CALL = """
-import sys, anyio
-from connectors.agent_client import agent_client
-
-async def main():
-    async with agent_client(sys.argv[1], "ann", sys.argv[2]) as client:
-        print("ready", flush=True)
-        sys.stdin.readline()
-        await client.call_tool("send_to_agent", {"targetAgentId": "bo", "message": "hi"})
-
-anyio.run(main)
-"""
-
-
 @pytest.mark.requirement("AM-02")
 def test_equal_calls_of_two_processes_of_one_agent_at_one_moment_are_no_replay(
     door: SignedDoor, key_file: Path
 ) -> None:
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", CALL, door.url, str(key_file)],
+            [*forked_command("tests.connectors.agent_client.one_call"), door.url, str(key_file)],
             cwd=PROJECT_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
