@@ -14,6 +14,7 @@ import httpx
 from connectors.local_stack import LocalStack, child_process
 from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.broker_processes import accepts
@@ -36,6 +37,7 @@ def filled_topic(settings: Settings, count: int, jobs: int | None = None) -> Ite
         keyring = ensure_keyring(settings)
         ensure_topic(settings)
         os.environ.update(settings_environment(settings))
+        os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)  # for Spark
         records = fill(settings.kafka, registrations(jobs_for(count) if jobs is None else jobs, keyring))
         yield records + fill(settings.kafka, events(count)) + 1  # and the topology
 
