@@ -17,7 +17,7 @@ from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import DUPLICATES, SKEW, Schedule
-from tests.faults.prove.seed_parts import has_tasks
+from tests.faults.prove.seed_parts import LISTENER, has_tasks
 
 _JOBS: Final = 3
 # For all clients together, which have no patience any more by then.
@@ -48,6 +48,11 @@ class Clients:
         # After one poll the queue knows the agent as a reader of files.
         Queue(queue_root(settings)).poll(messages.FRED)
         self._files = messages.FileSender(settings, messages.Words(schedule, "fil"), oracle, clock)
+        # A gateway is ready before a process has described the listener's handler to it.
+        while LISTENER not in self._operator.ask("GET", "/api/hub/listeners").text:
+            if not clock.has_patience():
+                raise AssertionError("the listener did not come")
+            time.sleep(0.1)
 
     def _client(self, token: str) -> HubClient:
         client = HubClient(self.urls, token, self._clock, self._schedule.seed * 100 + len(self._hub))
