@@ -38,7 +38,7 @@ def serve(address: str) -> None:
 
 
 def main_module(name: str) -> str:
-    """Import the module that `python -m name` runs; the same as a program does then, but its last lines."""
+    """Import the module that `python -m name` runs, without its lines for `__main__`; its full name."""
     import importlib
 
     module = importlib.import_module(name)

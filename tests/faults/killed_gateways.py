@@ -18,7 +18,7 @@ SENT_S = 0.2
 
 
 class Asking:
-    """Which gateway a client waits for. One thread asks, any thread looks."""
+    """The gateway that a client waits for. One thread asks, any thread looks."""
 
     def __init__(self) -> None:
         self._now: tuple[str, float] | None = None

@@ -27,7 +27,7 @@ _PROGRAMS: Final = (
 
 
 def programs_hash(root: Path = PROJECT_ROOT) -> str:
-    """Which programs these are: a hash over their files, committed or not."""
+    """The version of the programs: a hash over their files, committed or not."""
     found = hashlib.sha256()
     for name in _PROGRAMS:
         path = root / name

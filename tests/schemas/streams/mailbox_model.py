@@ -61,7 +61,7 @@ class MailboxModel:
         return sorted(found, key=lambda m: (ORDER.index(m["priority"]), m["posted_at"], m["message_id"]))
 
     def newest(self, message_id: str) -> int | None:
-        """Which message had this id last."""
+        """The last message that had this id."""
         found = [n for n, m in enumerate(self.messages) if m["message_id"] == message_id]
         return found[-1] if found else None
 
