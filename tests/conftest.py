@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +81,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Collect without Python's garbage collector, and keep it from all that was imported: 5,000 tests stay."""
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without Python's garbage collector.
+
+    The modules and the 5,000 tests stay until the end, so the collector need not look at them later, either.
+    """
     gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 QUICK_EXAMPLES = 10

@@ -1,7 +1,7 @@
 """Our programs as child processes whose start costs a fork, and not the second that Python's imports take.
 
-Each test process has one fork server (`tests/fork_server.py`), which ends with it. The parts of a
-stack, the demo and the fault runs are started as a user starts them.
+Each test process has one fork server (`tests/fork_server.py`), which ends with it. The parts of a stack,
+the demo and the fault runs are started as a user starts them.
 """
 
 from __future__ import annotations
