@@ -57,8 +57,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl
 def pytest_sessionfinish() -> None:
-    """End the fork server of this process, if a test has started one."""
+    """End the fork server of this process, if a test has started one, and let Python collect all at its end."""
     close_server()
+    gc.unfreeze()
 
 
 # Fixtures that start something beside Python, and the marker of the tests that use them.

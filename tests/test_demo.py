@@ -129,6 +129,7 @@ def test_the_demo_ends_with_the_ledger_as_planned(demo_run: DemoRun) -> None:
     assert all(f"[{step}/7]" in demo_run.err for step in range(1, 8))
 
 
+@pytest.mark.stack
 @pytest.mark.timeout(STOP_S * 2 + 30)
 def test_ctrl_c_stops_what_the_demo_started(tmp_path: Path) -> None:
     mark = child_process.mark_of(tmp_path, "")

@@ -17,6 +17,7 @@ from tests.faults.prove.seed_parts import SeedParts, seed_settings
 from tests.faults.prove.seed_run import DOORS, not_tried
 
 
+@pytest.mark.stack
 def test_a_fault_that_was_not_injected_or_was_ended_early_is_said(tmp_path: Path) -> None:
     brokers = Brokers(tmp_path / "brokers")
     parts = SeedParts(seed_settings(tmp_path, brokers, 1), tmp_path, {})

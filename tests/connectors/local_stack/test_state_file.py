@@ -86,6 +86,7 @@ def test_a_state_is_written_where_no_file_may_grow(tmp_path: Path):
 
 
 @pytest.mark.requirement("OP-07")
+@pytest.mark.stack
 def test_status_is_true_on_a_full_disk(tmp_path: Path):
     # A mount of its own in a namespace of its own: it ends with the process.
     command = ["unshare", "--mount", "bash", "-c", MOUNT, "bash", str(tmp_path / "disk")]

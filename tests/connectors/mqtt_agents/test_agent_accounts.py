@@ -25,7 +25,7 @@ from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 
-pytestmark = pytest.mark.requirement("JE-26")
+pytestmark = [pytest.mark.requirement("JE-26"), pytest.mark.stack]
 EFFECTIVE_S = 20.0
 
 

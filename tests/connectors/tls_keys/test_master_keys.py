@@ -83,6 +83,7 @@ def test_tokens_and_threads_made_under_an_earlier_key_are_found_again() -> None:
     assert child_thread(before, "p", "a", "b") == child_thread(after, "p", "a", "b")
 
 
+@pytest.mark.stack
 def test_the_command_lists_rotates_and_refuses_while_the_stack_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
