@@ -36,8 +36,13 @@ def has_mailbox(get: GetRow, name: str) -> bool:
     with a definition, participants that are not stopped, and agents that are registered for MQTT. `get` is the
     look-up of rows, such as `LiveView.get`.
     """
-    participant = get(ParticipantRow, name)
-    if name in (HUB, OPERATOR) or (participant is not None and participant.status != STOPPED):
+    if name in (HUB, OPERATOR):
         return True
-    rows = ((get(row_type, name), status) for row_type, status in _STATUSES.items())
-    return any(row is not None and row.status == status for row, status in rows)
+    participant = get(ParticipantRow, name)
+    if participant is not None and participant.status != STOPPED:
+        return True
+    for row_type, status in _STATUSES.items():
+        row = get(row_type, name)
+        if row is not None and row.status == status:
+            return True
+    return False

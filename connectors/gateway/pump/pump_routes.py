@@ -33,7 +33,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
-from connectors.gateway.web.idempotency import RequestCaller
+from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
 from schemas.streams.mailboxes.message import (
@@ -67,13 +67,13 @@ def add_pump_routes(routes: Routes, hub: Hub) -> None:
 
 def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     @routes.post(f"{PUMP}/started", Action.PUMP_RUN, PumpStarted)
-    async def pump_started(caller: RequestCaller, body: PumpStart) -> Response:
+    async def pump_started(request: Request, body: PumpStart) -> Response:
         """Start a pump: end the leases of an earlier process of this pump, and send `<boot/>` to listeners.
 
         The listeners are those with the root tag `boot`.
         """
         hub.appender.check()
-        released = await leases.release(body.pump, caller.principal)
+        released = await leases.release(body.pump, caller_of(request).principal)
         start = uuid.uuid4()
         boots = [
             verified_message(
@@ -102,18 +102,19 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         The list is empty if no message could be leased.
         """
         hub.appender.check()
-        messages = await leases.wait_leased(body, request.state.caller.principal, request.is_disconnected)
+        messages = await leases.wait_leased(body, caller_of(request).principal, request.is_disconnected)
         suspects = hub.listeners.suspects(body.wants)
         return json_answer({"version": hub.listeners.version, "suspects": suspects, "messages": messages})
 
     @routes.post(f"{PUMP}/settle", Action.PUMP_RUN, SettleAnswer)
-    async def settle_messages(caller: RequestCaller, body: SettleRequest) -> Response:
+    async def settle_messages(request: Request, body: SettleRequest) -> Response:
         """Settle leased messages by their outcome. The handlers' answers are sent only if the lease is valid.
 
         A message whose lease is no longer valid has the verdict `rejected` in the answer; the status is 200
         nevertheless.
         """
         hub.appender.check()
+        caller = caller_of(request)
         results = await gather_all(_settled(hub, leases, item, caller.principal) for item in body.done)
         return json_answer({"results": results})
 

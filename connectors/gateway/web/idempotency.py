@@ -76,17 +76,20 @@ class Write:
         return str(self.made)
 
 
-async def _caller(request: Request) -> Caller:
+def caller_of(request: Request) -> Caller:
+    """Return the authenticated sender of a request."""
     found: Caller = request.state.caller
     return found
 
 
-RequestCaller = Annotated[Caller, Depends(_caller)]
-"""The parameter of a route that needs its caller."""
-
-
-async def _write(caller: RequestCaller, key: IdempotencyKey = None) -> Write:
+def write_of(request: Request, key: str | None) -> Write:
+    """Return a request that changes something, from the request and its header `Idempotency-Key`."""
+    caller = caller_of(request)
     return Write(caller, key, request_uuid(caller.requester, key))
+
+
+async def _write(request: Request, key: IdempotencyKey = None) -> Write:
+    return write_of(request, key)
 
 
 WriteRequest = Annotated[Write, Depends(_write)]

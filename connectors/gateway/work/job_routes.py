@@ -13,7 +13,7 @@ from connectors.gateway.rules.owners import owner_in, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
-from connectors.gateway.web.idempotency import RequestCaller, WriteRequest
+from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import (
     JOB_ID_PATTERN,
     BrokersAnswer,
@@ -140,13 +140,13 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
         return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
 
     @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
-    async def show_job(caller: RequestCaller, job_id: JobPath) -> Response:
+    async def show_job(request: Request, job_id: JobPath) -> Response:
         """Show one job with the settings of its own broker, if it has one, or answer 404.
 
         Only the operator sees that broker's password, in sealed form.
         """
         row = existing(hub.live_view.get(JobRow, job_id), "no job with this id")
-        return json_answer({**row_as_json(row), "broker": _overlay_for(caller, hub, job_id)})
+        return json_answer({**row_as_json(row), "broker": _overlay_for(caller_of(request), hub, job_id)})
 
     @routes.get("/api/hub/brokers", Action.BROKERS_READ, BrokersAnswer)
     async def list_brokers() -> Response:
