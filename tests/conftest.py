@@ -217,7 +217,6 @@ def start_bridge(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callab
             bridge.wait_ready()
         return bridge
 
-    start.started = started  # type: ignore[attr-defined]
     yield start
     for bridge in started:
         bridge.kill()
