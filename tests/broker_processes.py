@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -186,25 +187,38 @@ def kafka_at(port: int, **more: Any) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{port}", sasl_password=login, **more)
 
 
+@functools.cache
+def _formatted() -> tempfile.TemporaryDirectory[str]:
+    """A storage as Kafka's own tool formats it, for all the brokers of this process: it takes a JVM."""
+    home = tempfile.TemporaryDirectory(prefix="kafka-storage-")
+    properties = Path(home.name, "server.properties")
+    properties.write_text(_properties(Path(home.name), 1))
+    tool = [*_java(), "kafka.tools.StorageTool", "format", "-t", "of-the-tests", "-c", str(properties)]
+    tool += ["--add-scram", f"SCRAM-SHA-512=[name={USERNAME},password={KAFKA_PASSWORD}]"]
+    done = subprocess.run(tool, capture_output=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return home
+
+
+def _properties(folder: Path, port: int) -> str:
+    ports = {"port": port, "controller": free_port()}
+    return _KAFKA_PROPERTIES.format(**ports, folder=folder, user=USERNAME, password=KAFKA_PASSWORD)
+
+
+def _java() -> list[str]:
+    jars = ":".join(map(str, jar_files("kafka")))
+    return ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
+
+
 def make_kafka(folder: Path, more: str = "") -> BrokerProcess:
     """A formatted one-node Kafka below `folder` that asks for a login, not started yet; `more` is added to its
     settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    jars = ":".join(map(str, jar_files("kafka")))
+    shutil.copytree(Path(_formatted().name, "log"), folder / "log")
     port = free_port()
     properties = folder / "server.properties"
-    login = {"user": USERNAME, "password": KAFKA_PASSWORD}
-    text = _KAFKA_PROPERTIES.format(port=port, controller=free_port(), folder=folder, **login)
-    properties.write_text(text + more)
-    java = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
-    # Kafka's tool reads a leading dash as an option.
-    cluster = "k" + secrets.token_urlsafe(16)[1:]
-    tool = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
-    tool += ["--add-scram", f"SCRAM-SHA-512=[name={USERNAME},password={KAFKA_PASSWORD}]"]
-    done = subprocess.run(tool, capture_output=True, timeout=START_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return BrokerProcess([*java, "kafka.Kafka", str(properties)], port, folder / "kafka.log")
+    properties.write_text(_properties(folder, port) + more)
+    return BrokerProcess([*_java(), "kafka.Kafka", str(properties)], port, folder / "kafka.log")
 
 
 def make_mosquitto(folder: Path, more: str = "") -> BrokerProcess:
