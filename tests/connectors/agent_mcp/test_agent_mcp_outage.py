@@ -21,7 +21,7 @@ from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_unt
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, open_stream
 
-SETTLE_S = 3.0
+SETTLE_S = 1.5
 
 
 @pytest.fixture

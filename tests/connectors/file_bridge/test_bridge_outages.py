@@ -53,16 +53,17 @@ def test_while_kafka_is_away_lines_wait_the_bridge_says_so_without_spinning_and_
         began, process = time.monotonic(), psutil.Process(run.bridge.process.pid)
         used_s = sum(process.cpu_times()[:2])
         send()
-        wait_until(lambda: len(run.says("waits")) >= 3, 60, "the bridge says that it waits")
+        wait_until(lambda: len(run.says("waits")) >= 2, 60, "the bridge says that it waits")
         took_s = time.monotonic() - began
         assert sum(process.cpu_times()[:2]) - used_s < 0.5 * took_s + 1.0
         assert len(run.says("waits")) < 2 * took_s + 3
-        assert all("Kafka" in said["why"] for said in run.says("waits"))
+        assert all("Kafka" in one["why"] for one in run.says("waits"))
         # A kill in between forgets nothing.
         run.kill()
+        said = len(run.says("waits"))
         send()
         run.bridge = run.started()
-        wait_until(lambda: len(run.says("waits")) >= 5, 60, "the next one waits, too")
+        wait_until(lambda: len(run.says("waits")) > said, 60, "the next one waits, too")
         assert run.bridge.process.poll() is None
         taken = [message["msg_id"] for message in run.queue.poll("bo", session="s2")]
         assert set(taken) == sent["s2"]
@@ -93,8 +94,6 @@ def test_a_message_is_on_the_other_side_within_two_seconds_once_in_both_directio
             lambda message_id=message_id: message_id in run.mailbox("operator"), 20, "it is in the mailbox"
         )
         into_mailbox.append(time.monotonic() - began)
-    print(f"median into the file {statistics.median(into_file):.3f} s (most {max(into_file):.3f}), ")
-    print(f"into the mailbox {statistics.median(into_mailbox):.3f} s (most {max(into_mailbox):.3f})")
     assert statistics.median(into_file) < BOUND_S
     assert statistics.median(into_mailbox) < BOUND_S
     run.wait_look()

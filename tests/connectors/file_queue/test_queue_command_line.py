@@ -355,5 +355,4 @@ def test_a_send_takes_at_most_three_times_the_start_of_an_interpreter(checkout: 
     took("trunkline"), took("nothing")
     pairs = [(took("trunkline"), took("nothing")) for _ in range(PAIRS)]
     sends, starts = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"send {sends * 1000:.1f} ms, python -c pass {starts * 1000:.1f} ms: {sends / starts:.2f}")
     assert sends <= LIMIT * starts

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.requirement("HH-12"), pytest.mark.kafka]
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS = "/api/hub/participants"
-SETTLE_S = 3.0
+SETTLE_S = 2.0
 # A change may wait once for where the log ends and once for its record; the rest is for a busy machine.
 IN_TIME_S = 2 * SETTLE_S + 2.0
 AT_ONCE_S = SETTLE_S - 0.5
@@ -243,7 +243,7 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProces
 
 @pytest.fixture(scope="module")
 def hub(own_kafka: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubStack]:
-    """One gateway that waits three seconds for Kafka."""
+    """One gateway that waits SETTLE_S for Kafka."""
     folder = tmp_path_factory.mktemp("hub-down")
     settings = hub_settings(own_kafka, folder)
     gateway = settings.gateway.model_copy(update={"settle_timeout_s": SETTLE_S})

@@ -111,7 +111,7 @@ def test_the_result_of_a_task_is_any_json_by_whichever_way_it_comes(hub):
         ask(hub.client(sent.token), "hub", "event", {"event": "task.completed", "result": result})
         assert hub.wait_task(sent.id, "completed")["result"] == result
         for task in (told, sent):
-            assert hub.other.get(f"{TASKS}/{task.id}").json()["result"] == result
+            wait_until(lambda t=task.id, r=result: hub.other.get(f"{TASKS}/{t}").json()["result"] == r)
     task = hub.submit("idle")
     refused = end(hub.operator, task, "complete", {"result": ["x" * 65_536]})
     assert said(refused) == (400, "malformed") and "65540 bytes" in refused.json()["message"]
