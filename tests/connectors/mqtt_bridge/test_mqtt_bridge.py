@@ -139,7 +139,7 @@ def test_a_receipt_tells_the_id_the_seq_and_the_position_in_the_log(
 @pytest.mark.requirement("JE-18")
 def test_a_record_that_kafka_refuses_does_not_block_the_stream(backbone_settings, start_bridge, read_topic):
     # It looks at the topic before it goes on, and would not with a limit that is too low.
-    start_bridge(with_mqtt(backbone_settings, backoff_base_s=3, backoff_max_s=3))
+    bridge = start_bridge(with_mqtt(backbone_settings, backoff_base_s=3, backoff_max_s=3))
     kafka = backbone_settings.kafka
     admin = KafkaAdminClient(**client_options(kafka))
     try:
@@ -148,8 +148,7 @@ def test_a_record_that_kafka_refuses_does_not_block_the_stream(backbone_settings
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, kafka.topic, resource)])
         time.sleep(0.5)  # the controller has it; the log's leader applies it a moment later
         publish_all(backbone_settings.mqtt, [(EVENTS, b"first"), (EVENTS, b"x" * 100_000), (EVENTS, b"last")])
-        bridge_log = start_bridge.started[0].log
-        wait_until(lambda: "Kafka refused the record" in bridge_log(), what="the refusal")
+        wait_until(lambda: "Kafka refused the record" in bridge.log(), what="the refusal")
         resource = {"max.message.bytes": str(kafka.record_limit_bytes)}
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, kafka.topic, resource)])
     finally:
