@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from connectors.file_queue import TOPICS
 from connectors.file_queue.message_record import EVERYBODY, NAME_LIMIT, is_name
-from schemas.streams.mailboxes.mailbox_requests import LIMIT_MOST, claim_of_record
+from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
+from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, content_id, refused_stream
 

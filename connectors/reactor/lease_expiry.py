@@ -21,7 +21,8 @@ from connectors.live.live_view import LiveView
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.streams.mailboxes.mailbox_requests import MESSAGE_RECLAIMED, reclaim_record
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_RECLAIMED
+from schemas.streams.mailboxes.mailbox_requests import reclaim_record
 from schemas.streams.mailboxes.message import LEASED, MessageRow
 from schemas.wire.record import OutgoingRecord
 

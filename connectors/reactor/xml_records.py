@@ -17,14 +17,14 @@ from connectors.reactor.derived_records import BY_REACTOR, system_readings
 from connectors.reactor.known_recipients import GetRow
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
-from schemas.streams.mailboxes.mailbox_fold import CLOSED
-from schemas.streams.mailboxes.mailbox_requests import (
+from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_ACKED,
     MESSAGE_NACKED,
     MESSAGE_RECLAIMED,
     MessageAck,
-    gate_record,
 )
+from schemas.streams.mailboxes.mailbox_fold import CLOSED
+from schemas.streams.mailboxes.mailbox_requests import gate_record
 from schemas.streams.mailboxes.message import (
     DEAD,
     DEFAULT_REALM,

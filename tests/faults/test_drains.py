@@ -20,7 +20,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_requests import MESSAGE_CLAIMED
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_POSTED, MessageRow
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from tests.broker_processes import BrokerProcess, wait_until

@@ -17,7 +17,8 @@ from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
-from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST
+from schemas.streams.mailboxes.mailbox_requests import ack_record, nack_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow, verified_message
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ThreadRow

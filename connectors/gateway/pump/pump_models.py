@@ -8,7 +8,7 @@ from pydantic import Field
 
 from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from schemas.streams.control.organism import LISTENERS_MOST, RootTag
-from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST
+from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST
 from schemas.wire.wire_body import Note
 
 WAIT_MS_MOST = 10_000

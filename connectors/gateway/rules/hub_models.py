@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
-from schemas.streams.mailboxes.mailbox_requests import CLAIM_LIMIT, LIMIT_MOST
+from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.streams.task.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Note, Printable
@@ -78,29 +78,55 @@ class AuditFilter(QueryFilter):
     limit: ListLimit | None = None
 
 
+WAIT_S_MOST = 300
+LEASE_S_MOST = LEASE_MS_MOST // 1000
+WaitSeconds = Annotated[float, Field(ge=0, le=WAIT_S_MOST, allow_inf_nan=False)]
+"""How long a request may wait, in seconds."""
+LeaseSeconds = Annotated[int, Field(ge=1, le=LEASE_S_MOST)]
+"""The duration of a lease in seconds."""
+MessageIds = Annotated[list[NamedThing], Field(min_length=1, max_length=LIMIT_MOST)]
+"""The ids of messages in the caller's own mailbox."""
+
+
 class DrainFilter(QueryFilter):
-    """The largest number of messages to take out of the caller's mailbox."""
+    """How to take messages out of the caller's mailbox.
+
+    `limit`: the largest number of messages. `wait`: how many seconds to wait for the first message. `lease`:
+    for how many seconds the messages are leased; without it they are taken for good.
+    """
 
     limit: Annotated[int, Field(ge=1, le=LIMIT_MOST)] = CLAIM_LIMIT
+    wait: WaitSeconds = 0
+    lease: LeaseSeconds | None = None
+
+
+class SendFilter(QueryFilter):
+    """`wait_reply`: how many seconds to wait for the reply to the message."""
+
+    wait_reply: WaitSeconds = 0
 
 
 class MessageEnvelope(RequestBody):
-    """A message. `recipient`: the name of a mailbox, by default the hub's. `payload`: any JSON."""
+    """A message.
+
+    `recipient`: the name of a mailbox, by default the hub's. `payload`: any JSON. `in_reply_to`: the id of the
+    message that this one answers. `thread`: the id of the conversation, by default that of the answered
+    message.
+    """
 
     recipient: NamedThing = HUB
     type: MessageKind
     payload: Any = Field({})
-
-
-class DeliveredAnswer(AnswerBody):
-    """A message that is in the mailbox of its recipient."""
-
-    delivered: bool
-    message_id: str
+    in_reply_to: NamedThing | None = None
+    thread: NamedThing | None = None
 
 
 class MessageAnswer(AnswerBody):
-    """A message that was taken from a mailbox."""
+    """A message that was taken from a mailbox.
+
+    `in_reply_to` and `thread` are left out of a message without them. `attempt` and `deadline` are there for a
+    leased message: how often it was handed out by now, and the end of the lease.
+    """
 
     id: str
     timestamp: AwareDatetime
@@ -108,13 +134,69 @@ class MessageAnswer(AnswerBody):
     recipient: str
     type: str
     payload: Any
+    in_reply_to: str | None = None
+    thread: str | None = None
+    attempt: int | None = None
+    deadline: AwareDatetime | None = None
+
+
+class DeliveredAnswer(AnswerBody):
+    """A message that is in the mailbox of its recipient. `reply`: the reply, if the request waited for it."""
+
+    delivered: bool
+    message_id: str
+    reply: MessageAnswer | None = None
 
 
 class DrainedAnswer(AnswerBody):
-    """The messages taken from the caller's mailbox, most urgent first, and the number of remaining ones."""
+    """The messages taken from the caller's mailbox, most urgent first.
+
+    `left`: the number of remaining ones. `lease_id`: the id of the lease, if the messages are leased.
+    """
 
     messages: list[MessageAnswer]
     left: int
+    lease_id: str | None = None
+
+
+class AckRequest(RequestBody):
+    """Leased messages that the caller has finished with. `lease_id`: the id of their lease."""
+
+    lease_id: NamedThing
+    message_ids: MessageIds
+
+
+class NackRequest(AckRequest):
+    """Leased messages that the caller gives back. `reason`: why, for the mailbox's owner and the operator."""
+
+    reason: Note = ""
+
+
+class ExtendRequest(AckRequest):
+    """Leased messages that take longer. `lease`: the seconds from now to the new end of the lease."""
+
+    lease: LeaseSeconds
+
+
+class LeaseFault(AnswerBody):
+    """A message that a request about a lease could not change. `reason`: a stable code. `message`: why."""
+
+    message_id: str
+    reason: str
+    message: str
+
+
+class LeaseEndAnswer(AnswerBody):
+    """The message ids of the request, each once: those that it changed, and those that it could not change."""
+
+    done: list[str]
+    refused: list[LeaseFault]
+
+
+class ExtendedAnswer(LeaseEndAnswer):
+    """As `LeaseEndAnswer`. `deadline`: the new end of the lease; null if no message was changed."""
+
+    deadline: AwareDatetime | None
 
 
 class ReadRequest(RequestBody):

@@ -5,7 +5,7 @@ Entries:
 time 16 hex digits. The order of the keys is therefore the order in which messages are handed out.
 `id/<3 hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the last week.
 `last`: the time at which the newest message was posted, 8 bytes.
-`leases`: the ends of the leases of the consuming door.
+`leases`: the ends of the leases.
 `handed`: the times of the last minute at which leases with a rate handed out messages.
 `closed`: exists if the mailbox is closed.
 `requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
@@ -56,9 +56,9 @@ _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
 class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     """A message of a mailbox that is unread or leased, with the fields of its row in the view `mailbox`.
 
-    `request_id` is the request of the newest lease. If the message is unread all the same, the lease expired;
-    its holder can still acknowledge the message. Times are in microseconds since 1970 UTC, except for `sent_at`
-    and `expires_at`, which are texts as the sender wrote them.
+    `attempts_most` and `request_id` are the limit and the request of the newest lease. If the message is unread
+    all the same, the lease expired; its holder can still acknowledge the message. Times are in microseconds
+    since 1970 UTC, except for `sent_at` and `expires_at`, which are texts as the sender wrote them.
     """
 
     version: int
@@ -83,6 +83,9 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     parent_thread: str | None = None
     root_thread: str | None = None
     on_behalf_of: str | None = None
+    attempts_most: int | None = None
+    last_reason: str | None = None
+    replay_of: str | None = None
 
     def standing(self, now_us: int) -> str:
         """Return the message's status at the time `now_us`: `leased` or `unread`.
@@ -116,20 +119,19 @@ class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Leases(msgspec.Struct, array_like=True, gc=False):
     """The current leases of a mailbox: how many leased messages there are for each end of a lease.
 
-    `ends` maps the end (microseconds since 1970 UTC) to the number of messages. At one time, all leases of a
-    mailbox belong to one door, `door`.
+    `ends` maps the end (microseconds since 1970 UTC) to the number of messages. `unused` has the place of a
+    field of fold version 8, so that entries of that version can be read.
     """
 
     version: int = ENTRY_VERSION
-    door: str = ""
+    unused: str = ""
     ends: dict[int, int] = {}
 
-    def begin(self, door: str, until_us: int) -> None:
-        """Count the lease of one message by `door`, which ends at `until_us` (microseconds since 1970 UTC).
+    def begin(self, until_us: int) -> None:
+        """Count the lease of one message, which ends at `until_us` (microseconds since 1970 UTC).
 
         The entry of the stream does not change until `MailboxEntries.put_leases` writes it.
         """
-        self.door = door
         self.ends[until_us] = self.ends.get(until_us, 0) + 1
 
     def end(self, message: PendingMessage) -> None:
@@ -338,6 +340,8 @@ class MailboxEntries:
             parent_thread=message.parent_thread,
             root_thread=message.root_thread,
             on_behalf_of=message.on_behalf_of,
+            last_reason=message.last_reason,
+            replay_of=message.replay_of,
         )
         return Change(MAILBOX_VIEW, f"{self.realm}/{self.recipient}/{message.message_id}", row)
 

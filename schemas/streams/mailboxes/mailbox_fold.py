@@ -13,15 +13,7 @@ from typing import Any, Final
 from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
-from schemas.streams.mailboxes.mailbox_entries import (
-    ENTRY_VERSION,
-    OF_MAILBOX,
-    OF_MESSAGE,
-    Leases,
-    MailboxEntries,
-    PendingMessage,
-)
-from schemas.streams.mailboxes.mailbox_requests import (
+from schemas.streams.mailboxes.mailbox_bodies import (
     CLAIM_LIMIT,
     LEASE_LIMIT,
     LEASE_MS,
@@ -33,10 +25,19 @@ from schemas.streams.mailboxes.mailbox_requests import (
     MESSAGE_ACKED,
     MESSAGE_CLAIMED,
     MESSAGE_EXPIRED,
+    MESSAGE_EXTENDED,
     MESSAGE_LEASED,
     MESSAGE_NACKED,
     MESSAGE_READ,
     MESSAGE_RECLAIMED,
+)
+from schemas.streams.mailboxes.mailbox_entries import (
+    ENTRY_VERSION,
+    OF_MAILBOX,
+    OF_MESSAGE,
+    Leases,
+    MailboxEntries,
+    PendingMessage,
 )
 from schemas.streams.mailboxes.message import (
     CLAIMED,
@@ -56,8 +57,9 @@ from schemas.streams.mailboxes.message import (
 from schemas.wire.ids import MAILBOX
 from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
-# A message that was handed out this many times without an ack is dead.
+# A message that was handed out this many times without an ack is dead, unless its lease has another limit.
 ATTEMPTS_MOST: Final = 3
+LEASE_RAN_OUT: Final = "the lease ran out"
 # The explanation of a rejected posting or lease.
 CLOSED: Final = "the mailbox is closed"
 _OF_MAILBOX_TYPES: Final = frozenset(
@@ -117,6 +119,7 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
         parent_thread=body.get("parent_thread"),
         root_thread=body.get("root_thread"),
         on_behalf_of=body.get("on_behalf_of"),
+        replay_of=body.get("replay_of"),
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)
@@ -142,8 +145,6 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         mailbox.put_closed(is_closed=given.type == MAILBOX_CLOSED)
     elif given.type == MAILBOX_CLEARED:
         changes = [_end(message, CLEARED, mailbox, leases) for message in mailbox.in_order()]
-    elif leases.ends and leases.door != given.envelope.door and not _is_fact(given):
-        return rejected(ILLEGAL_TRANSITION, "another door holds leases on this mailbox")
     elif given.type == MESSAGE_LEASED and mailbox.is_closed and not given.body.get("from_closed"):
         return rejected(ILLEGAL_TRANSITION, CLOSED)
     else:
@@ -156,7 +157,8 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
 
 def _is_fact(given: FoldInput) -> bool:
     """Return whether the record is a claim of named messages, which the door has already handed out."""
-    return given.type == MESSAGE_CLAIMED and given.body.get("message_ids") is not None
+    is_named = given.body.get("message_ids") is not None
+    return given.type == MESSAGE_CLAIMED and is_named and not given.body.get("if_unread")
 
 
 def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list[Change]:
@@ -179,7 +181,7 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
         if not _is_fact(given):
             if LEASED not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
                 continue
-            if message.is_over(now_us) or message.attempts >= ATTEMPTS_MOST:
+            if message.is_over(now_us) or _is_worn_out(message, given.body.get("attempts_most")):
                 status = EXPIRED if message.is_over(now_us) else DEAD
                 changes.append(_end(message, status, mailbox, leases))
                 continue
@@ -192,7 +194,8 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
             changes.append(_end(message, CLAIMED, mailbox, leases))
             continue
         message.status, message.lease_until = LEASED, until
-        leases.begin(given.envelope.door, until)
+        message.attempts_most = given.body.get("attempts_most")
+        leases.begin(until)
         if lately is not None:
             lately.append(now_us)
         mailbox.put(message)
@@ -217,24 +220,54 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         return rejected(SEQ_CONFLICT, "this id was used with other content", status)
     if message is None:
         return rejected(AFTER_TERMINAL, "the message has reached a final status")
+    if seen == "same" and given.type == MESSAGE_EXTENDED:
+        return duplicate(status)
     refusal = _refusal(given, message, mailbox.now_us)
     if refusal is not None:
         # A repeated request has already had its effect, but a message id may be posted again after a week.
         return duplicate(status) if seen == "same" else rejected(ILLEGAL_TRANSITION, refusal, status)
     leases = mailbox.leases()
-    final = _FINAL_BY_TYPE.get(given.type)
-    if given.body.get("is_no_attempt"):
-        message.attempts -= 1
-    if final is None and message.attempts >= ATTEMPTS_MOST:
-        final = DEAD
-    if final is not None:
-        change = _end(message, final, mailbox, leases)
-    else:
-        change = _give_back(given, message, mailbox, leases)
+    status, change = _step(given, message, mailbox, leases)
     mailbox.put_leases(leases)
     requests.add(given.envelope.ce_id, given.body)
     mailbox.put_requests(OF_MESSAGE, requests)
-    return accepted(final or UNREAD, (change,))
+    return accepted(status, (change,))
+
+
+def _is_worn_out(message: PendingMessage, attempts_most: int | None = None) -> bool:
+    """Return whether a message that nobody holds was handed out too often to be handed out again.
+
+    `attempts_most` is the limit of the lease that is to begin. `None` means that of the newest lease.
+    """
+    return message.attempts >= (attempts_most or message.attempts_most or ATTEMPTS_MOST)
+
+
+def _step(
+    given: FoldInput, message: PendingMessage, mailbox: MailboxEntries, leases: Leases
+) -> tuple[str, Change]:
+    """Carry out an allowed record about one message. Return the status that it has now, and its change."""
+    final = _FINAL_BY_TYPE.get(given.type)
+    if final is not None:
+        return final, _end(message, final, mailbox, leases)
+    leases.end(message)
+    if given.type == MESSAGE_EXTENDED:
+        message.lease_until = mailbox.now_us + given.body["lease_ms"] * 1000
+        leases.begin(message.lease_until)
+        mailbox.put(message)
+        return LEASED, mailbox.change(message)
+    message.status, message.lease_until = UNREAD, None
+    if given.body.get("is_no_attempt"):
+        message.attempts -= 1
+    message.last_reason = given.body.get("reason") or (
+        LEASE_RAN_OUT if given.type == MESSAGE_RECLAIMED else None
+    )
+    if _is_worn_out(message):
+        return DEAD, _end(message, DEAD, mailbox, leases)
+    # After a nack the holder can no longer ack. After an expired lease it still can, until the next lease.
+    if given.type == MESSAGE_NACKED:
+        message.request_id = None
+    mailbox.put(message)
+    return UNREAD, mailbox.change(message)
 
 
 def _refusal(given: FoldInput, message: PendingMessage, now_us: int) -> str | None:
@@ -252,20 +285,11 @@ def _refusal(given: FoldInput, message: PendingMessage, now_us: int) -> str | No
             return "the lease has not run out"
     elif message.handed_to != given.sender:
         return "the message is leased by somebody else"
+    elif kind == MESSAGE_EXTENDED:
+        return None if message.standing(now_us) == LEASED else "the lease has run out"
     if (_FINAL_BY_TYPE.get(kind) or UNREAD) not in MESSAGE_TRANSITIONS[message.status]:
         return "the message is not leased"
     return None
-
-
-def _give_back(given: FoldInput, message: PendingMessage, mailbox: MailboxEntries, leases: Leases) -> Change:
-    """Make the message unread again."""
-    leases.end(message)
-    message.status, message.lease_until = UNREAD, None
-    # After a nack the holder can no longer ack. After an expired lease it still can, until the next lease.
-    if given.type == MESSAGE_NACKED:
-        message.request_id = None
-    mailbox.put(message)
-    return mailbox.change(message)
 
 
 def _end(message: PendingMessage, status: str, mailbox: MailboxEntries, leases: Leases) -> Change:

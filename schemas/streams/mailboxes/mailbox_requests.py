@@ -1,4 +1,4 @@
-"""The records about claims, leases, acks and other steps of a message: bodies, and functions to build them.
+"""Functions that build the records about claims, leases, acks and other steps of a message.
 
 The functions return records that are ready to append. They raise pydantic.ValidationError for an invalid
 argument. `origin` is `door`, which appends the record, and `principal`, which made the request.
@@ -7,146 +7,29 @@ argument. `origin` is `door`, which appends the record, and `principal`, which m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Final, Unpack
+from typing import Any, Unpack
 
-from pydantic import Field
-
-from schemas.streams.control.organism import PER_MINUTE_MOST
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.mailboxes.mailbox_bodies import (
+    CLAIM_LIMIT,
+    LEASE_LIMIT,
+    LEASE_MS,
+    LIMIT_MOST,
+    MAILBOX_CLEARED,
+    MAILBOX_CLOSED,
+    MAILBOX_MODELS,
+    MAILBOX_OPENED,
+    MESSAGE_ACKED,
+    MESSAGE_CLAIMED,
+    MESSAGE_EXPIRED,
+    MESSAGE_EXTENDED,
+    MESSAGE_LEASED,
+    MESSAGE_NACKED,
+    MESSAGE_READ,
+    MESSAGE_RECLAIMED,
+)
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.wire_body import Name, Note, WireBody
-
-MESSAGE_CLAIMED: Final = "message.claimed"
-MESSAGE_LEASED: Final = "message.leased"
-MESSAGE_ACKED: Final = "message.acked"
-MESSAGE_NACKED: Final = "message.nacked"
-MESSAGE_RECLAIMED: Final = "message.reclaimed"
-MESSAGE_READ: Final = "message.read"
-MESSAGE_EXPIRED: Final = "message.expired"
-MAILBOX_CLEARED: Final = "mailbox.cleared"
-MAILBOX_CLOSED: Final = "mailbox.closed"
-MAILBOX_OPENED: Final = "mailbox.opened"
-
-CLAIM_LIMIT: Final = 100
-LEASE_LIMIT: Final = 1
-LIMIT_MOST: Final = 1000
-LEASE_MS: Final = 30_000
-LEASE_MS_MOST: Final = 86_400_000
-ANSWERS_MOST: Final = 100
-
-_Limit = Annotated[int, Field(ge=1, le=LIMIT_MOST)]
-
-
-class _MailboxBody(WireBody):
-    OMITS_NULLS: ClassVar = True
-
-    realm: Name = DEFAULT_REALM
-    recipient: Annotated[Name, Field(alias="to")]
-
-
-class _MailboxRequest(_MailboxBody):
-    request_id: Name
-
-
-class _MessageBody(_MailboxBody):
-    message_id: Name
-
-
-class _LeaseEnd(_MessageBody):
-    request_id: Name
-
-
-class MailboxClaim(_MailboxRequest):
-    """Body of `message.claimed`: hand out up to `limit` messages for good. They need no ack.
-
-    With `message_ids`, only these messages are claimed, if they are pending. A door that has already handed out
-    messages records the fact in this way.
-    """
-
-    limit: _Limit = CLAIM_LIMIT
-    message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
-
-
-class MailboxLease(_MailboxRequest):
-    """Body of `message.leased`: hand out up to `limit` messages, which must be acknowledged within `lease_ms`.
-
-    `held_most` and `per_minute` count the messages of all readers of the mailbox together.
-
-    Attributes:
-        message_ids: the only messages that may be handed out. `None` means all.
-        held_most: the largest number of messages that may be leased at once. `None` means no limit.
-        per_minute: the largest number of messages that leases with this field may hand out in 60 s of the log's
-            time. `None` means no limit.
-        from_closed: whether to lease even if the mailbox is closed, to return its messages to their senders.
-    """
-
-    limit: _Limit = LEASE_LIMIT
-    lease_ms: Annotated[int, Field(ge=1, le=LEASE_MS_MOST)] = LEASE_MS
-    message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
-    held_most: _Limit | None = None
-    per_minute: Annotated[int, Field(ge=1, le=PER_MINUTE_MOST)] | None = None
-    from_closed: bool | None = None
-
-
-class MailboxClearing(_MailboxRequest):
-    """Body of `mailbox.cleared`: all pending messages of the mailbox end with the status `cleared`."""
-
-
-class MailboxClosing(_MailboxRequest):
-    """Body of `mailbox.closed`: the fold rejects postings and leases until the mailbox is opened again."""
-
-
-class MailboxOpening(_MailboxRequest):
-    """Body of `mailbox.opened`: a closed mailbox accepts postings and leases again."""
-
-
-class MessageAck(_LeaseEnd):
-    """Body of `message.acked`: the reader that leased the message has finished with it.
-
-    `request_id` is that of the lease. `answers` are messages that the reader sends as a result. They are in the
-    same record so that they are sent if and only if the ack is accepted.
-    """
-
-    answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
-
-
-class MessageNack(_LeaseEnd):
-    """Body of `message.nacked`: the reader that leased the message gives it back, to be handed out again.
-
-    `request_id` is that of the lease. A message is dead after three attempts. With `is_no_attempt`, this lease
-    does not count as one.
-    """
-
-    reason: Note = ""
-    is_no_attempt: bool | None = None
-
-
-class MessageReclaim(_LeaseEnd):
-    """Body of `message.reclaimed`: the lease by the request `request_id` expired, and the message is unread."""
-
-
-class MessageReading(_MessageBody):
-    """Body of `message.read`: a client that looked at the message without a lease marks it as read."""
-
-
-class MessageExpiry(_MessageBody):
-    """Body of `message.expired`: the time `expires_at` of the message has passed."""
-
-
-MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
-    MESSAGE_POSTED: Message,
-    MESSAGE_CLAIMED: MailboxClaim,
-    MESSAGE_LEASED: MailboxLease,
-    MESSAGE_ACKED: MessageAck,
-    MESSAGE_NACKED: MessageNack,
-    MESSAGE_RECLAIMED: MessageReclaim,
-    MESSAGE_READ: MessageReading,
-    MESSAGE_EXPIRED: MessageExpiry,
-    MAILBOX_CLEARED: MailboxClearing,
-    MAILBOX_CLOSED: MailboxClosing,
-    MAILBOX_OPENED: MailboxOpening,
-}
 
 
 def claim_record(
@@ -171,7 +54,13 @@ def claim_record(
 
 
 def claim_of_record(
-    realm: str, recipient: str, request_id: str, message_ids: Sequence[str], **origin: Unpack[Origin]
+    realm: str,
+    recipient: str,
+    request_id: str,
+    message_ids: Sequence[str],
+    *,
+    if_unread: bool | None = None,
+    **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record `message.claimed`, ready to append, for the messages `message_ids` of one mailbox.
 
@@ -182,12 +71,14 @@ def claim_of_record(
         recipient: the agent of the mailbox.
         request_id: the id of the request. A repeated request has the same id.
         message_ids: 1 to 1,000 ids. The fold ignores messages that are not pending.
+        if_unread: whether the fold also ignores messages that are leased or have expired. `None` means no.
         origin: `door`, which appends the record, and `principal`, which got the messages.
 
     Raises:
         pydantic.ValidationError: an argument is invalid.
     """
-    said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
+    named = {"message_ids": list(message_ids), "if_unread": if_unread}
+    said = {"request_id": request_id, "limit": LIMIT_MOST, **named}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
 
 
@@ -202,6 +93,7 @@ def lease_record(
     held_most: int | None = None,
     per_minute: int | None = None,
     from_closed: bool | None = None,
+    attempts_most: int | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record `message.leased`, ready to append, which hands out messages for a limited time.
@@ -217,6 +109,8 @@ def lease_record(
         held_most: the largest number of messages that may be leased at once. `None` means no limit.
         per_minute: the largest number of messages that such leases hand out in 60 s. `None` means no limit.
         from_closed: whether to lease even if the mailbox is closed. `None` means no.
+        attempts_most: how often each message may be handed out before it is dead, 1 to 1,000. `None` means
+            three times.
         origin: `door`, which appends the record, and `principal`, which leases the messages.
 
     Raises:
@@ -230,6 +124,7 @@ def lease_record(
         "held_most": held_most,
         "per_minute": per_minute,
         "from_closed": from_closed,
+        "attempts_most": attempts_most,
     }
     return _record(MESSAGE_LEASED, realm, recipient, said, origin)
 
@@ -307,8 +202,8 @@ def nack_record(
         message_id: the id of the leased message.
         request_id: the `request_id` of the lease.
         reason: a short explanation, which may be empty.
-        is_no_attempt: whether this lease does not count as an attempt. A message is dead after three. `None`
-            means no.
+        is_no_attempt: whether this lease does not count as an attempt. A message is dead after those that its
+            lease allows. `None` means no.
         origin: the door and principal of the lease. The fold rejects the record for any other.
 
     Raises:
@@ -321,6 +216,35 @@ def nack_record(
         "is_no_attempt": is_no_attempt,
     }
     return _record(MESSAGE_NACKED, realm, recipient, said, origin)
+
+
+def extension_record(
+    realm: str,
+    recipient: str,
+    message_id: str,
+    request_id: str,
+    lease_ms: int,
+    *,
+    ce_id: str,
+    **origin: Unpack[Origin],
+) -> OutgoingRecord:
+    """Return the record `message.extended`, ready to append, which sets a new end for the lease of a message.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        message_id: the id of the leased message.
+        request_id: the `request_id` of the lease.
+        lease_ms: the time from the record to the new end, in milliseconds. It may shorten the lease.
+        ce_id: the CloudEvents id. A repeated request has the same one, and each further extension another one.
+        origin: the door and principal of the lease. The fold rejects the record for any other, and after the
+            end of the lease.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid.
+    """
+    said = {"message_id": message_id, "request_id": request_id, "lease_ms": lease_ms}
+    return _record(MESSAGE_EXTENDED, realm, recipient, said, origin, ce_id)
 
 
 def reclaim_record(

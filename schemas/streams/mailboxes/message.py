@@ -114,6 +114,10 @@ class MessageRow(Row, frozen=True, gc=False):
     """Id of the conversation at the root of the tree."""
     on_behalf_of: str | None = None
     """Principal on whose behalf the conversation at the root began."""
+    last_reason: str | None = None
+    """Reason why the newest attempt failed, as its reader gave it. Null: no reason was given."""
+    replay_of: str | None = None
+    """Id of the dead message that this one repeats. Null: none."""
 
 
 class MessageBodyRow(Row, frozen=True, gc=False):
@@ -147,6 +151,7 @@ class Message(WireBody):
             its place in the tree, which recipients do not see.
         sent_at: the sender's time, as the sender wrote it.
         expires_at: the time at which the message expires, ISO 8601 in UTC. `None` means never.
+        replay_of: the id of the dead message that this one repeats, or `None`.
         repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
         original: the message before the repairs in base64. Only the ledger stores it.
     """
@@ -169,6 +174,7 @@ class Message(WireBody):
     parent_thread: Name | None = None
     root_thread: Name | None = None
     on_behalf_of: Name | None = None
+    replay_of: Name | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
 

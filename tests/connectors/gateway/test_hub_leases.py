@@ -7,7 +7,8 @@ import json
 import pytest
 
 from connectors.log.publisher import Publisher
-from schemas.streams.mailboxes.mailbox_requests import MESSAGE_RECLAIMED, ack_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_RECLAIMED
+from schemas.streams.mailboxes.mailbox_requests import ack_record, lease_record
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
 

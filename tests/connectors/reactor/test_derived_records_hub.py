@@ -14,7 +14,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.fold.view_rows import Row
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_requests import MESSAGE_READ
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_READ
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.streams.task.task_registry import (
     TaskCancellation,

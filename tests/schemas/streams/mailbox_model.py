@@ -25,6 +25,7 @@ DEFAULTS = {
     "parent_thread": None,
     "root_thread": None,
     "on_behalf_of": None,
+    "replay_of": None,
 }
 
 
@@ -53,6 +54,7 @@ class MailboxModel:
         self.bodies: list[dict[str, Any]] = []
         self.is_closed = False
         self.handed_with_rate: list[int] = []
+        self.attempts_most: dict[str, int] = {}
         self.requests: dict[bool, list[tuple[str, dict[str, Any]]]] = {True: [], False: []}
 
     def pending(self) -> list[dict[str, Any]]:
@@ -113,8 +115,10 @@ class MailboxModel:
             "request_id": None,
             "lease_until": None,
             "ended_at": None,
+            "last_reason": None,
         }
         self.messages.append(row)
+        self.attempts_most.pop(body["message_id"], None)
         self.bodies.append(body)
         return Said("accepted", None, "unread", (dict(row),))
 
@@ -137,12 +141,9 @@ class MailboxModel:
                 self._end(message, "cleared", now)
                 changed.append(dict(message))
             return Said("accepted", None, None, tuple(changed))
-        doors = {m["handed_to"].split("/")[0] for m in self.pending() if self._is_held(m, now)}
         named = body.get("message_ids")
         # A poll has handed its messages out, even those that another reader has leased.
-        is_wish = kind == "leased" or named is None
-        if doors - {sender.split("/")[0]} and is_wish:
-            return Said("rejected", "illegal_transition")
+        is_wish = kind == "leased" or named is None or bool(body.get("if_unread"))
         if kind == "leased" and self.is_closed and not body.get("from_closed"):
             return Said("rejected", "illegal_transition")
         wanted = self._wanted(kind, body, now)
@@ -153,7 +154,7 @@ class MailboxModel:
                 continue
             if is_wish and self._is_over(message, now):
                 self._end(message, "expired", now)
-            elif is_wish and message["status"] == "leased" and message["attempts"] >= 3:
+            elif is_wish and self._is_worn_out(message, body.get("attempts_most")):
                 self._end(message, "dead", now)
             else:
                 wanted -= 1
@@ -164,10 +165,15 @@ class MailboxModel:
                 else:
                     until = now + body.get("lease_ms", 30_000) * 1000
                     message.update(status="leased", lease_until=until)
+                    self.attempts_most[message["message_id"]] = body.get("attempts_most", 3)
                     if "per_minute" in body:
                         self.handed_with_rate.append(now)
             changed.append(dict(message))
         return Said("accepted", None, None, tuple(changed))
+
+    def _is_worn_out(self, message: dict[str, Any], attempts_most: int | None = None) -> bool:
+        limit = attempts_most or self.attempts_most.get(message["message_id"], 3)
+        return bool(message["attempts"] >= limit)
 
     def _wanted(self, kind: str, body: dict[str, Any], now: int) -> int:
         """How many messages at most."""
@@ -197,6 +203,8 @@ class MailboxModel:
             return Said("rejected", "seq_conflict" if is_conflict else "after_terminal")
         if is_conflict:
             return Said("rejected", "seq_conflict", status)
+        if is_repeated and kind == "extended":
+            return Said("duplicate", None, status)
         if not self._is_possible(kind, sender, body, message, now):
             if is_repeated:
                 return Said("duplicate", None, status)
@@ -205,12 +213,16 @@ class MailboxModel:
             message["attempts"] -= 1
         if kind in LEADS_TO:
             self._end(message, LEADS_TO[kind], now)
-        elif message["attempts"] >= 3:
-            self._end(message, "dead", now)
+        elif kind == "extended":
+            message["lease_until"] = now + body["lease_ms"] * 1000
         else:
-            message.update(status="unread", lease_until=None)
-            if kind == "nacked":
-                message["request_id"] = None
+            message["last_reason"] = body.get("reason") or None if kind == "nacked" else "the lease ran out"
+            if self._is_worn_out(message):
+                self._end(message, "dead", now)
+            else:
+                message.update(status="unread", lease_until=None)
+                if kind == "nacked":
+                    message["request_id"] = None
         return Said("accepted", None, message["status"], (dict(message),))
 
     def _is_possible(
@@ -228,4 +240,6 @@ class MailboxModel:
             return is_holder
         if kind == "nacked":
             return is_holder and message["status"] == "leased"
+        if kind == "extended":
+            return is_holder and is_held
         return is_its_lease and message["status"] == "leased" and not is_held

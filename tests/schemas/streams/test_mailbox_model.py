@@ -35,7 +35,7 @@ LONG_US = (3_600_000_000, WEEK_US - 1, WEEK_US, WEEK_US + 1)
 STEPS_US = st.sampled_from(SHORT_US[:3] * 8 + SHORT_US * 2 + LONG_US)
 LEASES_MS = st.sampled_from((1, 1000, 30_000, 30_000, 86_400_000))
 KINDS = ("posted",) * 6 + ("leased",) * 6 + ("nacked", "reclaimed") * 4 + ("acked",) * 3
-KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named") + ("again",) * 4
+KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named", "unread") + ("again", "extended") * 4
 KINDS += ("closed",) + ("opened",) * 5
 
 
@@ -111,6 +111,7 @@ def lease_conditions(wish: Wish) -> dict[str, Any]:
         {"message_ids": IDS[wish.about % 5 :]},
         {"from_closed": True},
         {"held_most": 2, "per_minute": 2, "message_ids": IDS, "from_closed": True},
+        {"attempts_most": 1 + wish.about % 5},
     )
     return conditions[wish.content % len(conditions)]
 
@@ -130,6 +131,9 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     makers: dict[str, Callable[[], OutgoingRecord]] = {
         "claimed": lambda: requests.claim_record(*at, wish.request, wish.limit, **by),
         "named": lambda: requests.claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
+        "unread": lambda: requests.claim_of_record(
+            *at, wish.request, IDS[wish.about % 5 :], if_unread=True, **by
+        ),
         "leased": lambda: requests.lease_record(
             *at, wish.request, wish.limit, wish.lease_ms, **lease_conditions(wish), **by
         ),
@@ -157,6 +161,9 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
             *at, message_id, request, is_no_attempt=True if wish.content == 3 else None, **by
         ),
         "reclaimed": lambda: requests.reclaim_record(*at, message_id, request, **by),
+        "extended": lambda: requests.extension_record(
+            *at, message_id, request, wish.lease_ms, ce_id=f"e{wish.request}", **by
+        ),
         "read": lambda: requests.read_record(*at, message_id, **by),
         "expired": lambda: requests.expiry_record(*at, message_id, **by),
     }
@@ -292,20 +299,22 @@ REACHED = {
     ),
     *(("claimed", "accepted", status) for status in ("claimed", "expired", "dead", None)),
     *(("leased", "accepted", status) for status in ("leased", "expired", "dead", None)),
-    *((kind, "illegal_transition", None) for kind in ("claimed", "leased")),
+    ("leased", "illegal_transition", None),
     *((kind, said, None) for kind in ("claimed", "leased") for said in ("duplicate", "seq_conflict")),
     *((kind, said, None) for kind in ("cleared", "closed", "opened") for said in ("accepted", "duplicate")),
     ("posted", "illegal_transition", None),
     *((kind, "accepted", status) for kind in ("nacked", "reclaimed") for status in ("unread", "dead")),
     *((kind, "duplicate", status) for kind in ("nacked", "reclaimed") for status in ("unread", "leased", None)),
     *(("nacked", "seq_conflict", status) for status in ("unread", None)),
+    *(("extended", said, "leased") for said in ("accepted", "duplicate", "seq_conflict")),
+    ("extended", "illegal_transition", "unread"),
     *((kind, said, word) for kind, word in LEADS_TO.items() for said in ("accepted", "duplicate")),
     *(
         (kind, said, None)
-        for kind in (*LEADS_TO, "nacked", "reclaimed")
+        for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")
         for said in ("unknown_stream", "after_terminal")
     ),
-    *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed")),
+    *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")),
 }
 
 

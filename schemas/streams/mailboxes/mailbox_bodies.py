@@ -1,0 +1,158 @@
+"""The bodies of the records about claims, leases, acks and other steps of a message, and their limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field
+
+from schemas.streams.control.organism import PER_MINUTE_MOST
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.wire.wire_body import Name, Note, WireBody
+
+MESSAGE_CLAIMED: Final = "message.claimed"
+MESSAGE_LEASED: Final = "message.leased"
+MESSAGE_ACKED: Final = "message.acked"
+MESSAGE_NACKED: Final = "message.nacked"
+MESSAGE_EXTENDED: Final = "message.extended"
+MESSAGE_RECLAIMED: Final = "message.reclaimed"
+MESSAGE_READ: Final = "message.read"
+MESSAGE_EXPIRED: Final = "message.expired"
+MAILBOX_CLEARED: Final = "mailbox.cleared"
+MAILBOX_CLOSED: Final = "mailbox.closed"
+MAILBOX_OPENED: Final = "mailbox.opened"
+
+CLAIM_LIMIT: Final = 100
+LEASE_LIMIT: Final = 1
+LIMIT_MOST: Final = 1000
+LEASE_MS: Final = 30_000
+LEASE_MS_MOST: Final = 86_400_000
+ANSWERS_MOST: Final = 100
+ATTEMPTS_LIMIT: Final = 1000
+
+_Limit = Annotated[int, Field(ge=1, le=LIMIT_MOST)]
+_LeaseMs = Annotated[int, Field(ge=1, le=LEASE_MS_MOST)]
+
+
+class _MailboxBody(WireBody):
+    OMITS_NULLS: ClassVar = True
+
+    realm: Name = DEFAULT_REALM
+    recipient: Annotated[Name, Field(alias="to")]
+
+
+class _MailboxRequest(_MailboxBody):
+    request_id: Name
+
+
+class _MessageBody(_MailboxBody):
+    message_id: Name
+
+
+class _LeaseEnd(_MessageBody):
+    request_id: Name
+
+
+class MailboxClaim(_MailboxRequest):
+    """Body of `message.claimed`: hand out up to `limit` messages for good. They need no ack.
+
+    With `message_ids`, only these messages are claimed, if they are pending. A door that has already handed out
+    messages records the fact in this way. With `if_unread`, they are claimed only if nobody holds them.
+    """
+
+    limit: _Limit = CLAIM_LIMIT
+    message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
+    if_unread: bool | None = None
+
+
+class MailboxLease(_MailboxRequest):
+    """Body of `message.leased`: hand out up to `limit` messages, which must be acknowledged within `lease_ms`.
+
+    `held_most` and `per_minute` count the messages of all readers of the mailbox together.
+
+    Attributes:
+        message_ids: the only messages that may be handed out. `None` means all.
+        held_most: the largest number of messages that may be leased at once. `None` means no limit.
+        per_minute: the largest number of messages that leases with this field may hand out in 60 s of the log's
+            time. `None` means no limit.
+        from_closed: whether to lease even if the mailbox is closed, to return its messages to their senders.
+        attempts_most: how often each message may be handed out before it is dead. `None` means three times.
+    """
+
+    limit: _Limit = LEASE_LIMIT
+    lease_ms: _LeaseMs = LEASE_MS
+    message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
+    held_most: _Limit | None = None
+    per_minute: Annotated[int, Field(ge=1, le=PER_MINUTE_MOST)] | None = None
+    from_closed: bool | None = None
+    attempts_most: Annotated[int, Field(ge=1, le=ATTEMPTS_LIMIT)] | None = None
+
+
+class MailboxClearing(_MailboxRequest):
+    """Body of `mailbox.cleared`: all pending messages of the mailbox end with the status `cleared`."""
+
+
+class MailboxClosing(_MailboxRequest):
+    """Body of `mailbox.closed`: the fold rejects postings and leases until the mailbox is opened again."""
+
+
+class MailboxOpening(_MailboxRequest):
+    """Body of `mailbox.opened`: a closed mailbox accepts postings and leases again."""
+
+
+class MessageAck(_LeaseEnd):
+    """Body of `message.acked`: the reader that leased the message has finished with it.
+
+    `request_id` is that of the lease. `answers` are messages that the reader sends as a result. They are in the
+    same record so that they are sent if and only if the ack is accepted.
+    """
+
+    answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
+
+
+class MessageNack(_LeaseEnd):
+    """Body of `message.nacked`: the reader that leased the message gives it back, to be handed out again.
+
+    `request_id` is that of the lease. A message is dead after the attempts that the lease allows, by default
+    three. With `is_no_attempt`, this lease does not count as one.
+    """
+
+    reason: Note = ""
+    is_no_attempt: bool | None = None
+
+
+class MessageExtension(_LeaseEnd):
+    """Body of `message.extended`: the lease of the message now ends `lease_ms` after this record.
+
+    `request_id` is that of the lease.
+    """
+
+    lease_ms: _LeaseMs
+
+
+class MessageReclaim(_LeaseEnd):
+    """Body of `message.reclaimed`: the lease by the request `request_id` expired, and the message is unread."""
+
+
+class MessageReading(_MessageBody):
+    """Body of `message.read`: a client that looked at the message without a lease marks it as read."""
+
+
+class MessageExpiry(_MessageBody):
+    """Body of `message.expired`: the time `expires_at` of the message has passed."""
+
+
+MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
+    MESSAGE_POSTED: Message,
+    MESSAGE_CLAIMED: MailboxClaim,
+    MESSAGE_LEASED: MailboxLease,
+    MESSAGE_ACKED: MessageAck,
+    MESSAGE_NACKED: MessageNack,
+    MESSAGE_EXTENDED: MessageExtension,
+    MESSAGE_RECLAIMED: MessageReclaim,
+    MESSAGE_READ: MessageReading,
+    MESSAGE_EXPIRED: MessageExpiry,
+    MAILBOX_CLEARED: MailboxClearing,
+    MAILBOX_CLOSED: MailboxClosing,
+    MAILBOX_OPENED: MailboxOpening,
+}
