@@ -13,6 +13,7 @@ from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.message_routes import add_message_routes
+from connectors.gateway.messages.own_mailbox_routes import add_own_mailbox_routes
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
 from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
@@ -45,6 +46,7 @@ def build_application(hub: Hub) -> FastAPI:
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
     add_message_routes(routes, hub)
+    add_own_mailbox_routes(routes, hub, gate)
     add_job_routes(routes, hub)
     add_stream_routes(routes, hub, gate)
     add_session_routes(routes, hub)

@@ -154,7 +154,7 @@ class GatewayProgram:
         def end(number: int, frame: FrameType | None) -> None:
             """End the servers after a signal; runs in the main thread, between two of its instructions."""
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._hub.stopping.set)
+                loop.call_soon_threadsafe(self._hub.begin_stop)
             for server in servers:
                 server.handle_exit(number, frame)
 
@@ -202,7 +202,7 @@ class GatewayProgram:
         return found
 
     def _end(self, servers: Sequence[HttpServer]) -> None:
-        self._hub.stopping.set()
+        self._hub.begin_stop()
         for server in servers:
             server.should_exit = True
 

@@ -141,6 +141,8 @@ class GatewaySettings(ConnectionSettings):
     """How often the gateway checks the processes of agent sessions."""
     audit_messages: int = Field(default=100, ge=1, le=100_000)
     """How many messages and refusals the hub's audit log keeps in memory."""
+    max_attempts: int = Field(default=5, ge=1, le=1000)
+    """How often an agent may lease a message without acknowledging it, before the message is dead."""
     mailbox_per_token: bool = False
     """True if each running task has its own mailbox, `<agent>.<token_id>`. The same at all gateways."""
     token_ttl_s: float = Field(default=3600.0, ge=1, le=7 * 24 * 3600)

@@ -17,6 +17,7 @@ from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
@@ -67,6 +68,7 @@ class Hub:
         self.identities = Identities(operator_token)
         self.pending = PendingJobs(lambda job_id: live_view.get(JobRow, job_id))
         self.mailboxes = MailboxIndex()
+        self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
@@ -98,7 +100,8 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.background_services)]
+        parts = (*indexes, self.mailbox_waits)
+        watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
         for part in (self.audit, self.metrics, self.listeners):
@@ -115,6 +118,11 @@ class Hub:
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for service in self.background_services:
             service.open()
+
+    def begin_stop(self) -> None:
+        """Set `stopping` and end all waits for messages, because the gateway stops. For the event loop."""
+        self.stopping.set()
+        self.mailbox_waits.wake_all()
 
     def _load_audit(self) -> None:
         try:

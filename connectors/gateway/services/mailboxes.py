@@ -8,7 +8,7 @@ from typing import Final
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_PENDING, MessageRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_PENDING, MessageRow
 from schemas.wire.ids import NAME_LIMIT
 
 # The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
@@ -49,14 +49,19 @@ class MailboxIndex(RowIndex[MessageRow]):
 
     def __init__(self) -> None:
         super().__init__(MessageRow)
-        self._waiting: dict[Mailbox, set[str]] = {}
+        # The pending messages with the times of their posting, in this order.
+        self._waiting: dict[Mailbox, dict[str, int]] = {}
+        # The leased messages among them with the ends of their leases.
+        self._leased: dict[Mailbox, dict[str, int]] = {}
+        # By `<realm>/<recipient>/<message id>`: the ids of the replies to this message.
+        self._replies: dict[str, dict[str, None]] = {}
         # By `<realm>/<recipient>/<request id>`.
         self._handed: dict[str, dict[str, None]] = {}
         # By message id: `<realm>/<recipient>`.
         self._mailbox_of: dict[str, str] = {}
         self._kept: dict[Mailbox, dict[str, None]] = {}
-        # The keys of the final messages among them, oldest end first.
-        self._final: dict[str, None] = {}
+        # The keys of the final messages among them, oldest end first, with the messages that they reply to.
+        self._final: dict[str, str] = {}
 
     def load(self, rows: Iterable[MessageRow]) -> None:
         """Add the messages that the live view contains when it is open. Call it once, after `LiveView.open`.
@@ -64,7 +69,7 @@ class MailboxIndex(RowIndex[MessageRow]):
         A message that `changed` has already added is newer, so it is kept.
         """
         # In the order of their ends, so that the newest final messages are kept, as in the live view.
-        super().load(sorted(rows, key=lambda row: row.ended_at or 0))
+        super().load(sorted(rows, key=lambda row: (row.ended_at or 0, row.posted_at)))
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
         """Return the mailbox that a message was posted to, or None if its id is unknown or too old.
@@ -82,6 +87,37 @@ class MailboxIndex(RowIndex[MessageRow]):
         """Return how many messages of a mailbox wait or are leased, 0 for an unknown mailbox."""
         with self._lock:
             return len(self._waiting.get(mailbox, ()))
+
+    def ready(self, mailbox: Mailbox, now_us: int) -> int:
+        """Return how many messages of a mailbox nobody holds, 0 for an unknown mailbox.
+
+        `now_us` is this machine's time in microseconds since 1970 UTC. Messages that have expired count until
+        somebody takes messages from the mailbox.
+        """
+        with self._lock:
+            held = sum(until > now_us for until in self._leased.get(mailbox, {}).values())
+            return len(self._waiting.get(mailbox, ())) - held
+
+    def posted_after(self, mailbox: Mailbox, posted_at: int) -> list[str]:
+        """Return the ids of the pending messages that were posted after a message, in the order of posting.
+
+        `posted_at` is the column of that message's row, in microseconds since 1970 UTC; 0 for all messages.
+        """
+        found = []
+        with self._lock:
+            for message_id, posted in reversed(self._waiting.get(mailbox, {}).items()):
+                if posted <= posted_at:
+                    break
+                found.append(message_id)
+        return found[::-1]
+
+    def replies(self, mailbox: Mailbox, message_id: str) -> list[str]:
+        """Return the ids of a mailbox's messages that reply to the message with this id, oldest first.
+
+        They are those of `messages`, waiting or not. The other message is in the mailbox of somebody else.
+        """
+        with self._lock:
+            return list(self._replies.get("/".join((*mailbox, message_id)), ()))
 
     def waiting(self, mailbox: Mailbox) -> list[str]:
         """Return the ids of the messages of a mailbox that wait or are leased, in no order."""
@@ -117,12 +153,9 @@ class MailboxIndex(RowIndex[MessageRow]):
         if len(self._mailbox_of) > _MESSAGES:
             del self._mailbox_of[next(iter(self._mailbox_of))]
         self._keep(row)
-        if row.status in MESSAGE_PENDING:
-            self._waiting.setdefault(mailbox, set()).add(row.message_id)
-        elif mailbox in self._waiting:
-            self._waiting[mailbox].discard(row.message_id)
-            if not self._waiting[mailbox]:
-                del self._waiting[mailbox]
+        is_pending = row.status in MESSAGE_PENDING
+        _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
+        _note(self._leased, mailbox, row.message_id, row.lease_until if row.status == LEASED else None)
         if row.request_id is not None:
             request = "/".join((*mailbox, row.request_id))
             self._handed.setdefault(request, {})[row.message_id] = None
@@ -132,15 +165,33 @@ class MailboxIndex(RowIndex[MessageRow]):
     def _keep(self, row: MessageRow) -> None:
         key = row.key
         self._kept.setdefault((row.realm, row.recipient), {})[row.message_id] = None
+        if row.in_reply_to is not None:
+            asked = f"{row.realm}/{row.recipient}/{row.in_reply_to}"
+            self._replies.setdefault(asked, {})[row.message_id] = None
         self._final.pop(key, None)
         if row.status in MESSAGE_PENDING:
             return
-        self._final[key] = None
+        self._final[key] = row.in_reply_to or ""
         if len(self._final) > FINAL_MESSAGES:
             oldest = next(iter(self._final))
-            del self._final[oldest]
+            asked = self._final.pop(oldest)
             realm, recipient, message_id = oldest.split("/")  # names contain no slash
             kept = self._kept[realm, recipient]
             del kept[message_id]
             if not kept:
                 del self._kept[realm, recipient]
+            if asked:
+                replies = self._replies[f"{realm}/{recipient}/{asked}"]
+                del replies[message_id]
+                if not replies:
+                    del self._replies[f"{realm}/{recipient}/{asked}"]
+
+
+def _note(times: dict[Mailbox, dict[str, int]], mailbox: Mailbox, message_id: str, time_us: int | None) -> None:
+    """Set the time of a message among those of its mailbox, or remove the message if the time is None."""
+    if time_us is not None:
+        times.setdefault(mailbox, {})[message_id] = time_us
+    elif mailbox in times:
+        times[mailbox].pop(message_id, None)
+        if not times[mailbox]:
+            del times[mailbox]

@@ -1,0 +1,71 @@
+"""Waits for the reply to a message, and takes it out of the asker's mailbox (DL-07).
+
+**Delivers** a reply once: either as the answer of the request that waits, or in the mailbox. A request that is
+repeated with the same idempotency key gets the reply again.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from connectors.gateway.messages.deliveries import IsGone, never_gone
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailbox_waits import MailboxWait
+from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.web.answers import unavailable
+from connectors.gateway.web.idempotency import Origin
+from schemas.streams.mailboxes.mailbox_requests import claim_of_record
+from schemas.streams.mailboxes.message import CLAIMED, UNREAD, MessageRow
+
+
+async def wait_reply(
+    hub: Hub,
+    wait: MailboxWait,
+    message_id: str,
+    timeout_s: float,
+    origin: Origin,
+    is_gone: IsGone = never_gone,
+) -> MessageRow | None:
+    """Take the first reply to a message out of the asker's mailbox, and return its row.
+
+    The result is None if no reply came in time, or the client has disconnected. A reply that comes later is in
+    the mailbox.
+
+    Args:
+        hub: The hub.
+        wait: The wait for messages of the asker's mailboxes. It began before the message was sent.
+        message_id: The id of the message that was sent.
+        timeout_s: How many seconds to wait.
+        origin: The door and the principal of the asker.
+        is_gone: Tells a client that has disconnected during the wait. By default, none does.
+
+    Raises:
+        ApiError: 503 if the gateway stops.
+        BackboneUnreachable: Kafka is unreachable, or the claim was not settled in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        wait.clear()
+        for mailbox in wait.mailboxes:
+            if (row := await _taken(hub, mailbox, message_id, origin)) is not None:
+                return row
+        left = deadline - time.monotonic()
+        if left <= 0 or not await wait.wait(left) or await is_gone():
+            return None
+        if hub.stopping.is_set():
+            raise unavailable("the gateway stops; ask another one, with the same idempotency key")
+
+
+async def _taken(hub: Hub, mailbox: Mailbox, message_id: str, origin: Origin) -> MessageRow | None:
+    """Return the reply that this request has taken before, or takes now; None without one that nobody holds."""
+    for reply_id in hub.mailboxes.replies(mailbox, message_id):
+        key, request_id = "/".join((*mailbox, reply_id)), str(uuid.uuid5(uuid.UUID(message_id), reply_id))
+        row = hub.live_view.get(MessageRow, key)
+        if row is not None and row.status == UNREAD:
+            record = claim_of_record(*mailbox, request_id, [reply_id], if_unread=True, **origin)
+            await hub.appender.settle_accepted(record)
+            row = hub.live_view.get(MessageRow, key)
+        if row is not None and (row.status, row.request_id) == (CLAIMED, request_id):
+            return row
+    return None
