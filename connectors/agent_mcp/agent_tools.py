@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -104,7 +104,14 @@ class AgentTools:
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         posting = partial(
-            _posting, agent, asked.target_agent_id, asked.message, message_id, priority=asked.priority
+            _posting,
+            agent,
+            asked.target_agent_id,
+            asked.message,
+            message_id,
+            priority=asked.priority,
+            in_reply_to=asked.in_reply_to,
+            thread=asked.thread,
         )
         expires_at = None
         if asked.ttl_seconds is not None:
@@ -166,7 +173,7 @@ class AgentTools:
             and (asked.since is None or row.posted_at >= asked.since * 1000)
         ]
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
-        shown = self._as_many_as_fit(wanted[: asked.limit])
+        shown = _as_many_as_fit(self._hub, wanted[: asked.limit])
         return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
@@ -210,29 +217,38 @@ class AgentTools:
         if size > limit:
             raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
 
-    def _as_many_as_fit(self, rows: list[MessageRow]) -> list[dict[str, Any]]:
-        """Return the first messages, at least one, that fit into one answer by the length of their content."""
-        shown: list[dict[str, Any]] = []
-        left = _ANSWER_CHARACTERS
-        for row in rows:
-            message = self._message_as_json(row)
-            left -= len(message["content"])
-            if shown and left < 0:
-                break
-            shown.append(message)
-        return shown
 
-    def _message_as_json(self, row: MessageRow) -> dict[str, Any]:
-        body = self._hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
-        return {
-            "id": row.message_id,
-            "from": row.sender,
-            "to": row.recipient,
-            "content": "" if body is None else body.body,
-            "timestamp": row.posted_at // 1000,
-            "read": is_read(row),
-            "priority": row.priority,
-        }
+def _as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
+    """Return the first messages, at least one, that fit into one answer by the length of their content."""
+    shown: list[dict[str, Any]] = []
+    left = _ANSWER_CHARACTERS
+    for row in rows:
+        message = message_as_json(hub, row)
+        left -= len(message["content"])
+        if shown and left < 0:
+            break
+        shown.append(message)
+    return shown
+
+
+def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
+    """Return a message of a mailbox as JSON.
+
+    The fields are `id`, `from`, `to`, `content`, `timestamp` (milliseconds since 1970 UTC), `read` and
+    `priority`, and `inReplyTo` and `thread` if the message has them.
+    """
+    body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
+    optional = {"inReplyTo": row.in_reply_to, "thread": row.thread}
+    return {
+        "id": row.message_id,
+        "from": row.sender,
+        "to": row.recipient,
+        "content": "" if body is None else body.body,
+        "timestamp": row.posted_at // 1000,
+        "read": is_read(row),
+        "priority": row.priority,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
 
 
 def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
-from schemas.wire.wire_body import Capabilities, Name
+from schemas.streams.mailboxes.mailbox_bodies import LEASE_MS_MOST
+from schemas.wire.wire_body import Capabilities, Name, Note
 
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
 MARKED_AT_ONCE: Final = 1000
+# All leased messages are in one answer.
+LEASED_AT_ONCE: Final = 100
 # A year.
 TTL_MOST_S: Final = 31_536_000
+# Below the 300 s for which the official client waits for an answer.
+WAIT_MOST_S: Final = 240
+LEASE_MOST_S: Final = LEASE_MS_MOST // 1000
 
 _Key = Annotated[
     str | None,
@@ -25,6 +31,21 @@ _Key = Annotated[
 AgentStatus = Literal["initializing", "idle", "working", "blocked", "stopped"]
 OwnStatus = Literal["idle", "working", "blocked"]
 Priority = Literal["low", "normal", "high"]
+
+
+_Lease = Annotated[int, Field(ge=1, le=LEASE_MOST_S, description="How many seconds you have for them.")]
+_LeaseId = Annotated[Name, Field(description="The `leaseId` that came with the messages.")]
+_LeasedIds = Annotated[
+    list[Name],
+    Field(min_length=1, max_length=MARKED_AT_ONCE, description="Ids of messages of this lease."),
+]
+
+
+def _wait(default: int) -> Any:
+    """Return the type of an argument that says how long a tool may wait, with this default in seconds."""
+    return Annotated[
+        float, Field(ge=0, le=WAIT_MOST_S, allow_inf_nan=False, description=f"Seconds to wait, else {default}.")
+    ]
 
 
 class DiscoverAgents(ToolArguments):
@@ -47,7 +68,21 @@ class SendToAgent(ToolArguments):
         float | None,
         Field(ge=0, le=TTL_MOST_S, description="The message expires so many seconds after this call."),
     ] = None
+    in_reply_to: Annotated[Name | None, Field(description="The id of the message that this one answers.")] = (
+        None
+    )
+    thread: Annotated[Name | None, Field(description="The id of the conversation.")] = None
     idempotency_key: _Key = None
+
+
+class AskAgent(SendToAgent):
+    """Write to one agent and wait for its reply, a message whose inReplyTo is yours.
+
+    Without a reply in time the answer has none. The reply then comes into your mailbox. The same call with the
+    same idempotencyKey waits again.
+    """
+
+    timeout_seconds: _wait(30) = 30
 
 
 class BroadcastMessage(ToolArguments):
@@ -70,6 +105,56 @@ class GetMyMessages(ToolArguments):
     ] = None
 
 
+class WaitForMessages(ToolArguments):
+    """Wait until there is an unread message in your mailbox, and read it as by get_my_messages.
+
+    The answer comes at once if there is one already, and is empty when the time is up. Reading marks nothing.
+    """
+
+    timeout_seconds: _wait(30) = 30
+    limit: Annotated[int, Field(ge=1, le=MESSAGES_LIMIT, description="How many at most.")] = DEFAULT_MESSAGES
+    since: Annotated[
+        int | None, Field(ge=0, description="Only messages from this time on: milliseconds since 1970 UTC.")
+    ] = None
+
+
+class LeaseMessages(ToolArguments):
+    """Take unread messages to work on. Nobody else gets them until your lease ends.
+
+    Call ack_messages when you have dealt with one, and nack_message when you cannot. Otherwise it is handed out
+    again after the lease, a few times at most.
+    """
+
+    limit: Annotated[int, Field(ge=1, le=LEASED_AT_ONCE, description="How many at most.")] = 10
+    lease_seconds: _Lease = 60
+    timeout_seconds: _wait(0) = 0
+    idempotency_key: _Key = None
+
+
+class AckMessages(ToolArguments):
+    """Tell that you have dealt with leased messages. They are never handed out again."""
+
+    lease_id: _LeaseId
+    message_ids: _LeasedIds
+
+
+class NackMessage(ToolArguments):
+    """Give a leased message back, because you cannot deal with it now. It is handed out again at once."""
+
+    lease_id: _LeaseId
+    message_id: Annotated[Name, Field(description="The id of a message of this lease.")]
+    reason: Annotated[Note, Field(description="Why, in a few words.")] = ""
+
+
+class ExtendLease(ToolArguments):
+    """Take more time for leased messages: so many seconds from now."""
+
+    lease_id: _LeaseId
+    message_ids: _LeasedIds
+    lease_seconds: _Lease = 60
+    idempotency_key: _Key = None
+
+
 class MarkRead(ToolArguments):
     """Say which of your messages you have dealt with."""
 
@@ -88,8 +173,23 @@ class UpdateMyStatus(ToolArguments):
 
 
 ARGUMENTS: Final = tools_by_name(
-    DiscoverAgents, SendToAgent, BroadcastMessage, GetMyMessages, MarkRead, UpdateMyStatus
+    DiscoverAgents,
+    SendToAgent,
+    AskAgent,
+    BroadcastMessage,
+    GetMyMessages,
+    WaitForMessages,
+    MarkRead,
+    LeaseMessages,
+    AckMessages,
+    NackMessage,
+    ExtendLease,
+    UpdateMyStatus,
 )
 # All other tools change something, so each of their calls needs a signature of its own.
-ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages"})
-TOOLS: Final = described_tools(ARGUMENTS, only_reads=ONLY_READS, idempotent=("mark_read", "update_my_status"))
+ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages", "wait_for_messages"})
+TOOLS: Final = described_tools(
+    ARGUMENTS,
+    only_reads=ONLY_READS,
+    idempotent=("mark_read", "ack_messages", "nack_message", "update_my_status"),
+)
