@@ -1,4 +1,4 @@
-"""A publisher of a job's events over MQTT (JE-15 to JE-17).
+"""A publisher of a job's events over MQTT (JE-15 to JE-17), or over HTTP (DL-08).
 
 It numbers and signs events, and keeps them on disk until they are confirmed.
 
@@ -23,7 +23,9 @@ from typing import Any, Final, Self
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
+from connectors.agent_sdk.http_delivery import deliver_over_http
 from connectors.agent_sdk.outbox import JobOutbox, PendingEvent, content_fault
+from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import (
     FINAL_REASONS,
@@ -228,9 +230,17 @@ class JobPublisher:
         job_id: The job.
         secret: The job's secret, which signs the events and is never sent.
         state_dir: The folder with the job's last seq and its unconfirmed events.
+        gateway: The gateway to send the events to. None sends them over MQTT.
     """
 
-    def __init__(self, settings: Settings, job_id: str, secret: str, state_dir: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        job_id: str,
+        secret: str,
+        state_dir: Path,
+        gateway: GatewayClient | None = None,
+    ) -> None:
         if not is_job_id(job_id):
             raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
         if not secret:
@@ -239,6 +249,7 @@ class JobPublisher:
         self._job_id = job_id
         self._secret = secret
         self._state_dir = state_dir
+        self._gateway = gateway
 
     def publish(
         self, event: str, detail: str, data: dict[str, Any] | None = None, *, wait_for_receipt: bool = True
@@ -253,7 +264,7 @@ class JobPublisher:
             detail: A text about the event for people.
             data: More fields, as JSON values.
             wait_for_receipt: Whether to wait for Trunkline's receipt. Otherwise the broker's PUBACK is enough,
-                and the returned receipt has no verdict.
+                and the returned receipt has no verdict. Over HTTP there is always a receipt.
 
         Raises:
             UsageError: the event is invalid, or the job has ended; nothing was sent.
@@ -304,8 +315,11 @@ class JobPublisher:
             outbox.confirm(pending, rejected=receipt.verdict == REJECTED)
             receipts[pending.seq] = receipt
 
-        mqtt = job_mqtt(self._settings.mqtt, self._job_id, self._secret)
-        deliver(mqtt, self._job_id, outbox.pending, confirmed, wait_for_receipt=wait_for_receipt)
+        if self._gateway is not None:
+            deliver_over_http(self._gateway, self._job_id, outbox.pending, confirmed)
+        else:
+            mqtt = job_mqtt(self._settings.mqtt, self._job_id, self._secret)
+            deliver(mqtt, self._job_id, outbox.pending, confirmed, wait_for_receipt=wait_for_receipt)
         for receipt in (receipts[wanted.seq], *receipts.values()):
             if receipt.verdict == REJECTED:
                 raise EventRejected(receipt)

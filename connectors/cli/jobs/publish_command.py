@@ -1,4 +1,4 @@
-"""Publishes one event of a job over MQTT and waits until it is in the log.
+"""Publishes one event of a job over MQTT, or with --http over HTTP, and waits until it is in the log.
 
 The event is numbered, signed with the job's secret and kept in an outbox on disk until it is confirmed. The
 secret comes from --secret-file, else from the variable TRUNKLINE_JOB_SECRET, else from the file that
@@ -10,6 +10,7 @@ user of its own, with a password that is derived from its secret. If the job has
   trunkline publish --job 0a1b2c3d --event started --detail "build begins"
   trunkline publish --job 0a1b2c3d --event progress --detail "3 of 10" --data '{"done": 3}'
   trunkline publish --job 0a1b2c3d --event completed --detail "all green"
+  trunkline publish --job 0a1b2c3d --event completed --http    (with TRUNKLINE_TOKEN, at gateway.url)
 
 Exit codes: 0 in the log; 2 the event must not be sent (the message says why); 4 rejected, with the reason, or
 the broker refused the login, and then the event stays in the outbox as with 5; 5 not confirmed: it stays in the
@@ -22,6 +23,7 @@ import json
 import os
 import stat
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
+from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.job_tools.job_files import find_secret, with_job_broker
 from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import UsageError
@@ -59,6 +62,7 @@ ARGUMENTS = (
         metavar="N",
     ),
     flag("--resend", "only send what is still in the outbox"),
+    flag("--http", "send to the gateway; the token is that of the job's worker or of who registered the job"),
     path("--secret-file", "a 0600 file with the job's secret"),
     path("--state-dir", "where seq and outbox are kept", "DIR"),
     flag("--json", "print the receipt as one JSON object"),
@@ -82,7 +86,11 @@ def run(call: Call) -> int:
     state_dir = call.state_dir or call.settings.data_path / _STATE_FOLDER
     secret = read_secret(call.secret_file, call.settings, call.job)
     own = with_job_broker(call.settings, call.job, call.secret_file)
-    publisher = JobPublisher(own, call.job, secret, state_dir)
+    with GatewayClient(call.settings) if call.http else nullcontext() as gateway:
+        return _publish(call, JobPublisher(own, call.job, secret, state_dir, gateway), data)
+
+
+def _publish(call: Call, publisher: JobPublisher, data: dict[str, Any] | None) -> int:
     if call.resend:
         count = publisher.resend(wait_for_receipt=not call.no_receipt)
         print(json.dumps({"job_id": call.job, "resent": count}) if call.json else f"{count} resent")

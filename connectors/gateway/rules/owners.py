@@ -12,6 +12,7 @@ from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import owner_of_task
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
+from schemas.streams.principal.principals import WORKER
 from schemas.streams.task.task_registry import TaskRow, TokenRow
 
 R = TypeVar("R", bound=Row)
@@ -49,6 +50,29 @@ def session_of_job(hub: Hub) -> OwnerOf:
     async def owner(request: Request) -> str | None:
         row = hub.live_view.get(JobRow, str(request.path_params["job_id"]))
         return None if row is None else row.session
+
+    return owner
+
+
+def reporter_of_job(hub: Hub) -> OwnerOf:
+    """Return a function with which the access check finds who reports events of the job in a request's path.
+
+    The returned coroutine function takes the request. For a worker it returns the session that has the job, for
+    any other caller the principal that registered the job. It returns None for an unknown job. It raises
+    BackboneUnreachable if the live view does not catch up with a pick at another gateway in time.
+    """
+
+    async def owner(request: Request) -> str | None:
+        key, caller = str(request.path_params["job_id"]), request.state.caller
+        found = None
+        for is_last in (False, True):
+            row = hub.live_view.get(JobRow, key)
+            if row is not None:
+                found = row.session if caller.role == WORKER else row.registered_by
+            if caller.owns(found) or is_last:
+                break
+            await hub.fresh.catch_up()
+        return found
 
     return owner
 

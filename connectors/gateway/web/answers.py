@@ -47,6 +47,8 @@ _STATUS_BY_REASON: Final[dict[str, int]] = {
     verdicts.SCHEMA_VERSION: 400,
     verdicts.UNKNOWN_STREAM: 404,
     verdicts.UNKNOWN_RECIPIENT: 404,
+    verdicts.BAD_SIGNATURE: 403,
+    verdicts.SECRET_IN_EVENT: 400,
     verdicts.UNAUTHORIZED: 401,
     verdicts.POLICY: 403,
     verdicts.SEQ_CONFLICT: 409,
@@ -121,8 +123,22 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
     """
     if settled.verdict != verdicts.REJECTED:
         return settled
+    raise ApiError(*_error_of(settled))
+
+
+def rejection_response(settled: SettledRecord) -> Response:
+    """Return the HTTP response for a record that the fold rejected, as `refuse_rejected` makes it.
+
+    A handler returns it for a record that holds the request's own bytes. Raising would append a second record,
+    about the refused request. The header `Trunkline-Verdict` is `rejected`.
+    """
+    return error_response(*_error_of(settled), {VERDICT_HEADER: verdicts.REJECTED})
+
+
+def _error_of(settled: SettledRecord) -> tuple[int, str, str]:
+    """Return status, reason and message for a rejected record."""
     reason = settled.reason or INTERNAL
-    raise ApiError(_STATUS_BY_REASON.get(reason, 500), reason, settled.why or reason.replace("_", " "))
+    return _STATUS_BY_REASON.get(reason, 500), reason, settled.why or reason.replace("_", " ")
 
 
 _PLACE: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)

@@ -102,6 +102,21 @@ class CancelRequest(RequestBody):
     reason: Note = ""
 
 
+class EventAnswer(AnswerBody):
+    """The receipt of a job's event, with the fields of the receipt over MQTT.
+
+    `ce_id`: the id of its record. `seq`: its number within the job. `position`: partition and offset of its
+    record. `status`: the state of the job after it.
+    """
+
+    ce_id: str
+    seq: int | None
+    verdict: Literal["accepted", "duplicate"]
+    reason: None
+    position: list[int]
+    status: str | None
+
+
 class RotationRequest(RequestBody):
     """A rotation of a job's secret. The present secret stays valid for `overlap_s` seconds."""
 

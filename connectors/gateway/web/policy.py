@@ -33,6 +33,7 @@ class Action(StrEnum):
     JOB_ASSIGN = "job.assign"
     JOB_CANCEL = "job.cancel"
     JOB_ROTATE = "job.rotate"
+    JOB_REPORT = "job.report"
     JOB_READ = "job.read"
     JOB_LIST = "job.list"
     EVENTS_READ = "events.read"
@@ -99,6 +100,7 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.JOB_ASSIGN: Reach.OWN,
         Action.JOB_CANCEL: Reach.OWN,
         Action.JOB_ROTATE: Reach.OWN,
+        Action.JOB_REPORT: Reach.OWN,
         Action.SESSION_CREATE: Reach.ALL,
         Action.SESSION_STOP: Reach.OWN,
         Action.SESSION_RESUME: Reach.OWN,
@@ -111,6 +113,7 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
     },
     WORKER: {
         Action.JOB_PICK: Reach.OWN,
+        Action.JOB_REPORT: Reach.OWN,
         Action.JOB_READ: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
         **_MESSAGES,

@@ -9,15 +9,16 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.rules.owners import owner_in, session_of_job
+from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
+from connectors.gateway.web.answers import existing, json_answer, newest_rows, rejection_response, row_as_json
 from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import (
     JOB_ID_PATTERN,
     BrokersAnswer,
     CancelRequest,
+    EventAnswer,
     GrantAnswer,
     JobChangedAnswer,
     JobFilter,
@@ -30,17 +31,24 @@ from connectors.gateway.web.models import (
     RotationRequest,
 )
 from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.broker_overlays import BrokerOverlays, opened_overlay
 from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import JobRow, cancellation_record
-from schemas.wire.verdicts import DUPLICATE
+from schemas.wire.ids import JOB, stream_key
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord, content_id
+from schemas.wire.verdicts import DUPLICATE, REJECTED
 
 JOBS: Final = "/api/hub/jobs"
 JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
+_EVENT_BODY: Final = {
+    "requestBody": {"required": True, "content": {JSON_CONTENT: {"schema": {"type": "object"}}}}
+}
 
 
 def add_job_routes(routes: Routes, hub: Hub) -> None:
@@ -85,6 +93,43 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
             "secret": grant.secret,
         }
         return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
+
+    @routes.post(
+        f"{JOBS}/{{job_id}}/events",
+        Action.JOB_REPORT,
+        EventAnswer,
+        reporter_of_job(hub),
+        openapi_extra=_EVENT_BODY,
+    )
+    async def report_event(request: Request, job_id: JobPath) -> Response:
+        """Report an event of a job. The body is the signed event, byte for byte as over MQTT.
+
+        A worker reports the events of the job that its session has, a delegator those of the jobs that it
+        registered. The answer comes when the event is settled. A repeated event is a duplicate and changes
+        nothing. The answer is 403 for a wrong signature (`bad_signature`), 400 for an invalid event, and 409
+        for an event that does not fit the state of the job or its other events. The ledger has each of them.
+        """
+        stream, payload = stream_key(JOB, job_id), await request.body()
+        record = OutgoingRecord(
+            stream=stream,
+            ce_id=content_id(stream.encode("ascii"), payload),
+            door=DOOR,
+            principal=caller_of(request).principal,
+            type=JOB_EVENT,
+            value=payload,
+        )
+        settled = await hub.appender.settle(record)
+        if settled.verdict == REJECTED:
+            return rejection_response(settled)
+        answer = {
+            "ce_id": record.ce_id,
+            "seq": settled.seq,
+            "verdict": settled.verdict,
+            "reason": None,
+            "position": list(settled.position),
+            "status": settled.status_after,
+        }
+        return json_answer(answer, verdict=settled.verdict)
 
 
 def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
