@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -41,11 +41,10 @@ _LeasedIds = Annotated[
 ]
 
 
-def _wait(default: int) -> Any:
-    """Return the type of an argument that says how long a tool may wait, with this default in seconds."""
-    return Annotated[
-        float, Field(ge=0, le=WAIT_MOST_S, allow_inf_nan=False, description=f"Seconds to wait, else {default}.")
-    ]
+_WaitS = Annotated[
+    float,
+    Field(ge=0, le=WAIT_MOST_S, allow_inf_nan=False, description="How many seconds to wait at most."),
+]
 
 
 class DiscoverAgents(ToolArguments):
@@ -82,7 +81,7 @@ class AskAgent(SendToAgent):
     same idempotencyKey waits again.
     """
 
-    timeout_seconds: _wait(30) = 30
+    timeout_seconds: _WaitS = 30
 
 
 class BroadcastMessage(ToolArguments):
@@ -111,7 +110,7 @@ class WaitForMessages(ToolArguments):
     The answer comes at once if there is one already, and is empty when the time is up. Reading marks nothing.
     """
 
-    timeout_seconds: _wait(30) = 30
+    timeout_seconds: _WaitS = 30
     limit: Annotated[int, Field(ge=1, le=MESSAGES_LIMIT, description="How many at most.")] = DEFAULT_MESSAGES
     since: Annotated[
         int | None, Field(ge=0, description="Only messages from this time on: milliseconds since 1970 UTC.")
@@ -127,7 +126,7 @@ class LeaseMessages(ToolArguments):
 
     limit: Annotated[int, Field(ge=1, le=LEASED_AT_ONCE, description="How many at most.")] = 10
     lease_seconds: _Lease = 60
-    timeout_seconds: _wait(0) = 0
+    timeout_seconds: _WaitS = 0
     idempotency_key: _Key = None
 
 

@@ -87,6 +87,7 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "message.posted": (MAILBOX_KEY, message()),
     "message.claimed": (MAILBOX_KEY, of_mailbox(request_id="q1")),
     "message.leased": (MAILBOX_KEY, of_mailbox(request_id="q2", lease_ms=1000)),
+    "message.extended": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2", lease_ms=1000)),
     "message.acked": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),
     "message.nacked": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2", reason="busy")),
     "message.reclaimed": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),

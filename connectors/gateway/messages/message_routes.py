@@ -84,6 +84,20 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
             return json_answer(said, 202, settled.verdict)
         return json_answer({**said, "reply": message_as_json(hub, reply)}, verdict=settled.verdict)
 
+    @routes.get(AUDIT, Action.AUDIT_READ, AuditAnswer)
+    async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
+        """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
+
+        `limit` is the number of entries, by default the setting `gateway.audit_messages`.
+        """
+        return json_answer({"entries": hub.audit.newest(wanted.limit)})
+
+    _add_broadcast_route(routes, hub)
+
+
+def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
+    """Add the route that sends one message to all other participants."""
+
     @routes.post(f"{MESSAGES}/broadcast", Action.MESSAGE_BROADCAST, BroadcastAnswer)
     async def broadcast_message(write: WriteRequest, body: BroadcastRequest) -> Response:
         """Put a message into the mailboxes of all other participants and of the operator.
@@ -105,14 +119,6 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
         verdicts = {refuse_rejected(one).verdict for one in settled}
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
-
-    @routes.get(AUDIT, Action.AUDIT_READ, AuditAnswer)
-    async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
-        """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
-
-        `limit` is the number of entries, by default the setting `gateway.audit_messages`.
-        """
-        return json_answer({"entries": hub.audit.newest(wanted.limit)})
 
 
 def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, path: str) -> None:

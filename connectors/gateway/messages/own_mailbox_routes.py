@@ -114,6 +114,12 @@ def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         return json_answer(answer, verdict=ACCEPTED if marks.marked else DUPLICATE if read else None)
 
     _add_lease_routes(routes, hub)
+    _add_follow_route(routes, hub, gate)
+
+
+def _add_follow_route(routes: Routes, hub: Hub, gate: Gate) -> None:
+    """Add the route that streams the messages of the caller's own mailboxes."""
+    per_token = hub.settings.gateway.mailbox_per_token
     places = StreamPlaces()
 
     @routes.get(

@@ -27,6 +27,7 @@ EXPECTED = {
     "job.assign": (ALL, OWN, NO, NO),
     "job.cancel": (ALL, OWN, NO, NO),
     "job.rotate": (ALL, OWN, NO, NO),
+    "job.report": (ALL, OWN, OWN, NO),
     "job.read": (ALL, ALL, OWN, ALL),
     "job.list": (ALL, ALL, NO, ALL),
     "events.read": (ALL, ALL, NO, ALL),

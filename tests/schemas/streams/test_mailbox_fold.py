@@ -6,7 +6,6 @@ The model in `mailbox_model.py` says what the fold does in every case; here are 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +18,6 @@ from schemas.streams.mailboxes.mailbox_requests import (
     claim_record,
     clearing_record,
     expiry_record,
-    extension_record,
     lease_record,
     nack_record,
     read_record,
@@ -31,8 +29,11 @@ from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import (
     AT,
     HUB,
+    LEASE_US,
     PUMP,
+    S_US,
     at,
+    leased,
     mailbox_of,
     post_at,
     refused,
@@ -43,17 +44,8 @@ from tests.schemas.mailbox_records import (
 
 pytestmark = pytest.mark.requirement("HH-06")
 
-S_US = 1_000_000
 WEEK_US = 7 * 24 * 3600 * S_US
-LEASE_US = 30 * S_US
 LATER = "2027-01-15T08:01:00Z"  # a minute after the start
-
-
-def leased(limit: int = 1, *message_ids: str) -> Entries:
-    """A mailbox of m1 (or of these), of which the pump has leased `limit` at the start by the request l1."""
-    entries = mailbox_of(*(message_ids or ("m1",)))
-    assert len(rows_of(at(0, lease_record(*AT, "l1", limit, **PUMP), entries))) == limit
-    return entries
 
 
 def worn_out() -> Entries:
@@ -266,50 +258,6 @@ def test_a_claim_of_unread_messages_leaves_those_that_somebody_holds() -> None:
     wanted = claim_of_record(*AT, "c1", ["m1", "m2"], if_unread=True, **HUB)
     assert statuses(at(S_US, wanted, entries)) == {"m2": "claimed"}
     assert row_of(at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)).status == "claimed"
-
-
-def extension(lease_ms: int = 60_000, ce_id: str = "e1", request: str = "l1", by: Any = PUMP) -> OutgoingRecord:
-    """The record by which the holder of m1 extends its lease."""
-    return extension_record(*AT, "m1", request, lease_ms, ce_id=ce_id, **by)
-
-
-@pytest.mark.requirement("DL-03")
-def test_an_extended_lease_ends_later_and_each_extension_counts_once() -> None:
-    entries = leased()
-    found = row_of(at(S_US, extension(), entries))
-    assert (found.status, found.attempts, found.lease_until) == ("leased", 1, START_US + 61 * S_US)
-    assert said(at(20 * S_US, extension(), entries)) == ("duplicate", None)
-    assert refused(at(20 * S_US, extension(5), entries)) == ("seq_conflict", "leased")
-    reclaim = reclaim_record(*AT, "m1", "l1", **HUB)
-    assert refused(at(LEASE_US, reclaim, entries)) == ("illegal_transition", "leased")
-    assert row_of(at(40 * S_US, extension(1000, "e2"), entries)).lease_until == START_US + 41 * S_US
-    assert row_of(at(41 * S_US, reclaim, entries)).status == "unread"
-
-
-@pytest.mark.requirement("DL-03")
-def test_only_the_holder_extends_a_lease_and_only_before_its_end() -> None:
-    entries = leased()
-    for made in (extension(request="l2"), extension(by=HUB)):
-        assert refused(at(S_US, made, entries)) == ("illegal_transition", "leased")
-    assert refused(at(LEASE_US, extension(), entries)) == ("illegal_transition", "leased")
-    at(LEASE_US, reclaim_record(*AT, "m1", "l1", **HUB), entries)
-    assert refused(at(LEASE_US, extension(), entries)) == ("illegal_transition", "unread")
-    at(LEASE_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
-    assert refused(at(LEASE_US, extension(), entries)) == ("after_terminal", None)
-
-
-@pytest.mark.requirement("DL-05")
-def test_the_lease_sets_after_how_many_attempts_a_message_is_dead_and_the_row_has_the_last_reason() -> None:
-    entries = mailbox_of("m1")
-    for number, reason in enumerate(("no route", "", "the disk is full"), 1):
-        request = f"l{number}"
-        lease = lease_record(*AT, request, attempts_most=4, **HUB)
-        assert row_of(at(number * S_US, lease, entries)).status == "leased"
-        found = row_of(at(number * S_US, nack_record(*AT, "m1", request, reason, **HUB), entries))
-        assert (found.status, found.last_reason) == ("unread", reason or None)
-    assert row_of(at(4 * S_US, lease_record(*AT, "l4", 1, 1, attempts_most=4, **HUB), entries)).attempts == 4
-    dead = row_of(at(5 * S_US, reclaim_record(*AT, "m1", "l4", **HUB), entries))
-    assert (dead.status, dead.attempts, dead.last_reason) == ("dead", 4, "the lease ran out")
 
 
 def test_a_message_expires_when_its_time_is_over_and_nobody_holds_it() -> None:

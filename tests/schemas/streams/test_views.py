@@ -83,7 +83,8 @@ COLUMNS = {
         "from_verified bool!, from_task string, kind string!, priority string!, in_reply_to string, "
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
-        "ended_at time, parent_thread string, root_thread string, on_behalf_of string"
+        "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
+        "last_reason string, replay_of string"
     ),
     "stream_entries": (
         "stream_kind string!, stream_id string!, entry string!, value binary!, fold_version int32!"
