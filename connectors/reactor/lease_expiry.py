@@ -29,7 +29,9 @@ from schemas.wire.record import OutgoingRecord
 log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S: Final = 0.5
-# Kafka's clock decides, and it may be behind this one. The record may also be lost on its way.
+# Kafka's clock decides, and it may be a little behind this one.
+_MARGIN_US: Final = 100_000
+# The record may be lost on its way, or Kafka's clock be far behind.
 _AGAIN_US: Final = 5_000_000
 _STOP_S: Final = 5.0
 
@@ -87,7 +89,7 @@ class LeaseExpiryMonitor(ThreadedService):
     def _note(self, row: Row | None) -> None:
         if isinstance(row, MessageRow) and row.status == LEASED and row.lease_until is not None:
             with self._lock:
-                heapq.heappush(self._due, (row.lease_until, row.key))
+                heapq.heappush(self._due, (row.lease_until + _MARGIN_US, row.key))
 
     def _next_due(self, now_us: int) -> str | None:
         with self._lock:
