@@ -6,6 +6,8 @@ import gc
 import itertools
 from collections.abc import Callable
 
+import pytest
+
 from connectors.gateway.services import mailboxes
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.mailboxes import MailboxIndex
@@ -14,7 +16,7 @@ from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
 
@@ -97,3 +99,18 @@ def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
     walked = exchange(range(20, 20 + MESSAGES)) - before
     assert len(index.messages(("default", "agent-0"))) > MESSAGES / 4
     assert walked < MESSAGES / 10
+
+
+@pytest.mark.requirement("DL-02")
+def test_messages_that_come_while_the_index_loads_are_followed_in_the_order_of_posting():
+    state, index, offsets = LiveState(KEYRING), MailboxIndex(), itertools.count()
+    old, new = [], []
+    for number, changed in ((0, old.append), (3, old.append), (6, index.changed), (9, new.append)):
+        posting = posting_record(message(number), door="http", principal="planner")
+        state.apply(as_read(posting, next(offsets)), changed)
+    rows = [change.row for change in old if isinstance(change.row, MessageRow)]
+    index.load(rows)
+    for change in new:
+        index.changed(change)
+    assert index.posted_after(("default", "agent-0"), rows[-1].posted_at) == ["message-6", "message-9"]
+    assert len(index.posted_after(("default", "agent-0"), 0)) == 4
