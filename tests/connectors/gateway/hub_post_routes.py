@@ -58,6 +58,17 @@ def _to_be_read(hub):
     return f"{MESSAGES}/read"
 
 
+def _dead(hub):
+    """The id of a dead message in the operator's mailbox."""
+    body = {"recipient": "operator", "type": "a"}
+    message_id = hub.operator.post(MESSAGES, json=body).json()["message_id"]
+    for _ in range(hub.settings.gateway.max_attempts):
+        lease = hub.operator.get(MESSAGES, params={"lease": 60, "limit": 1000}).json()
+        named = {"lease_id": lease["lease_id"], "message_ids": [one["id"] for one in lease["messages"]]}
+        assert hub.operator.post(f"{MESSAGES}/nack", json=named).json()["refused"] == []
+    return message_id
+
+
 READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # Routes without an idempotency key: a pump's requests name messages and leases by ids of their own. XML is
 # tested in test_xml_messages.py.
@@ -115,6 +126,11 @@ ROUTES = {
     f"{AGENTS}/{{name}}/mqtt": (lambda hub: f"{AGENTS}/{fresh('by-mqtt')}/mqtt", {}, None),
     f"{AGENTS}/{{name}}/mqtt/remove": (lambda hub: f"{AGENTS}/{_mqtt_agent(hub)}/mqtt/remove", {}, None),
     f"{MAILBOXES}/{{realm}}/{{name}}/clear": (lambda hub: f"{MAILBOXES}/default/{fresh()}/clear", {}, None),
+    f"{MAILBOXES}/{{realm}}/{{name}}/messages/{{message_id}}/replay": (
+        lambda hub: f"{MAILBOXES}/default/operator/messages/{_dead(hub)}/replay",
+        {},
+        None,
+    ),
     f"{MESSAGES}/broadcast": (
         lambda hub: f"{MESSAGES}/broadcast",
         {"type": "a", "payload": 1},
