@@ -6,6 +6,8 @@ import gc
 import itertools
 from collections.abc import Callable
 
+import pytest
+
 from connectors.gateway.services import mailboxes
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.mailboxes import MailboxIndex
@@ -14,7 +16,7 @@ from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
 
@@ -65,6 +67,22 @@ def test_of_the_final_messages_the_newest_are_kept_in_whatever_mailbox_they_are(
     assert index.messages(("default", "agent-2")) == []
     assert index.messages(("default", "agent-0")) == ["message-3"]
     assert index.mailbox_of("message-0") == ("default", "agent-0")
+
+
+@pytest.mark.requirement("DL-02")
+def test_messages_of_the_tables_that_are_loaded_after_newer_ones_of_the_log_come_before_them():
+    index, state, changes = MailboxIndex(), LiveState(KEYRING), []
+    for number in range(0, 12, 3):
+        record = as_read(posting_record(message(number), door="http", principal="planner"), number)
+        state.apply(record, changes.append)
+    rows = [change.row for change in changes if isinstance(change.row, MessageRow)]
+    # A gateway that starts settles the tail of the log first, and then loads what was in the tables.
+    for change in [change for change in changes if change.row in rows[2:]]:
+        index.changed(change)
+    index.load(rows[:2])
+    agent, ids = ("default", "agent-0"), [row.message_id for row in rows]
+    assert index.posted_after(agent, 0) == ids
+    assert [index.posted_after(agent, row.posted_at) for row in rows] == [ids[1:], ids[2:], ids[3:], []]
 
 
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
