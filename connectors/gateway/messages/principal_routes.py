@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Query, Response
 
 from connectors.gateway.rules.free_names import check_name_is_free
+from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ClearedAnswer
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, derived_token
@@ -29,7 +31,7 @@ from connectors.gateway.web.models import (
 from connectors.gateway.web.policy import Action
 from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.mailboxes.message import CLEARED, DEFAULT_REALM, MessageBodyRow, MessageRow
+from schemas.streams.mailboxes.message import CLEARED, MessageBodyRow, MessageRow
 from schemas.streams.principal.principals import (
     ACTIVE,
     PrincipalRow,
@@ -41,6 +43,7 @@ from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 PRINCIPALS: Final = "/api/hub/principals"
+MAILBOX: Final = "/api/hub/mailboxes/{realm}/{name}"
 NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
@@ -94,18 +97,19 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     """
     live_view, mailboxes = hub.live_view, hub.mailboxes
 
-    @routes.get("/api/hub/mailboxes/{realm}/{name}", Action.MAILBOX_READ, MessagesAnswer, _owner_of_mailbox)
+    @routes.get(MAILBOX, Action.MAILBOX_READ, MessagesAnswer, owner_of_mailbox(hub))
     async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
         """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
 
-        `after` is the id of the last message on the previous page of pending messages.
+        `status` selects messages by their status, such as `dead`. `after` is the id of the last message on the
+        previous page of pending messages.
         """
         if wanted.pending:
             waiting = mailboxes.waiting((realm, name))
             return json_answer(await asyncio.to_thread(_pending, live_view, f"{realm}/{name}", waiting, wanted))
-        return json_answer(await asyncio.to_thread(_messages, live_view, realm, name, wanted.limit))
+        return json_answer(await asyncio.to_thread(_messages, hub, (realm, name), wanted))
 
-    @routes.post("/api/hub/mailboxes/{realm}/{name}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
+    @routes.post(f"{MAILBOX}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
     async def clear_mailbox(
         write: WriteRequest, realm: NamePath, name: NamePath, body: NoFields | None = None
     ) -> Response:
@@ -135,36 +139,33 @@ def _check_repeatable(row: PrincipalRow | None) -> None:
         raise ApiError(409, SEQ_CONFLICT, "this principal was added by the same request, too long ago")
 
 
-async def _owner_of_mailbox(request: Request) -> str | None:
-    # Principals exist in the default realm only. Another realm may use the same names for other owners.
-    if request.path_params.get("realm") != DEFAULT_REALM:
-        return None
-    return str(request.path_params.get("name"))
-
-
-def _messages(live_view: LiveView, realm: str, name: str, limit: int) -> dict[str, Any]:
-    rows = [row for row in live_view.all(MessageRow) if row.recipient == name and row.realm == realm]
-    newest = heapq.nlargest(limit, rows, key=_age_of)
-    return {"messages": [_with_body(live_view, row) for row in reversed(newest)], "total": len(rows)}
+def _messages(hub: Hub, mailbox: Mailbox, wanted: MailboxFilter) -> dict[str, Any]:
+    found = (
+        hub.live_view.get(MessageRow, "/".join((*mailbox, one))) for one in hub.mailboxes.messages(mailbox)
+    )
+    rows = [row for row in found if row is not None and wanted.status in (None, row.status)]
+    newest = heapq.nlargest(wanted.limit, rows, key=_age_of)
+    return {"messages": [message_with_body(hub.live_view, row) for row in reversed(newest)], "total": len(rows)}
 
 
 def _pending(
     live_view: LiveView, mailbox: str, message_ids: Iterable[str], wanted: MailboxFilter
 ) -> dict[str, Any]:
     found = (live_view.get(MessageRow, f"{mailbox}/{message_id}") for message_id in message_ids)
-    rows = [row for row in found if row is not None]
+    rows = [row for row in found if row is not None and wanted.status in (None, row.status)]
     # The last message of the previous page may have been taken meanwhile, but its row still exists.
     last = None if wanted.after is None else live_view.get(MessageRow, f"{mailbox}/{wanted.after}")
     left = [row for row in rows if last is None or _age_of(row) > _age_of(last)]
     page = heapq.nsmallest(wanted.limit, left, key=_age_of)
-    return {"messages": [_with_body(live_view, row) for row in page], "total": len(rows)}
+    return {"messages": [message_with_body(live_view, row) for row in page], "total": len(rows)}
 
 
 def _age_of(row: MessageRow) -> tuple[int, str]:
     return row.posted_at, row.message_id
 
 
-def _with_body(live_view: LiveView, row: MessageRow) -> dict[str, Any]:
+def message_with_body(live_view: LiveView, row: MessageRow) -> dict[str, Any]:
+    """Return the columns of a message's row as JSON, with its `body` and `content_type`."""
     body = live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     return {
         "body": None if body is None else body.body,

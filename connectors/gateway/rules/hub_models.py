@@ -124,8 +124,9 @@ class MessageEnvelope(RequestBody):
 class MessageAnswer(AnswerBody):
     """A message that was taken from a mailbox.
 
-    `in_reply_to` and `thread` are left out of a message without them. `attempt` and `deadline` are there for a
-    leased message: how often it was handed out by now, and the end of the lease.
+    `in_reply_to` and `thread` are left out of a message without them, and so is `replay_of`: the id of the dead
+    message that this one repeats. `attempt` and `deadline` are there for a leased message: how often it was
+    handed out by now, and the end of the lease.
     """
 
     id: str
@@ -136,6 +137,7 @@ class MessageAnswer(AnswerBody):
     payload: Any
     in_reply_to: str | None = None
     thread: str | None = None
+    replay_of: str | None = None
     attempt: int | None = None
     deadline: AwareDatetime | None = None
 

@@ -1,4 +1,4 @@
-"""The owner of the job, task, session or token that a request is about, for the access check."""
+"""The owner of the job, task, session, token or mailbox that a request is about, for the access check."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TypeVar
 from fastapi import Request
 
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
-from connectors.gateway.web.policy import owner_of_task
+from connectors.gateway.web.policy import Caller, owner_of_task
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import WORKER
 from schemas.streams.task.task_registry import TaskRow, TokenRow
 
@@ -90,6 +92,24 @@ def owner_of_task_in_path(hub: Hub) -> OwnerOf:
         if request.state.caller.task_id is not None:
             return owner_of_task(str(request.path_params["task_id"]))
         return await submitter(request)
+
+    return owner
+
+
+def owner_of_mailbox(hub: Hub) -> OwnerOf:
+    """Return a function with which the access check finds the owner of the mailbox in a request's path.
+
+    The returned coroutine function takes the request. The caller owns the mailboxes that it may drain. Any
+    other mailbox of the realm `default` belongs to the principal of its name. The result is None for a mailbox
+    in another realm: principals exist in the default realm only, and others may use the same names.
+    """
+
+    async def owner(request: Request) -> str | None:
+        mailbox = (str(request.path_params["realm"]), str(request.path_params["name"]))
+        caller: Caller = request.state.caller
+        if mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token):
+            return caller.principal
+        return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
 
     return owner
 

@@ -91,6 +91,13 @@ class ParticipantsAnswer(AnswerBody):
     participants: list[ParticipantAnswer]
 
 
+class ReplayedAnswer(AnswerBody):
+    """A dead message that was posted again. `message_id`: the id of the new message."""
+
+    replayed: bool
+    message_id: str
+
+
 class BroadcastAnswer(AnswerBody):
     """A broadcast: one message in each of `recipients` mailboxes."""
 

@@ -101,13 +101,16 @@ def entry_of(record: SettledRecord) -> dict[str, Any] | None:
     """Return the audit log's entry for a settled record as JSON.
 
     An entry has `at`, `verdict` (`delivered` or `rejected`), `sender`, `recipient`, `type`, `message_id`,
-    `reason` and `why`. Returns None unless the record is an accepted or rejected message, or a refused request
-    to send one.
+    `reason` and `why`. For a replay, `why` names the dead message and the client. Returns None unless the
+    record is an accepted or rejected message, or a refused request to send one.
     """
     if record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED):
         body = _body(record)
+        # The sender is that of the dead message, so the entry must also name the client that replayed it.
+        replay = f"replay of {body['replay_of']} by {record.principal}" if "replay_of" in body else None
         return _entry(
             record,
+            why=record.why or replay,
             verdict="delivered" if record.verdict == ACCEPTED else "rejected",
             sender=str(body.get("from", "")),
             recipient=body.get("to"),

@@ -8,7 +8,7 @@ from typing import Final
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
-from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_PENDING, MessageRow
+from schemas.streams.mailboxes.message import DEAD, DEFAULT_REALM, LEASED, MESSAGE_PENDING, MessageRow
 from schemas.wire.ids import NAME_LIMIT
 
 # The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
@@ -62,6 +62,8 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._kept: dict[Mailbox, dict[str, None]] = {}
         # The keys of the final messages among them, oldest end first, with the messages that they reply to.
         self._final: dict[str, str] = {}
+        # The keys of the dead messages among them.
+        self._dead: dict[str, None] = {}
 
     def load(self, rows: Iterable[MessageRow]) -> None:
         """Add the messages that the live view contains when it is open. Call it once, after `LiveView.open`.
@@ -137,6 +139,11 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return list(self._kept.get(mailbox, ()))
 
+    def dead(self) -> list[str]:
+        """Return the keys of the dead messages of all mailboxes that `messages` returns, in no order."""
+        with self._lock:
+            return list(self._dead)
+
     def depths(self) -> dict[Mailbox, int]:
         """Return the number of waiting and leased messages of each mailbox that has any."""
         with self._lock:
@@ -173,12 +180,16 @@ class MailboxIndex(RowIndex[MessageRow]):
             asked = f"{row.realm}/{row.recipient}/{row.in_reply_to}"
             self._replies.setdefault(asked, {})[row.message_id] = None
         self._final.pop(key, None)
+        self._dead.pop(key, None)
         if row.status in MESSAGE_PENDING:
             return
+        if row.status == DEAD:
+            self._dead[key] = None
         self._final[key] = row.in_reply_to or ""
         if len(self._final) > FINAL_MESSAGES:
             oldest = next(iter(self._final))
             asked = self._final.pop(oldest)
+            self._dead.pop(oldest, None)
             realm, recipient, message_id = oldest.split("/")  # names contain no slash
             kept = self._kept[realm, recipient]
             del kept[message_id]

@@ -177,10 +177,12 @@ class MailboxFilter(QueryFilter):
     """The messages to show: the newest, or with `pending` the oldest pending ones.
 
     `after`: the id of the last message of the previous page of pending messages; null for the first page.
+    `status`: only messages with this status; null for all.
     """
 
     limit: ListLimit = 100
     pending: bool = False
+    status: Literal["unread", "leased", "claimed", "read", "expired", "cleared", "dead"] | None = None
     after: NamedThing | None = None
 
 

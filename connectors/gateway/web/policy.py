@@ -51,6 +51,7 @@ class Action(StrEnum):
     MESSAGE_BROADCAST = "message.broadcast"
     MESSAGE_DRAIN = "message.drain"
     MESSAGE_MARK = "message.mark"
+    MESSAGE_REPLAY = "message.replay"
     AUDIT_READ = "audit.read"
     AGENT_READ = "agent.read"
     TASK_SUBMIT = "task.submit"
@@ -105,6 +106,7 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.SESSION_STOP: Reach.OWN,
         Action.SESSION_RESUME: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
+        Action.MESSAGE_REPLAY: Reach.OWN,
         Action.TASK_SUBMIT: Reach.ALL,
         Action.TASK_CANCEL: Reach.OWN,
         Action.TASK_END: Reach.OWN,
@@ -116,10 +118,12 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.JOB_REPORT: Reach.OWN,
         Action.JOB_READ: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
+        Action.MESSAGE_REPLAY: Reach.OWN,
         **_MESSAGES,
     },
     AGENT: {
         Action.MAILBOX_READ: Reach.OWN,
+        Action.MESSAGE_REPLAY: Reach.OWN,
         Action.AGENT_READ: Reach.ALL,
         Action.TASK_READ: Reach.OWN,
         Action.TASK_END: Reach.OWN,

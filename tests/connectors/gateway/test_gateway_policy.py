@@ -45,6 +45,7 @@ EXPECTED = {
     "message.broadcast": (ALL, ALL, ALL, NO, ALL),
     "message.drain": (ALL, ALL, ALL, NO, ALL),
     "message.mark": (ALL, ALL, ALL, NO, ALL),
+    "message.replay": (ALL, OWN, OWN, NO, OWN),
     "audit.read": (ALL, ALL, NO, ALL, NO),
     "agent.read": (ALL, ALL, NO, ALL, ALL),
     "participant.add": (ALL, NO, NO, NO),

@@ -91,3 +91,16 @@ def test_a_mailbox_of_a_token_that_is_not_valid_or_not_of_this_agent_is_unknown(
     # Where tokens have no mailboxes, nobody would ever drain it.
     assert post(hub.operator, tasks[0].answer["mailbox"]).status_code == 404
     assert hub.submit("idle").answer["mailbox"] == "idle"
+
+
+@pytest.mark.requirement("DL-10")
+def test_an_agent_owns_the_mailbox_of_its_own_token_alone_when_it_looks_and_replays(apart):
+    operator, tasks, (first, second) = apart
+    address = tasks[0].answer["mailbox"]
+    waits = post(operator, address, "x").json()["message_id"]
+    path = f"/api/hub/mailboxes/default/{address}"
+    assert waits in {one["message_id"] for one in first.get(path).json()["messages"]}
+    # It waits, so it cannot be replayed, but the agent may ask.
+    assert first.post(f"{path}/messages/{waits}/replay").status_code == 409
+    assert second.get(path).status_code == second.post(f"{path}/messages/{waits}/replay").status_code == 403
+    assert payloads(first) == ["x"]

@@ -69,6 +69,7 @@ def test_of_the_final_messages_the_newest_are_kept_in_whatever_mailbox_they_are(
     assert index.mailbox_of("message-0") == ("default", "agent-0")
 
 
+@pytest.mark.requirement("DL-02")
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
     state, feed, index = LiveState(KEYRING), SettledFeed(), MailboxIndex()
     conversations = Conversations(KEYRING)

@@ -1,0 +1,139 @@
+"""The HTTP routes that list the dead messages of all mailboxes, and replay a dead message (DL-10).
+
+A replay is a new message with the content of the dead one. The dead message stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+import uuid
+from typing import Annotated, Any, Final
+
+from fastapi import Query, Response
+
+from connectors.gateway.messages.message_routes import MESSAGES
+from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, message_with_body
+from connectors.gateway.rules.hub_models import TaskLimit
+from connectors.gateway.rules.owners import owner_of_mailbox
+from connectors.gateway.rules.participant_models import ReplayedAnswer
+from connectors.gateway.rules.queue_room import check_room
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import Routes
+from connectors.gateway.web.answers import ApiError, json_answer, not_found
+from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest
+from connectors.gateway.web.models import MessagesAnswer, NoFields
+from connectors.gateway.web.policy import Action
+from schemas.streams.mailboxes.message import (
+    DEAD,
+    Message,
+    MessageBodyRow,
+    MessageRow,
+    has_come,
+    posting_record,
+)
+from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
+
+_COPIED: Final = (
+    "realm",
+    "from_verified",
+    "from_task",
+    "priority",
+    "in_reply_to",
+    "thread",
+    "broadcast_id",
+    "sent_at",
+    "expires_at",
+    "parent_thread",
+    "root_thread",
+    "on_behalf_of",
+)
+
+
+def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
+    """Add the routes that list the dead messages of all mailboxes, and replay one.
+
+    Called once, when the gateway starts. The routes read from `hub` and append records through it.
+    """
+
+    @routes.get(f"{MESSAGES}/dead", Action.MAILBOX_READ, MessagesAnswer)
+    async def list_dead_messages(wanted: Annotated[TaskLimit, Query()]) -> Response:
+        """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
+
+        The order is that of their ends, oldest first. The gateway keeps the newest 50,000 messages that are
+        dead, taken or read; the view `mailbox` in the tables has all of them.
+        """
+        return json_answer(await asyncio.to_thread(_dead, hub, wanted.limit))
+
+    @routes.post(
+        f"{MAILBOX}/messages/{{message_id}}/replay",
+        Action.MESSAGE_REPLAY,
+        ReplayedAnswer,
+        owner_of_mailbox(hub),
+    )
+    async def replay_message(
+        write: WriteRequest, realm: NamePath, name: NamePath, message_id: NamePath, body: NoFields | None = None
+    ) -> Response:
+        """Post a dead message again to the same mailbox, as a new message whose `replay_of` is the dead one.
+
+        Requests without an idempotency key replay a dead message once, whoever sends them. To replay it once
+        more, send a key that was not used before. The answer is 404 for an unknown message, and 409 for one
+        that is not dead or whose `expires_at` has passed.
+        """
+        key, new_id = f"{realm}/{name}/{message_id}", _replay_id(write, f"{realm}/{name}/{message_id}")
+        answer = {"replayed": True, "message_id": new_id}
+        try:
+            message = _replay(hub, key, new_id)
+        except ApiError:
+            # Another gateway may have settled the message's end, or this request, a moment ago.
+            hub.appender.check()
+            await hub.fresh.catch_up()
+            message = _replay(hub, key, new_id)
+        if message is None:
+            return json_answer(answer, verdict=DUPLICATE)
+        check_room(hub, message.sender, message.recipient)
+        settled = await hub.appender.settle_accepted(posting_record(message, **write.origin))
+        return json_answer(answer, verdict=settled.verdict)
+
+
+def _replay_id(write: Write, key: str) -> str:
+    """Return the id of the message that replays the dead message `key`.
+
+    Without an idempotency key it depends on the dead message alone. Neither a double click, nor a second
+    person, nor a retry at another gateway then doubles the message. If the replay dies, too, it is a dead
+    message of its own that can be replayed.
+    """
+    return str(uuid.uuid5(NAMESPACE if write.key is None else write.made, f"replay/{key}"))
+
+
+def _replay(hub: Hub, key: str, new_id: str) -> Message | None:
+    """Return the message that replays the dead message `key`, or None if `new_id` has replayed it before.
+
+    The sender stays that of the dead message, and so does `from_verified`: the door that received the message
+    has authenticated the sender or not. The record's own door and principal name the client that replays it.
+    Raises ApiError: 404 for an unknown message, 409 for one that is not dead or has expired.
+    """
+    row, body = hub.live_view.get(MessageRow, key), hub.live_view.get(MessageBodyRow, key)
+    if row is None or body is None:
+        raise not_found("no such message in this mailbox, or its end is too long ago for the gateway's memory")
+    known = hub.live_view.get(MessageRow, f"{row.realm}/{row.recipient}/{new_id}")
+    if known is not None and known.replay_of == row.message_id:
+        return None  # the fold alone would not know it, because it forgets an id after a week
+    if row.status != DEAD:
+        why = f"only a dead message can be replayed, and this one is {row.status}"
+        raise ApiError(409, ILLEGAL_TRANSITION, why)
+    if row.expires_at is not None and has_come(row.expires_at, time.time_ns() // 1000):
+        why = "the message has expired, so nobody may get it any more; send a new message instead"
+        raise ApiError(409, ILLEGAL_TRANSITION, why)
+    fields = {name: getattr(row, name) for name in _COPIED}
+    content = {"kind": row.kind, "body": body.body, "content_type": body.content_type}
+    named = {"message_id": new_id, "from": row.sender, "to": row.recipient, "replay_of": row.message_id}
+    return Message.model_validate({**fields, **content, **named})
+
+
+def _dead(hub: Hub, limit: int) -> dict[str, Any]:
+    found = (hub.live_view.get(MessageRow, key) for key in hub.mailboxes.dead())
+    rows = [row for row in found if row is not None]
+    newest = heapq.nlargest(limit, rows, key=lambda row: (row.ended_at or 0, row.posted_at, row.message_id))
+    return {"messages": [message_with_body(hub.live_view, row) for row in reversed(newest)], "total": len(rows)}
