@@ -1,4 +1,4 @@
-"""A reader of the gateway's settled stream: server-sent events, received on a thread of their own.
+"""A reader of the gateway's streams: server-sent events, received on a thread of their own.
 
 A lost connection is made again with `Last-Event-ID`, after a back-off. So no event is missed as long as the
 gateway still has it in memory; events that it no longer has are announced by an event `gap`.
@@ -10,7 +10,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Self, cast
 
@@ -22,6 +22,7 @@ from schemas.errors import BackboneUnreachable, TrunklineError
 
 SNAPSHOT: Final = "snapshot"
 SETTLED: Final = "settled"
+MESSAGE: Final = "message"
 GAP: Final = "gap"
 # The gateway sends a comment at least this often; a connection that is silent for longer is dead.
 _SILENCE_S: Final = 45.0
@@ -34,7 +35,8 @@ _STOP_S: Final = 5.0
 class ServerEvent(NamedTuple):
     """One server-sent event of the gateway: its name, its JSON as Python values, and the id to resume from.
 
-    The name is `snapshot` (state at the start), `settled` (one settled record), or `gap` (events were missed).
+    The name is `snapshot` (state at the start), `settled` (one settled record), or `gap` (events were missed);
+    on the stream of a mailbox, `message`.
     """
 
     name: str
@@ -48,24 +50,28 @@ class EventStream:
     Open it with `with`. Then call `next` for each event.
 
     Args:
-        client: the gateway to read from.
+        client: the gateway to read from, or several that have the same events. When a connection is lost, the
+            next one is made to the next gateway.
         path: the path of the stream, such as `/api/hub/events`.
         parameters: query parameters that choose the events. None values are left out.
         give_up_s: after so many seconds without a connection, `next` raises BackboneUnreachable.
         lost: called on the thread, with a reason when a connection is lost, and with None when there is one
             again. Failed attempts in between are not reported.
+        last_id: the id of the last event that was received before; None begins as the gateway does without one.
     """
 
     def __init__(
         self,
-        client: GatewayClient,
+        client: GatewayClient | Sequence[GatewayClient],
         path: str,
         parameters: Mapping[str, Any] | None = None,
         *,
         give_up_s: float = 60.0,
         lost: Callable[[str | None], object] = lambda _why: None,
+        last_id: str | None = None,
     ) -> None:
-        self._client = client
+        self._clients = [client] if isinstance(client, GatewayClient) else list(client)
+        self._client = self._clients[0]
         self._path = path
         self._parameters = {k: v for k, v in (parameters or {}).items() if v is not None}
         self._give_up_s = give_up_s
@@ -73,7 +79,7 @@ class EventStream:
         self._found: queue.Queue[ServerEvent | Exception] = queue.Queue(_WAITING)
         self._closed = threading.Event()
         self._socket: socket.socket | None = None
-        self._last_id: str | None = None
+        self._last_id = last_id
         self._thread = threading.Thread(target=self._run, name="event-stream", daemon=True)
 
     def __enter__(self) -> Self:
@@ -150,8 +156,11 @@ class EventStream:
                 is_lost = True
             if time.monotonic() - since > self._give_up_s:
                 raise self._client.unreachable(why)
-            self._closed.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
             failures += 1
+            self._client = self._clients[(self._clients.index(self._client) + 1) % len(self._clients)]
+            # Each gateway is asked once before the next pause is longer.
+            rounds = (failures - 1) // len(self._clients)
+            self._closed.wait(_BACKOFF_S[min(rounds, len(_BACKOFF_S) - 1)])
 
     def _connection(self) -> Iterator[ServerEvent | None]:
         """Yield None when a connection is made, then its events."""

@@ -80,6 +80,7 @@ class GatewayClient:
         parameters: Mapping[str, Any] | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        wait_s: float = 0,
     ) -> Any:
         """Send a GET request and return the JSON of the answer as Python values.
 
@@ -89,6 +90,7 @@ class GatewayClient:
             path: The path on the gateway, see `path_of`.
             parameters: The query parameters. None values are left out.
             headers: Further HTTP headers.
+            wait_s: How many seconds the gateway may wait before it answers.
 
         Raises:
             BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504.
@@ -96,9 +98,17 @@ class GatewayClient:
                 401, 403 and 409, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
-        return self._decoded(self.request("GET", path, params=wanted, headers=headers))
+        return self._decoded(self.request("GET", path, params=wanted, headers=headers, wait_s=wait_s))
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None, *, request_id: str | None = None) -> Any:
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        request_id: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        wait_s: float = 0,
+    ) -> Any:
         """Send a POST request and return the JSON of the answer as Python values.
 
         Retries while there is no answer.
@@ -108,6 +118,8 @@ class GatewayClient:
             body: The fields of the JSON body. None values are left out.
             request_id: The idempotency key: the same id is the same request, without a time limit. None makes a
                 new one.
+            parameters: The query parameters.
+            wait_s: How many seconds the gateway may wait before it answers.
 
         Raises:
             BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504. It
@@ -117,7 +129,8 @@ class GatewayClient:
         """
         wanted = {name: value for name, value in (body or {}).items() if value is not None}
         key = {"Idempotency-Key": request_id or str(uuid.uuid4())}
-        return self._decoded(self.request("POST", path, json=wanted, headers=key))
+        more: dict[str, Any] = {"params": parameters, "json": wanted, "headers": key}
+        return self._decoded(self.request("POST", path, wait_s=wait_s, **more))
 
     def answers(self) -> bool:
         """Return whether the gateway answers a request to `/healthz`. Makes one attempt, of about 5 s at most.
@@ -157,18 +170,21 @@ class GatewayClient:
         method: str,
         path: str,
         is_answer: Callable[[httpx2.Response], bool] = lambda answer: answer.is_success,
+        *,
+        wait_s: float = 0,
         **options: Any,
     ) -> httpx2.Response:
         """Send a request and return the gateway's answer. Retry while the gateway does not answer.
 
         Makes up to five attempts, with pauses of 0.2 s to 2 s. An answer 502, 503 or 504 is also tried again.
-        No new attempt begins when `gateway.settle_timeout_s` and another 20 s are over.
+        No new attempt begins when `wait_s`, `gateway.settle_timeout_s` and another 20 s are over.
 
         Args:
             method: The HTTP method.
             path: The path on the gateway.
             is_answer: Returns whether to return an answer. For any other answer the error of its status is
                 raised.
+            wait_s: How many seconds the gateway may wait before it answers.
             options: Options of `httpx2.Client.request`, such as `json` or `headers`.
 
         Raises:
@@ -179,8 +195,10 @@ class GatewayClient:
         import httpx2
 
         # All attempts together take little longer than one attempt may.
-        deadline = time.monotonic() + self._timeout_s
-        for wait_s in (*_RETRY_WAITS_S, None):
+        deadline = time.monotonic() + self._timeout_s + wait_s
+        if wait_s:
+            options["timeout"] = httpx2.Timeout(self._timeout_s + wait_s, connect=CONNECT_TIMEOUT_S)
+        for pause_s in (*_RETRY_WAITS_S, None):
             try:
                 answer = self._http.request(method, path, **options)
             except UnicodeEncodeError:
@@ -191,11 +209,11 @@ class GatewayClient:
                 if is_answer(answer):
                     return answer
                 problem = self.error_of(answer)
-                if answer.status_code == 503 and wait_s is not None:
-                    wait_s = max(wait_s, min(_retry_after_s(answer), _RETRY_WAITS_S[-1]))
-            if wait_s is None or not isinstance(problem, BackboneUnreachable) or time.monotonic() > deadline:
+                if answer.status_code == 503 and pause_s is not None:
+                    pause_s = max(pause_s, min(_retry_after_s(answer), _RETRY_WAITS_S[-1]))
+            if pause_s is None or not isinstance(problem, BackboneUnreachable) or time.monotonic() > deadline:
                 raise problem
-            time.sleep(wait_s)
+            time.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
     def _decoded(self, answer: httpx2.Response) -> Any:

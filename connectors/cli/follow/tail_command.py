@@ -12,7 +12,6 @@ Exit codes: 0; 3 with --no-follow when there is no such row; 130 after Ctrl-C. -
 from __future__ import annotations
 
 import json
-import select
 import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from connectors.cli.shared.actions import argument, flag, one_of
 from connectors.cli.shared.arguments import job_id, stream_key
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.notes import Notes
+from connectors.cli.shared.notes import Notes, refuse_without_reader
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
 from connectors.terminal.terminal_text import is_coloured
 from schemas.errors import UsageError
@@ -97,17 +96,13 @@ def run(call: Call) -> int:
         _NOTES.say("there is no such row in the ledger")
         return _NOTHING_FOUND
     after = -1 if newest is None else newest.version
-    for part in reader.follow(after, where, columns, stop=_refuse_without_reader):
+    for part in reader.follow(after, where, columns, stop=_go_on):
         _print(part, call.json)
     return 0
 
 
-def _refuse_without_reader() -> bool:
-    """Raise BrokenPipeError if the reader of our output has ended, though there is no row to write."""
-    watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)
-    if any(events & select.POLLERR for _, events in watch.poll(0)):
-        raise BrokenPipeError
+def _go_on() -> bool:
+    refuse_without_reader()
     return False
 
 
@@ -132,7 +127,7 @@ def _follow_live(call: Call) -> NoReturn:
         heading = not call.json
         while True:
             event = stream.next(_LOOK_S)
-            _refuse_without_reader()
+            refuse_without_reader()
             if event is None:
                 continue
             if event.name == SNAPSHOT and heading:

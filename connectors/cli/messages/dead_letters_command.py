@@ -1,14 +1,22 @@
-"""Lists and shows rejected records, and appends them to the log again.
+"""Lists and shows rejected records and dead messages, and replays them.
 
   trunkline dead-letters list --reason bad_signature --since 1d
   trunkline dead-letters show 2/1042                all columns of one; masked parts stay masked
   trunkline dead-letters replay 2/1042 2/1050       append again, unchanged; each gets a new verdict
+  trunkline dead-letters messages                   dead messages of all mailboxes (operator)
+  trunkline dead-letters messages echo              those of one mailbox, for its owner, too
+  trunkline dead-letters replay default/echo/5b7e…  post a dead message again, as a new message
 
-list and show read the ledger and need neither gateway nor brokers; replay needs Kafka, and prints the new
-verdict when the gateway answers. A record that is rejected again is a new row, and the command ends with 4.
+A rejected record has changed nothing. list and show read it from the ledger and need neither gateway nor
+brokers; its replay needs Kafka, and prints the new verdict when the gateway answers. A record that is rejected
+again is a new row, and the command ends with 4.
 
-Exit codes: 0; 2 wrong arguments; 3 nothing found; 4 cannot be replayed, or was rejected again; 5 Kafka does
-not answer.
+A dead message was handed out gateway.max_attempts times and never acknowledged. 'messages' and its replay ask
+the gateway, which keeps the newest 50,000 messages that are dead, taken or read; the view 'mailbox' has all.
+The same command again does not replay it twice; a new --request-id replays it once more.
+
+Exit codes: 0; 2 wrong arguments; 3 nothing found; 4 cannot be replayed, or was rejected again; 5 Kafka or the
+gateway does not answer.
 """
 
 from __future__ import annotations
@@ -19,13 +27,14 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from connectors.cli.messages.message_arguments import mailbox_argument, mailbox_of
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import duration, limit, stream_key
-from connectors.cli.shared.call import Call
-from connectors.cli.shared.text_table import aligned, fields, print_json
+from connectors.cli.shared.arguments import duration, limit, name_of, request_id, stream_key
+from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.text_table import age_of, aligned, fields, print_json
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound, Refused, TrunklineError, UsageError
-from schemas.wire.verdicts import REASONS, REJECTED
+from schemas.wire.verdicts import DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
     from connectors.gateway_client.event_stream import EventStream
@@ -35,6 +44,9 @@ if TYPE_CHECKING:
 
 _HIDDEN: Final = ("value_sealed", "entries", "changes")
 _SNAPSHOT_S: Final = 5.0
+# A message is written as REALM/NAME/ID, a record as PARTITION/OFFSET.
+_MESSAGE_SLASHES: Final = 2
+_ADDRESS_LIMIT: Final = 400
 ACTIONS: Final = Actions()
 
 
@@ -46,7 +58,7 @@ ACTIONS: Final = Actions()
     limit(20),
 )
 def _list(call: Call) -> int:
-    """List the newest, the oldest of them first."""
+    """List the newest rejected records, the oldest of them first."""
     # Imported here, because Arrow is slow to import and help must be quick.
     from connectors.ledger_files.ledger_lines import iso_time, json_line
     from connectors.ledger_files.ledger_replay import dead_letters
@@ -76,7 +88,7 @@ def _list(call: Call) -> int:
 
 @ACTIONS.add(argument("position", "the place in the log", metavar="PARTITION/OFFSET"))
 def _show(call: Call) -> int:
-    """Show all columns of one that may be shown."""
+    """Show all columns of a rejected record that may be shown."""
     from connectors.ledger_files.ledger_lines import iso_time, json_line
     from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position
 
@@ -96,18 +108,88 @@ def _show(call: Call) -> int:
     return 0
 
 
-@ACTIONS.add(argument("positions", "the places in the log", metavar="PARTITION/OFFSET", nargs="+"))
-def _replay(call: Call) -> int:
-    """Append one or several again.
+_DEAD_COLUMNS: Final[Columns] = {
+    "MESSAGE": lambda row: "{realm}/{recipient}/{message_id}".format(**row),
+    "DEAD FOR": lambda row: age_of(row["ended_at"]),
+    "FROM": lambda row: row["sender"] if row["from_verified"] else f"{row['sender']} (not verified)",
+    "TYPE": "kind",
+    "ATTEMPTS": "attempts",
+    "LAST READER": "handed_to",
+    "LAST REASON": "last_reason",
+}
 
-    All are checked before the first is appended.
+
+@ACTIONS.add(
+    mailbox_argument(" (default: all mailboxes)", nargs="?"),
+    limit(20),
+    example="trunkline dead-letters messages default/echo",
+)
+def _messages(call: Call) -> int:
+    """List the newest dead messages of one mailbox or of all, the oldest of them first."""
+    if call.mailbox is None:
+        found = call.get("messages", "dead", limit=call.limit)
+    else:
+        found = call.get("mailboxes", *mailbox_of(call.mailbox), status="dead", limit=call.limit)
+    # The first column is what 'replay' takes, so it is not cut.
+    return call.print_rows(found, "messages", _DEAD_COLUMNS, cell_limit=_ADDRESS_LIMIT)
+
+
+@ACTIONS.add(
+    argument(
+        "what",
+        "a record's place in the log, or a dead message",
+        metavar="PARTITION/OFFSET|REALM/NAME/ID",
+        nargs="+",
+    ),
+    request_id("the same replay of a message; a new name replays it once more"),
+    example="trunkline dead-letters replay default/echo/5b7e…",
+)
+def _replay(call: Call) -> int:
+    """Append one or several records again, or post dead messages again.
+
+    All records are checked before the first is appended.
     """
+    messages = [text for text in dict.fromkeys(call.what) if text.count("/") == _MESSAGE_SLASHES]
+    addresses = [_address(text) for text in messages]
+    records = [text for text in call.what if text not in messages]
+    code = _replay_records(call, records) if records else 0
+    for address in addresses:
+        _replay_message(call, address)
+    return code
+
+
+def _address(text: str) -> tuple[str, str, str]:
+    realm, name, message_id = text.split("/")
+    for part, what in ((realm, "a realm"), (name, "a mailbox"), (message_id, "a message")):
+        name_of(what)(part)
+    return realm, name, message_id
+
+
+def _replay_message(call: Call, address: tuple[str, str, str]) -> None:
+    from connectors.gateway_client.gateway_client import path_of
+
+    realm, name, message_id = address
+    # Without a key the gateway replays a message once, so that a repeated command does not double it.
+    headers = {} if call.request_id is None else {"Idempotency-Key": call.request_id}
+    path = path_of("mailboxes", realm, name, "messages", message_id, "replay")
+    with call.gateway() as gateway:
+        response = gateway.request("POST", path, headers=headers)
+        answer, verdict = response.json(), response.headers.get("Trunkline-Verdict")
+    if call.json:
+        print_json({"replayed": "/".join(address), "message_id": answer["message_id"], "verdict": verdict})
+        return
+    new_id = escaped(answer["message_id"])
+    again = f"was replayed before, as {new_id}; a new --request-id replays it once more"
+    print(f"{'/'.join(address)} {again if verdict == DUPLICATE else f'is posted again as {new_id}'}")
+
+
+def _replay_records(call: Call, texts: list[str]) -> int:
     from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position, replayable
     from connectors.log.publisher import Publisher
     from schemas.keys.sealing import load_keyring
     from schemas.log_access.event_topic import check_topic
 
-    positions = list(dict.fromkeys(parse_position(text) for text in call.positions))
+    positions = list(dict.fromkeys(parse_position(text) for text in texts))
     keyring = load_keyring(call.settings)
     records = [(place, replayable(ledger_row_at(call.settings, place), keyring)) for place in positions]
     check_topic(call.settings)

@@ -1,66 +1,55 @@
-"""Sends and receives the hub's messages, and shows their state.
+"""Sends, receives, leases and follows the hub's messages, and shows their state.
 
   trunkline messages send echo ask --text "what time is it?"
-  trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}'
+  trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}' --wait-reply 30s
   trunkline messages send echo ask @question.json                - reads standard input
+  trunkline messages send ann answer --text "noon" --in-reply-to 5b7e…
   trunkline messages broadcast news --text "soup is ready"          to all who take part, except the sender
-  trunkline messages drain                          takes the messages out of your own mailbox
+  trunkline messages drain --wait 30s               takes the messages out of your own mailbox
+  trunkline messages lease --for 5m --wait 30s      takes them under a lease; then 'ack', 'nack' or 'extend'
+  trunkline messages ack 7c1e… 5b7e…                acknowledges messages of a lease
+  trunkline messages follow --mark-read             prints each message as it comes, until Ctrl-C
   trunkline messages xml question.xml               an XML document to the pump's listeners; - is standard input
   trunkline messages peek default/echo              shows a mailbox's messages and takes none
   trunkline messages clear default/echo             takes out all that waits there, for good (operator)
   trunkline messages audit --limit 20               messages that were delivered or refused
   trunkline messages export                         all messages into one Parquet file, for DuckDB and the like
 
-The token names the sender, and the mailbox that 'drain' empties: the operator's, unless TRUNKLINE_TOKEN holds
-another token. Each message goes to one drain; the same --request-id again gets the same messages.
+The token names the sender, and the mailbox that 'drain', 'lease' and 'follow' read: the operator's, unless
+TRUNKLINE_TOKEN holds another token. Each message goes to one drain; the same --request-id again gets the same
+messages. A leased message that is not acknowledged in time is handed out again, before newer ones of its
+priority.
+
+'follow' goes on after the last event when a connection is lost. It ends when no gateway answers for a minute.
 
 'export' reads the tables, so it needs no gateway and has the messages that 'streams' has settled. The gateway
 writes the same export every hour (agent_mcp.export_interval_ms).
 
-Exit codes: 0; 2 wrong arguments; 3 no such recipient, nothing found; 4 refused, with the reason; 5 the gateway
-does not answer.
+Exit codes: 0; 2 wrong arguments; 3 no such recipient, nothing found, no reply in time; 4 refused, with the
+reason; 5 the gateway does not answer; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.cli.shared.actions import Actions, Argument, argument
-from connectors.cli.shared.arguments import limit, name_of, request_id
+from connectors.cli.messages import message_follow, message_leases
+from connectors.cli.messages.message_arguments import mailbox_argument, mailbox_of
+from connectors.cli.messages.message_leases import message_text
+from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import duration, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
-from connectors.cli.shared.text_table import age_of, fields, print_json
+from connectors.cli.shared.text_table import age_of
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound, Refused, UsageError
 from schemas.wire.strict_json import MalformedJsonError, decode
 
-_DEFAULT_REALM: Final = "default"
 _FILE_MARK: Final = "@"
-
-
-def _mailbox(text: str) -> tuple[str, str]:
-    """Return realm and name of a mailbox that is written as NAME or REALM/NAME."""
-    realm, slash, name = text.rpartition("/")
-    return (realm if slash else _DEFAULT_REALM), name
-
-
-def _mailbox_text(text: str) -> str:
-    realm, name = _mailbox(text)
-    name_of("a realm")(realm)
-    name_of("a mailbox")(name)
-    return text
-
-
-def _mailbox_argument(text: str = "", **options: Any) -> Argument:
-    """Return the argument for a mailbox; `text` ends its help."""
-    text = f"the mailbox; NAME alone is default/NAME{text}"
-    return argument("mailbox", text, type=_mailbox_text, metavar="REALM/NAME", **options)
-
-
+# Written out, because the module of the life cycle is slow to import and help must be quick.
+STATUSES: Final = ("unread", "leased", "claimed", "read", "expired", "cleared", "dead")
 _PAYLOAD: Final = (
     argument("type", "the kind of message, e.g. ask"),
     argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
@@ -72,16 +61,30 @@ ACTIONS: Final = Actions()
 @ACTIONS.add(
     argument("recipient", "an agent, a principal, operator, or hub"),
     *_PAYLOAD,
+    argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
+    argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
+    duration("--wait-reply", "wait up to so long for the reply, and take it, e.g. 30s; at most 5m"),
     request_id("the same message, not a second one"),
-    example='trunkline messages send echo ask --text "what time is it?"',
+    example='trunkline messages send echo ask --text "what time is it?" --wait-reply 30s',
     late="payload",
 )
 def _send(call: Call) -> int:
-    """Put a message into a mailbox."""
+    """Put a message into a mailbox, and wait for the reply to it if wanted."""
+    from connectors.gateway_client.gateway_client import path_of
+
     body = {"recipient": call.recipient, "type": call.type, "payload": _content(call)}
-    answer = call.post_named("messages", possible_effect="the message was delivered", **body)
-    text = f"message {escaped(answer['message_id'])} lies in the mailbox of {escaped(call.recipient)}"
-    return call.print_answer(answer, text)
+    body |= {"in_reply_to": call.in_reply_to, "thread": call.thread}
+    wait_s = call.wait_reply or 0
+    wanted = {"wait_reply": wait_s} if wait_s else None
+    with call.gateway() as gateway, call.named_request("the message was delivered") as name:
+        found = gateway.post(path_of("messages"), body, request_id=name, parameters=wanted, wait_s=wait_s)
+    text = f"message {escaped(found['message_id'])} lies in the mailbox of {escaped(call.recipient)}"
+    reply = [] if found.get("reply") is None else ["", message_text(found["reply"])]
+    call.print_answer({**found, "request_id": name}, text, *reply)
+    if wait_s and not reply:
+        later = f"in your mailbox, with in_reply_to {escaped(found['message_id'])}"
+        raise NotFound(f"no reply came in time; a later one will be {later}")
+    return 0
 
 
 @ACTIONS.add(
@@ -143,32 +146,7 @@ def _xml(call: Call) -> int:
     return call.print_answer(answer, *sent, f"thread  {escaped(posted.thread)}")
 
 
-@ACTIONS.add(
-    argument("--limit", "at most (default: 100)", type=int, metavar="N"),
-    request_id("the same drain, and gets the same messages"),
-    example="trunkline messages drain --limit 10 --json | jq '.messages[].payload'",
-)
-def _drain(call: Call) -> int:
-    """Take the messages out of your own mailbox, the most urgent first."""
-    from connectors.gateway_client.gateway_client import path_of
-
-    with call.gateway() as gateway, call.named_request("messages were taken") as request_id:
-        # The client repeats a request without an answer. By its name, the gateway hands out the same messages.
-        headers = {"X-Request-ID": request_id}
-        found = gateway.get(path_of("messages"), {"limit": call.limit}, headers=headers)
-    if call.json:
-        print_json({**found, "request_id": request_id})
-        return 0
-    messages = found["messages"]
-    if not messages:
-        raise NotFound("no message waits")
-    # Printed first: the messages are taken already, and the reader may stop reading in the middle.
-    summary = f"{len(messages)} taken, {found['left']} left; the same again: --request-id {request_id}"
-    print(summary, file=sys.stderr, flush=True)
-    # Not limited to ASCII, because people read it; `fields` escapes control characters.
-    shown = [{**row, "payload": json.dumps(row["payload"], ensure_ascii=False)} for row in messages]
-    print("\n\n".join(fields(row) for row in shown))
-    return 0
+ACTIONS.extend([*message_leases.ACTIONS, *message_follow.ACTIONS])
 
 
 _MESSAGE_COLUMNS: Final[Columns] = {
@@ -178,30 +156,33 @@ _MESSAGE_COLUMNS: Final[Columns] = {
     "FROM": lambda row: row["sender"] if row["from_verified"] else f"{row['sender']} (not verified)",
     "TYPE": "kind",
     "PRIORITY": "priority",
+    "ATTEMPTS": "attempts",
     "TAKEN BY": "handed_to",
+    "LAST REASON": "last_reason",
     "BODY": "body",
 }
 
 
 @ACTIONS.add(
-    _mailbox_argument(" (default: default/operator)", nargs="?", default="operator"),
+    mailbox_argument(" (default: default/operator)", nargs="?", default="operator"),
+    argument("--status", "only these: " + ", ".join(STATUSES), choices=STATUSES, metavar="STATUS"),
     limit(),
     example="trunkline messages peek default/echo",
 )
 def _peek(call: Call) -> int:
     """Show the newest messages of a mailbox, also those that were taken; take none."""
-    found = call.get("mailboxes", *_mailbox(call.mailbox), limit=call.limit)
+    found = call.get("mailboxes", *mailbox_of(call.mailbox), limit=call.limit, status=call.status)
     return call.print_rows(found, "messages", _MESSAGE_COLUMNS)
 
 
 @ACTIONS.add(
-    _mailbox_argument(),
+    mailbox_argument(),
     request_id("the same clearing, and takes out nothing more"),
     example="trunkline messages clear default/echo",
 )
 def _clear(call: Call) -> int:
     """Take all waiting messages out of a mailbox; they are never delivered (for the operator)."""
-    path = ("mailboxes", *_mailbox(call.mailbox), "clear")
+    path = ("mailboxes", *mailbox_of(call.mailbox), "clear")
     answer = call.post_named(*path, possible_effect="the mailbox was cleared")
     text = f"{answer['cleared']} messages were taken out of {escaped(call.mailbox)}"
     return call.print_answer(answer, text)

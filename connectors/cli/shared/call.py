@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from connectors.cli.shared.text_table import aligned, print_json
+from connectors.cli.shared.text_table import CELL_LIMIT, aligned, print_json
 from schemas.errors import BackboneUnreachable, NotFound
 
 if TYPE_CHECKING:
@@ -115,13 +115,16 @@ class Call(argparse.Namespace):
             print("\n".join(lines))
         return 0
 
-    def print_rows(self, found: Mapping[str, Any], key: str, columns: Columns) -> int:
+    def print_rows(
+        self, found: Mapping[str, Any], key: str, columns: Columns, cell_limit: int = CELL_LIMIT
+    ) -> int:
         """Print rows of a gateway's answer as a table, or the whole answer as JSON with `--json`. Return 0.
 
         Args:
             found: The answer.
             key: The field of the answer that has the rows, such as `jobs`.
             columns: The columns of the table.
+            cell_limit: The largest number of characters of a cell. A longer one is cut.
 
         Raises:
             NotFound: There are no rows. With `--json`, an empty list is printed instead.
@@ -134,7 +137,7 @@ class Call(argparse.Namespace):
         cells = [
             [row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows
         ]
-        print(aligned(list(columns), cells))
+        print(aligned(list(columns), cells, cell_limit))
         if "limit" in self and found.get("total", 0) > len(rows):
             print(f"{len(rows)} of {found['total']}; --limit shows more", file=sys.stderr)
         return 0

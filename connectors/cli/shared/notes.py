@@ -1,7 +1,8 @@
-"""Notes on standard error, for commands that follow something for a long time."""
+"""Parts of commands that follow something for a long time: notes on standard error, the end of their reader."""
 
 from __future__ import annotations
 
+import select
 import sys
 from collections.abc import Callable
 
@@ -29,3 +30,11 @@ class Notes:
             self.say(f"{what}: connected again" if why is None else f"{what}: {why}; trying again")
 
         return report
+
+
+def refuse_without_reader() -> None:
+    """Raise BrokenPipeError if the reader of our output has ended, though there is nothing to write."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    if any(events & select.POLLERR for _, events in watch.poll(0)):
+        raise BrokenPipeError

@@ -10,10 +10,10 @@ from typing import Any, Final
 from connectors.terminal.terminal_text import escaped
 
 UNIT_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_CELL_LIMIT: Final = 60
+CELL_LIMIT: Final = 60
 
 
-def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit: int = _CELL_LIMIT) -> str:
+def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit: int = CELL_LIMIT) -> str:
     """Return the text of a table with a heading, in aligned columns.
 
     None is shown as `-`, any other value as escaped text. A cell with more than `cell_limit` characters is cut.

@@ -76,6 +76,10 @@ class MailboxIndex(RowIndex[MessageRow]):
         """
         # In the order of their ends, so that the newest final messages are kept, as in the live view.
         super().load(sorted(rows, key=lambda row: (row.ended_at or 0, row.posted_at)))
+        with self._lock:
+            # Newer messages came by `changed` before the older ones of the tables.
+            for mailbox, waiting in self._waiting.items():
+                self._waiting[mailbox] = dict(sorted(waiting.items(), key=lambda one: one[1]))
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
         """Return the mailbox that a message was posted to, or None if its id is unknown or too old.

@@ -58,21 +58,40 @@ def _to_be_read(hub):
     return f"{MESSAGES}/read"
 
 
-def _dead(hub):
-    """The id of a dead message in the operator's mailbox."""
-    body = {"recipient": "operator", "type": "a"}
-    message_id = hub.operator.post(MESSAGES, json=body).json()["message_id"]
+def dead_message(hub):
+    """A dead message in the mailbox of a new worker: the names in the path of its replay."""
+    name, token = hub.principal("worker")
+    worker = hub.client(token)
+    message_id = hub.operator.post(MESSAGES, json={"recipient": name, "type": "a"}).json()["message_id"]
     for _ in range(hub.settings.gateway.max_attempts):
-        lease = hub.operator.get(MESSAGES, params={"lease": 60, "limit": 1000}).json()
-        named = {"lease_id": lease["lease_id"], "message_ids": [one["id"] for one in lease["messages"]]}
-        assert hub.operator.post(f"{MESSAGES}/nack", json=named).json()["refused"] == []
-    return message_id
+        lease_id = worker.get(MESSAGES, params={"lease": 60}).json()["lease_id"]
+        named = {"lease_id": lease_id, "message_ids": [message_id]}
+        assert worker.post(f"{MESSAGES}/nack", json=named).json()["done"] == [message_id]
+    return {"realm": "default", "name": name, "message_id": message_id}
+
+
+def _leased(hub, how):
+    """The route that ends or extends a lease, once the operator has the lease that `lease_named` names."""
+    named = lease_named(how)
+    body = {"recipient": "operator", "type": "a"}
+    assert hub.operator.post(MESSAGES, json=body, headers={"Idempotency-Key": f"to-{how}"}).is_success
+    asked = {"lease": 3600, "limit": 1000}
+    lease = hub.operator.get(MESSAGES, params=asked, headers={"X-Request-ID": f"to-{how}"}).json()
+    assert lease["lease_id"] == named["lease_id"]
+    return f"{MESSAGES}/{how}"
+
+
+def lease_named(how):
+    """The lease and the message that a request of this kind is about."""
+    lease_id = str(request_uuid("operator", f"drain/to-{how}"))
+    return {"lease_id": lease_id, "message_ids": [str(request_uuid("operator", f"to-{how}"))]}
 
 
 READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
-# Routes without an idempotency key: a pump's requests name messages and leases by ids of their own. XML is
-# tested in test_xml_messages.py.
-OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")} | {"/messages"}
+# Routes without an idempotency key: a pump's requests name messages and leases by ids of their own, and the
+# event of a job has its seq. XML is tested in test_xml_messages.py.
+OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")}
+OTHER_POSTS |= {"/messages", f"{JOBS}/{{job_id}}/events"}
 # Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
 # the same by what it says (docs/explanation/guarantees.md), so that there is no other content.
 ROUTES = {
@@ -127,7 +146,9 @@ ROUTES = {
     f"{AGENTS}/{{name}}/mqtt/remove": (lambda hub: f"{AGENTS}/{_mqtt_agent(hub)}/mqtt/remove", {}, None),
     f"{MAILBOXES}/{{realm}}/{{name}}/clear": (lambda hub: f"{MAILBOXES}/default/{fresh()}/clear", {}, None),
     f"{MAILBOXES}/{{realm}}/{{name}}/messages/{{message_id}}/replay": (
-        lambda hub: f"{MAILBOXES}/default/operator/messages/{_dead(hub)}/replay",
+        lambda hub: f"{MAILBOXES}/{{realm}}/{{name}}/messages/{{message_id}}/replay".format(
+            **dead_message(hub)
+        ),
         {},
         None,
     ),
@@ -137,6 +158,9 @@ ROUTES = {
         {"type": "a", "payload": 2},
     ),
     f"{MESSAGES}/read": (_to_be_read, READ, None),
+    f"{MESSAGES}/ack": (lambda hub: _leased(hub, "ack"), lease_named("ack"), None),
+    f"{MESSAGES}/nack": (lambda hub: _leased(hub, "nack"), lease_named("nack"), None),
+    f"{MESSAGES}/extend": (lambda hub: _leased(hub, "extend"), {**lease_named("extend"), "lease": 60}, None),
     MESSAGES: (
         lambda hub: MESSAGES,
         {"recipient": "hub", "type": "a", "payload": 1},

@@ -61,6 +61,13 @@ def questions(held, free, mine, role):
         f"{hub}/mailboxes/{{realm}}/{{name}} GET": Ask(
             "odw" if role != "viewer" else "o", "GET", f"{hub}/mailboxes/default/the-{role}"
         ),
+        f"{hub}/mailboxes/{{realm}}/{{name}}/messages/{{message_id}}/replay POST": Ask(
+            "odw" if role != "viewer" else "o",
+            "POST",
+            f"{hub}/mailboxes/default/the-{role}/messages/m1/replay",
+            found=False,
+        ),
+        f"{hub}/messages/dead GET": Ask("o", "GET", f"{hub}/messages/dead"),
         f"{hub}/messages POST": Ask("odw", "POST", f"{hub}/messages", {"recipient": "hub", "type": "x"}),
         f"{hub}/messages GET": Ask("odw", "GET", f"{hub}/messages"),
         f"{hub}/audit GET": Ask("odv", "GET", f"{hub}/audit"),

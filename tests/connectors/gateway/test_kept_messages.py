@@ -16,7 +16,7 @@ from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record, nack_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
 
@@ -95,6 +95,22 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
         settle(drained("agent-0", number))
     assert index.dead_of(box) == index.replays(box, "message-0") == index.dead() == []
     assert index.dead_counts() == {}
+
+
+@pytest.mark.requirement("DL-02")
+def test_messages_of_the_tables_that_are_loaded_after_newer_ones_of_the_log_come_before_them():
+    index, state, changes = MailboxIndex(), LiveState(KEYRING), []
+    for number in range(0, 12, 3):
+        record = as_read(posting_record(message(number), door="http", principal="planner"), number)
+        state.apply(record, changes.append)
+    rows = [change.row for change in changes if isinstance(change.row, MessageRow)]
+    # A gateway that starts settles the tail of the log first, and then loads what was in the tables.
+    for change in [change for change in changes if change.row in rows[2:]]:
+        index.changed(change)
+    index.load(rows[:2])
+    agent, ids = ("default", "agent-0"), [row.message_id for row in rows]
+    assert index.posted_after(agent, 0) == ids
+    assert [index.posted_after(agent, row.posted_at) for row in rows] == [ids[1:], ids[2:], ids[3:], []]
 
 
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():

@@ -141,7 +141,7 @@ async def rough(message: ListenerMessage) -> Any:
         raise SystemExit(3)
     if how == "hang":
         await asyncio.sleep(3600)
-    if how == "die":
+    if how == "die" or (how == "ill" and not (folder() / RELEASE).exists()):
         os._exit(9)
     if how == "block":
         time.sleep(3600)

@@ -74,6 +74,25 @@ def test_a_message_that_kills_its_pump_is_dead_after_three_and_those_beside_it_a
     assert [(one["message_id"], one["status"], one["attempts"]) for one in shown] == [(poison, "dead", 3)]
 
 
+@pytest.mark.requirement("DL-10")
+def test_the_replay_of_a_listeners_dead_message_is_handled_and_answered_in_its_conversation(stack: PumpStack):
+    asker = stack.poster()
+    (dead,) = asker.send(element("rough", how="ill"))
+    for _ in range(3):
+        assert stack.start_pump(wait=False).process.wait(20) == 9
+    (told,) = asker.answers(1)
+    assert told["type"] == "huh"
+    (stack.folder / RELEASE).touch()
+    stack.start_pump()
+    replayed = stack.operator.post(f"{MAILBOX}/rough/messages/{dead}/replay")
+    assert replayed.status_code == 200, replayed.text
+    asker.answers(2)
+    huh, answer = stack.operator.get(f"{MAILBOX}/{asker.name}").json()["messages"]
+    assert (huh["kind"], huh["in_reply_to"]) == ("huh", dead)
+    assert (answer["kind"], answer["in_reply_to"]) == ("worked", replayed.json()["message_id"])
+    assert answer["thread"] == huh["thread"]
+
+
 def kill(stack: PumpStack, pump: ProgramProcess) -> dict[int, float]:
     """Kill a pump and start another; the dead one's process id, and when it was surely dead."""
     pump.stop(signal.SIGKILL)

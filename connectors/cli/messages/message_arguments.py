@@ -1,0 +1,43 @@
+"""Arguments that several actions about messages share: a mailbox, a wait, the duration of a lease."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from connectors.cli.shared.actions import Argument, argument
+from connectors.cli.shared.arguments import duration, duration_s, name_of
+from schemas.errors import UsageError
+
+_DEFAULT_REALM: Final = "default"
+WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g. 30s; at most 5m")
+
+
+def mailbox_of(text: str) -> tuple[str, str]:
+    """Return realm and name of a mailbox that is written as NAME or REALM/NAME."""
+    realm, slash, name = text.rpartition("/")
+    return (realm if slash else _DEFAULT_REALM), name
+
+
+def _mailbox_text(text: str) -> str:
+    realm, name = mailbox_of(text)
+    name_of("a realm")(realm)
+    name_of("a mailbox")(name)
+    return text
+
+
+def mailbox_argument(text: str = "", **options: Any) -> Argument:
+    """Return the argument for a mailbox; `text` ends its help. For `options` see `argument`."""
+    text = f"the mailbox; NAME alone is default/NAME{text}"
+    return argument("mailbox", text, type=_mailbox_text, metavar="REALM/NAME", **options)
+
+
+def lease_argument(text: str, **options: Any) -> Argument:
+    """Return the option `--for`, the duration of a lease in seconds (`call.lease_s`); `text` is its help."""
+    return argument("--for", text, type=_lease_s, dest="lease_s", metavar="TIME", **options)
+
+
+def _lease_s(text: str) -> int:
+    seconds = duration_s(text)
+    if not seconds.is_integer() or seconds < 1:
+        raise UsageError(f"--for: expected whole seconds, 1 or more, found {text!r}")
+    return int(seconds)
