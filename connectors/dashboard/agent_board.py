@@ -47,9 +47,9 @@ class AgentBoard:
         running = (task for task in self._live_view.all(TaskRow) if task.status == RUNNING)
         tasks = [task for task in running if task.task_id not in joined]
         return [
-            *map(self._participant, present),
+            *map(self.participant, present),
             *map(self._worker, sorted(tasks, key=lambda task: (task.agent_name, task.task_id))),
-            *map(self._participant, stopped[:_STOPPED_SHOWN]),
+            *map(self.participant, stopped[:_STOPPED_SHOWN]),
         ]
 
     def changed(
@@ -71,7 +71,7 @@ class AgentBoard:
         for name in sorted(set(agents)):
             row = self._live_view.get(ParticipantRow, name)
             if row is not None:
-                found.append(self._participant(row))
+                found.append(self.participant(row))
                 if row.task_id is not None and name in turned:
                     touched.add(row.task_id)
         participants = self._live_view.all(ParticipantRow) if touched else ()
@@ -84,7 +84,8 @@ class AgentBoard:
                 found.append({"key": worker_key(task_id), "gone": True})
         return found
 
-    def _participant(self, row: ParticipantRow) -> dict[str, Any]:
+    def participant(self, row: ParticipantRow) -> dict[str, Any]:
+        """Return the row of one participant as JSON."""
         return {
             **self._row(row, row.agent_name, row.started_at, row.updated_at),
             "kind": "participant",

@@ -1,7 +1,7 @@
 """The dashboard's web application (AM-11 to AM-13): the page, its data, and who may read it.
 
-**Delivers** the state of the live view, as it changes. It only reads. The one record that it appends is that of
-a refused request, as the hub does.
+**Delivers** the state of the live view, as it changes. As the hub, it appends two kinds of records: that of a
+refused request, and the message that replays a dead one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp
 
 from connectors.dashboard.agent_board import AgentBoard
+from connectors.dashboard.detail_routes import add_detail_routes
 from connectors.dashboard.entrance import Entrance, Logins, add_login_routes
 from connectors.dashboard.event_broadcast import EventBroadcast
 from connectors.dashboard.event_frames import FrameWriter
 from connectors.dashboard.guard import Guard
+from connectors.dashboard.mailbox_board import MailboxBoard
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import Rejections
 from connectors.dashboard.routes import SEND_BUFFER_BYTES, Shown, add_data_routes, add_event_routes
+from connectors.dashboard.task_board import TaskBoard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import add_error_handlers, not_found
@@ -88,6 +91,9 @@ class Dashboard:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.board = AgentBoard(hub.live_view, hub.mailboxes)
+        self.mailboxes = MailboxBoard(hub.live_view, hub.mailboxes)
+        per_token = hub.settings.gateway.mailbox_per_token
+        self.tasks = TaskBoard(hub.live_view, self.board, self.mailboxes, per_token=per_token)
         self.pulse = Pulse(hub)
         self.rejections = Rejections()
         self.broadcast = EventBroadcast(hub, FrameWriter(hub, self.board), self.pulse, self.rejections)
@@ -120,8 +126,9 @@ class Dashboard:
         _add_page_routes(app)
         add_login_routes(app, entrance, hub.settings.limits.payload_bytes)
         add_event_routes(app, hub, entrance, self.broadcast)
-        shown = Shown(self.board, self.pulse, self.rejections, self.broadcast)
+        shown = Shown(self.board, self.tasks, self.pulse, self.rejections, self.broadcast)
         add_data_routes(app, hub, entrance, shown)
+        add_detail_routes(app, hub, entrance, self.mailboxes, self.tasks)
         where = hub.settings.dashboard
         guarded = Guard(app, where.host, where.port, hub.settings.http_scheme)
         return AccessLog(guarded, hub.metrics, hub.strangers)

@@ -4,6 +4,13 @@ The cookie is not a token. A browser sends cookies to every port of a host, so a
 this machine may see the cookie. With it, that program can only read the dashboard. The cookie contains the
 principal, an expiry time and a part of the token's hash. A MAC protects it, and every gateway of this log can
 check it. The cookie is invalid after seven days, and as soon as the token is revoked.
+
+A change, such as the replay of a dead message, needs more than the cookie: the page's Origin, and the change
+key in a header. The answer to a login contains the change key. It is a MAC over the cookie, so it is valid only
+with this cookie and as long as it. The page keeps the key in the storage of its origin and tab. No program on
+another port and no other site can read it there. A browser never adds this header by itself, so another site
+cannot make it send a change (CSRF). A request with a bearer token needs no change key, because the browser does
+not add the token by itself either. The rights are those at the hub, and a refusal is recorded as there.
 """
 
 from __future__ import annotations
@@ -27,7 +34,11 @@ from schemas.streams.principal.principals import ACTIVE, OPERATOR, PrincipalRow,
 from schemas.wire.verdicts import POLICY, UNAUTHORIZED
 
 SESSION_S: Final = 7 * 24 * 3600
+CHANGE_KEY: Final = "X-Trunkline-Change-Key"
+# The reason of a refused change that succeeds after a login in the same tab.
+LOGIN_NEEDED: Final = "login_needed"
 _PURPOSE: Final = "dashboard login"
+_CHANGE_PURPOSE: Final = "dashboard change"
 _DIGEST_LENGTH: Final = 32
 _COOKIE_LIMIT: Final = 512
 # The right to look at the dashboard is the right to follow all events.
@@ -46,6 +57,7 @@ class Logins:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._key = keyring.derive(_PURPOSE)
+        self._change_key = keyring.derive(_CHANGE_PURPOSE)
         self._identities = identities
         self._operator_digest = token_hash(operator_token)[:_DIGEST_LENGTH]
         self._live_view = live_view
@@ -73,6 +85,13 @@ class Logins:
             return caller, ""
         said = f"{round(self._clock()) + SESSION_S}:{caller.principal}:{token_hash(token)[:_DIGEST_LENGTH]}"
         return caller, f"{said}:{self._mac(said)}"
+
+    def change_key(self, cookie: str) -> str:
+        """Return the key that a change needs beside a login cookie: 64 hex digits, a MAC over the cookie.
+
+        Give it only to a caller that has just presented the token. The cookie alone must not lead to it.
+        """
+        return hmac.digest(self._change_key, cookie.encode(), "sha256").hex()
 
     def _of_cookie(self, cookie: str) -> Caller | Unidentified:
         said, _, mac = cookie[:_COOKIE_LIMIT].rpartition(":")
@@ -158,6 +177,38 @@ class Entrance:
         request.scope["trunkline_principal"] = caller.principal
         return caller
 
+    def check_change(
+        self, request: Request, caller: Caller, route: str, action: Action, owner: str | None
+    ) -> None:
+        """Return if a request may change something, or append the refusal to the log and raise ApiError.
+
+        A request with a login cookie must also have the header `Origin`, which the guard has compared, and the
+        change key of this cookie.
+
+        Args:
+            request: The HTTP request.
+            caller: The caller that `admit` returned for it.
+            route: The path template of the route.
+            action: The action of the route. The rights are those of the hub.
+            owner: The owner of the thing that is changed, in a form of `Caller.owns`; None for no known owner.
+
+        Raises:
+            ApiError: 403. The reason is `login_needed` if the caller has only the cookie and must log in again,
+                and `policy` if it may not perform the action.
+        """
+        decision = decide(caller, action, owner)
+        if not decision.allowed:
+            self._refusals.record(POLICY, decision.why, caller.principal, f"{request.method} {route}")
+            raise ApiError(403, POLICY, decision.why)
+        if "authorization" in request.headers:
+            return
+        expected = self.logins.change_key(request.cookies.get(self.cookie_name, ""))
+        given = request.headers.get(CHANGE_KEY, "").encode()
+        if "origin" not in request.headers or not hmac.compare_digest(expected.encode(), given):
+            why = "log in again in this tab to make changes: its login only lets you look"
+            self._refusals.record(POLICY, why, caller.principal, f"{request.method} {route}")
+            raise ApiError(403, LOGIN_NEEDED, why)
+
     def still_holds(self, request: Request, caller: Caller) -> bool:
         """Return whether the token or cookie of this request is still valid, for the same principal and role.
 
@@ -189,7 +240,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
 
     @app.post("/api/login")
     async def login(request: Request) -> Response:
-        """Check the token in the JSON body, set the login cookie, and return the principal and its role.
+        """Check the token in the JSON body, set the login cookie, and return principal, role and change key.
 
         The answer is 400 for a body that is not `{"token": "..."}` in JSON, 401 for an invalid token, and 403
         for a principal that may not see the dashboard.
@@ -204,7 +255,8 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
             raise malformed('the body of a login is {"token": "..."}')
         found, cookie = entrance.logins.cookie_for(token)
         caller = entrance.check(request, found, "POST /api/login")
-        answer = json_answer({"principal": caller.principal, "role": caller.role})
+        who = {"principal": caller.principal, "role": caller.role}
+        answer = json_answer({**who, "change_key": entrance.logins.change_key(cookie)})
         entrance.set_cookie(answer, cookie)
         return answer
 

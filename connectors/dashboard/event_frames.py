@@ -111,6 +111,7 @@ class FrameWriter:
             "to": recipient,
             **({name: said.get(name) for name in _SAID} if isinstance(said, dict) and said else {}),
             "depth": self._mailboxes.depth((realm, recipient)),
+            "dead": self._mailboxes.dead_count((realm, recipient)),
             "logged_ms": record.logged_at_us // 1000,
         }
 

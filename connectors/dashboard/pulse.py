@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Any, Final
 
 from connectors.dashboard.shown_rows import jobs_by_state, milliseconds
@@ -39,24 +40,30 @@ class MailboxDepths:
     def deepest(self) -> dict[str, Any]:
         """Return the 200 deepest mailboxes as JSON, deepest first, and two sums over all mailboxes.
 
-        The mailboxes are in the list `mailboxes`. `messages` is the number of all waiting messages, leased ones
-        included. `total` is the number of mailboxes that are not empty. A mailbox's `oldest_ms` is when its
-        oldest waiting message was posted, in milliseconds since 1970 UTC.
+        The mailboxes are in the list `mailboxes`. A mailbox without a waiting message is in it if it has dead
+        ones. `messages` is the number of all waiting messages, leased ones included. `total` is the number of
+        mailboxes with a waiting or dead message. A mailbox's `oldest_ms` is when its oldest waiting message was
+        posted, in milliseconds since 1970 UTC. `dead` is the number of its dead messages in memory.
         """
-        depths = self._index.depths()
+        depths, dead = self._index.depths(), self._index.dead_counts()
         for gone in self._oldest.keys() - depths.keys():
             del self._oldest[gone]
-        chosen = sorted(depths.items(), key=lambda found: (-found[1], found[0]))[:SHOWN]
+        known = depths.keys() | dead.keys()
+        chosen = nsmallest(SHOWN, known, key=lambda one: (-depths.get(one, 0), -dead.get(one, 0), one))
         return {
-            "mailboxes": [self._as_json(mailbox, depth) for mailbox, depth in chosen],
+            "mailboxes": [
+                {
+                    "realm": mailbox[0],
+                    "recipient": mailbox[1],
+                    "depth": depths.get(mailbox, 0),
+                    "dead": dead.get(mailbox, 0),
+                    "oldest_ms": milliseconds(self._oldest_us(mailbox)) if mailbox in depths else None,
+                }
+                for mailbox in chosen
+            ],
             "messages": sum(depths.values()),
-            "total": len(depths),
+            "total": len(known),
         }
-
-    def _as_json(self, mailbox: Mailbox, depth: int) -> dict[str, Any]:
-        realm, recipient = mailbox
-        oldest_ms = milliseconds(self._oldest_us(mailbox))
-        return {"realm": realm, "recipient": recipient, "depth": depth, "oldest_ms": oldest_ms}
 
     def _oldest_us(self, mailbox: Mailbox) -> int | None:
         # Later messages are newer, so the oldest one stays the oldest until it is delivered.

@@ -15,6 +15,7 @@ from connectors.dashboard.past_records_reader import job_history
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import KEPT, Rejections
 from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_by_state, jobs_page, record_as_json
+from connectors.dashboard.task_board import TaskBoard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, json_answer, not_found, unavailable
 from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
@@ -41,6 +42,7 @@ class Shown(NamedTuple):
     """The objects from which the dashboard's routes read their answers."""
 
     board: AgentBoard
+    tasks: TaskBoard
     pulse: Pulse
     rejections: Rejections
     broadcast: EventBroadcast
@@ -60,6 +62,7 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
     def snapshot(role: str) -> dict[str, Any]:
         return {
             "agents": shown.board.rows(),
+            "tasks": shown.tasks.newest(),
             "jobs": jobs_by_state(hub.live_view),
             "first_jobs": jobs_page(hub.live_view, None, None, _FIRST_JOBS),
             "mailboxes": shown.pulse.mailboxes,

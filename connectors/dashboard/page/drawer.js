@@ -1,9 +1,13 @@
-// The drawer: one job's timeline, the events behind one reason, or one event.
+// The drawer: one job's timeline, the events behind one reason, or one event. Other modules open mailboxes, agents
+// and tasks in it.
 
 import { get } from "/page/api.js";
-import { button, count, duration, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
+import { button, count, duration, facts, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
 
 const AGAIN_MS = 150;
+// A followed view asks for its data again after this time at the earliest.
+const FOLLOW_MS = 300;
+const FAILED_MS = 2000;
 
 export class Drawer {
   constructor(store) {
@@ -13,6 +17,7 @@ export class Drawer {
     this.body = document.getElementById("drawer-body");
     this.back = document.getElementById("drawer-back");
     this.job = null;
+    this.view = null;
     this.hash = "";
     this.asked = null;
     this.timer = 0;
@@ -22,6 +27,7 @@ export class Drawer {
       if (event.target === this.dialog) this.dialog.close(); // beside it
     });
     store.on("drawer", () => this.jobChanged());
+    setInterval(() => this.view?.tick?.(), 1000);
   }
 
   // Show an empty view: its address, if it has one, and what the button Back does, if there is one.
@@ -29,6 +35,7 @@ export class Drawer {
     this.asked?.abort();
     this.asked = new AbortController();
     this.job = null;
+    this.view = null;
     setText(this.title, title);
     this.body.replaceChildren(make("p", "step-note", "…"));
     this.body.scrollTop = 0;
@@ -47,12 +54,60 @@ export class Drawer {
     if (this.dialog.open) return; // opened again since
     this.asked?.abort();
     this.job = null;
+    this.view = null;
     // The user may have changed the address meanwhile.
     if (location.hash === this.hash) history.replaceState(null, "", location.pathname);
   }
 
   failed(error) {
     if (error.name !== "AbortError") this.body.replaceChildren(make("p", "fault", error.message));
+  }
+
+  // Show a view that follows its subject. `source` has `path()`, the address of its data; `draw(data)`; and
+  // `concerns(stream)`, for records after which the data are asked for again. `tick()` is called each second.
+  follow(title, hash, back, source) {
+    const signal = this.show(title, hash, back);
+    this.view = Object.assign(source, { signal, isAsking: false, isOld: false, isDrawn: false });
+    this.refresh();
+  }
+
+  async refresh() {
+    const view = this.view;
+    if (!view) return;
+    view.isOld = true;
+    if (view.isAsking) return;
+    view.isAsking = true;
+    while (view.isOld && this.view === view) {
+      view.isOld = false;
+      await this.draw(view);
+      await new Promise((done) => setTimeout(done, view.isOld && view.hasFailed ? FAILED_MS : FOLLOW_MS));
+    }
+    view.isAsking = false;
+  }
+
+  async draw(view) {
+    view.hasFailed = false;
+    try {
+      const found = await get(view.path(), view.signal);
+      if (this.view !== view) return;
+      view.draw(found);
+      view.isDrawn = true;
+    } catch (error) {
+      if (this.view !== view) return;
+      view.hasFailed = true;
+      // Without an answer, or with 503, the gateway is away for a while: what is drawn stays.
+      view.isOld = !error.status || error.status === 503;
+      if (!view.isDrawn || !view.isOld) this.failed(error);
+    }
+  }
+
+  // Fill the drawer anew. The place and the focus stay: an element is the same if it has the same `data-key`.
+  fill(parts) {
+    const at = this.body.scrollTop;
+    const key = this.body.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    this.body.replaceChildren(...parts);
+    this.body.scrollTop = at;
+    if (key) ([...this.body.querySelectorAll("[data-key]")].find((one) => one.dataset.key === key) ?? this.title).focus();
   }
 
   // One job
@@ -71,6 +126,7 @@ export class Drawer {
 
   // Also reload for records that change no row: events that were sent again, or rejected.
   verdicts(found) {
+    if (this.view && found.some((verdict) => this.view.concerns(verdict.stream))) this.refresh();
     if (this.job && found.some((verdict) => verdict.stream === `job/${this.job.id}`)) this.more();
   }
 
@@ -200,15 +256,6 @@ export class Drawer {
     } else parts.push(make("p", "step-note", "Nothing that may be shown to you."));
     this.body.replaceChildren(...parts);
   }
-}
-
-function facts(pairs) {
-  const list = make("dl", "facts");
-  for (const [name, value] of pairs) {
-    if (value === null || value === undefined || value === "") continue;
-    list.append(make("dt", "", name), make("dd", "", value));
-  }
-  return list;
 }
 
 function jobFacts(row, records) {

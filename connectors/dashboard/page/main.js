@@ -1,10 +1,12 @@
 // The page: logs in, follows the live events, and passes them to the lists.
 
-import { get, post } from "/page/api.js";
+import { openAgent, openTask } from "/page/agents.js";
+import { get, logInWith, logOut } from "/page/api.js";
 import { Drawer } from "/page/drawer.js";
 import { Events } from "/page/events.js";
 import { Figures } from "/page/figures.js";
 import { JobList } from "/page/jobs.js";
+import { openMailbox } from "/page/mailbox.js";
 import { addLists } from "/page/side.js";
 import { Store } from "/page/store.js";
 import { setClock, setText } from "/page/text.js";
@@ -18,11 +20,21 @@ const STATES = {
   out: "not logged in",
 };
 
+let returnTo = ""; // the address to open again after a login
 const store = new Store();
 const drawer = new Drawer(store);
 const jobs = new JobList(store, (id) => drawer.openJob(id));
 new Figures(store);
-addLists(store, (reason) => drawer.openReason(reason));
+addLists(store, {
+  agents: (agent) => openAgent(drawer, agent.agent),
+  tasks: (task) => openTask(drawer, task.task_id),
+  mailboxes: (box) => openMailbox(drawer, box.realm, box.recipient),
+  rejections: (one) => drawer.openReason(one.reason),
+});
+drawer.logInAgain = (why) => {
+  returnTo = location.hash;
+  showLogin(why);
+};
 
 let waiting = null; // events that came before the snapshot they follow
 let loading = 0;
@@ -46,6 +58,7 @@ function take(name, data) {
 function apply(name, data) {
   if (name === "job") store.takeJobs(data);
   else if (name.startsWith("agent:")) store.takeAgents(data);
+  else if (name === "task") store.takeTasks(data);
   else if (name === "message") store.takeMessages(data);
   else if (name === "verdict") {
     store.takeVerdicts(data);
@@ -67,6 +80,7 @@ async function loadSnapshot() {
     store.clearJobs();
     store.takeJobs(found.first_jobs.jobs);
     store.takeAgents(found.agents, true);
+    store.takeTasks(found.tasks.tasks, true);
     store.takeMailboxes(found.mailboxes);
     store.reasons = found.rejections.reasons;
     if (found.history.length > store.pulses.length) {
@@ -76,6 +90,7 @@ async function loadSnapshot() {
     for (const [name, data] of waiting ?? []) apply(name, data);
     waiting = null;
     showBoard();
+    drawer.refresh();
     await loadJobs(found.first_jobs.next, mine);
   } catch (error) {
     if (mine !== loading) return;
@@ -102,15 +117,26 @@ function show(isIn) {
 
 function showBoard() {
   show(true);
-  store.changed("jobs", "agents", "mailboxes", "reasons", "figures");
+  store.changed("jobs", "agents", "tasks", "mailboxes", "reasons", "figures");
+  if (returnTo) history.replaceState(null, "", returnTo);
+  returnTo = "";
   if (!drawer.dialog.open) openAddressed();
 }
 
+// The addresses of what the drawer shows. Names are by rule CM-01, which needs no escapes.
+const ADDRESSES = [
+  [/^#job\/([0-9a-f]{8})$/, (id) => drawer.openJob(id)],
+  [/^#rejected\/([a-z_]+)$/, (reason) => drawer.openReason(reason)],
+  [/^#agent\/([\w.-]+)$/, (name) => openAgent(drawer, name)],
+  [/^#task\/([\w.-]+)$/, (id) => openTask(drawer, id)],
+  [/^#mailbox\/([\w.-]+)\/([\w.-]+)$/, (realm, recipient) => openMailbox(drawer, realm, recipient)],
+];
+
 function openAddressed() {
-  const job = /^#job\/([0-9a-f]{8})$/.exec(location.hash);
-  const reason = /^#rejected\/([a-z_]+)$/.exec(location.hash);
-  if (job) drawer.openJob(job[1]);
-  else if (reason) drawer.openReason(reason[1]);
+  for (const [form, open] of ADDRESSES) {
+    const found = form.exec(location.hash);
+    if (found) open(...found.slice(1));
+  }
 }
 
 function showLogin(why) {
@@ -125,7 +151,7 @@ function showLogin(why) {
 }
 
 async function logIn(token) {
-  await post("/api/login", { token });
+  await logInWith(token);
   events.lastId = "";
   events.open();
 }
@@ -165,7 +191,7 @@ byId("login-form").addEventListener("submit", async (event) => {
 });
 
 byId("logout").addEventListener("click", async () => {
-  await post("/api/logout", {});
+  await logOut();
   showLogin("");
 });
 

@@ -1,5 +1,6 @@
-// The three lists at the side: agents, mailboxes, rejections by reason.
+// The lists at the side: agents, tasks, mailboxes, rejections by reason.
 
+import { KeyedList } from "/page/keyed_list.js";
 import { age, button, count, make, moment, now, setState, setText, shown, spans } from "/page/text.js";
 
 const ROWS = 60;
@@ -37,14 +38,37 @@ const LISTS = [
     },
   },
   {
+    id: "tasks",
+    title: "Tasks",
+    nothing: "No tasks yet. They appear here when they are submitted.",
+    part: "tasks",
+    cells: { name: "row-name said", state: "state", note: "row-note said" },
+    items: (store) =>
+      sorted(
+        [...store.tasks.values()],
+        (task) => -task.submitted_ms,
+        (task) => task.task_id,
+      ).map((task) => ({ ...task, key: task.task_id })),
+    total: (tasks) => tasks.filter((task) => task.ended_ms === null).length,
+    update(row, task) {
+      row.item.dataset.task = shown(task.task_id);
+      setText(row.name, task.description || "(no description)");
+      setState(row.state, task.status);
+      row.body.classList.toggle("is-over", task.ended_ms !== null);
+      const ended = task.ended_ms !== null;
+      const time = ended ? `${age(now() - task.ended_ms)} ago` : `for ${age(now() - (task.started_ms ?? task.submitted_ms))}`;
+      setText(row.note, [task.agent, task.error, time].filter(Boolean).join(" · "));
+    },
+  },
+  {
     id: "mailboxes",
     title: "Mailboxes",
-    nothing: "Nothing waits. All messages have been read.",
+    nothing: "Nothing waits, and nothing is dead. All messages have been read.",
     part: "mailboxes",
     cells: { name: "row-name said", figure: "row-figure", meter: "meter", note: "row-note" },
     items(store) {
-      const waiting = store.mailboxes.mailboxes.filter((box) => box.depth > 0);
-      const boxes = sorted(waiting, (box) => -box.depth, (box) => box.recipient);
+      const filled = store.mailboxes.mailboxes.filter((box) => box.depth > 0 || box.dead > 0);
+      const boxes = sorted(filled, (box) => -box.depth, (box) => box.recipient);
       return boxes.map((box) => ({ ...box, deepest: boxes[0].depth, key: `${box.realm}/${box.recipient}` }));
     },
     total: (boxes, store) => store.mailboxes.total,
@@ -52,8 +76,10 @@ const LISTS = [
       row.item.dataset.mailbox = shown(box.key);
       setText(row.name, box.realm === "default" ? box.recipient : box.key);
       setText(row.figure, count(box.depth));
-      setText(row.note, box.oldest_ms === null ? "" : `oldest for ${age(now() - box.oldest_ms)}`);
-      row.meter.style.backgroundSize = `${Math.max(1, (100 * box.depth) / box.deepest)}% 100%`;
+      const oldest = box.depth && box.oldest_ms !== null ? `oldest for ${age(now() - box.oldest_ms)}` : null;
+      setText(row.note, [oldest, box.dead && `${count(box.dead)} dead`].filter(Boolean).join(" · "));
+      const part = box.depth ? Math.max(1, (100 * box.depth) / box.deepest) : 0;
+      row.meter.style.backgroundSize = `${part}% 100%`;
     },
   },
   {
@@ -81,16 +107,16 @@ function sorted(items, number, text) {
   );
 }
 
-// Add the three panels. Those of the rejections are buttons that call `openReason(reason)`.
-export function addLists(store, openReason) {
+// Add the panels. `open` has for each list the function that a row calls with its data when it is pressed.
+export function addLists(store, open) {
   for (const list of LISTS) {
-    const rows = new Rows(list, list.id === "rejections" ? openReason : null);
-    store.on(list.part, () => rows.render(list.items(store), store));
+    const panel = new Panel(list, open[list.id]);
+    store.on(list.part, () => panel.render(list.items(store), store));
   }
 }
 
-// A panel with a list. It keeps a row's element while the row changes, so that focus and selection are kept.
-class Rows {
+// A panel with a list.
+class Panel {
   constructor(list, open) {
     this.of = list;
     this.open = open;
@@ -98,7 +124,7 @@ class Rows {
     this.list = make("ul", "rows");
     this.empty = make("p", "empty", list.nothing);
     this.more = make("li", "more");
-    this.rows = new Map();
+    this.rows = new KeyedList(this.list, () => this.newRow(), (row, item) => list.update(row, item));
     const title = make("h2", "", [`${list.title} `, this.total]);
     const panel = make("section", "panel", [make("div", "panel-head", title), this.list, this.empty]);
     for (const [end, element] of Object.entries({ title, count: this.total, empty: this.empty })) {
@@ -111,36 +137,20 @@ class Rows {
   render(items, store) {
     const total = this.of.total(items, store);
     setText(this.total, total ? count(total) : "");
-    const shownItems = items.slice(0, ROWS);
-    const wanted = new Set(shownItems.map((item) => item.key));
-    for (const [key, row] of this.rows) {
-      if (!wanted.has(key)) {
-        row.item.remove();
-        this.rows.delete(key);
-      }
-    }
-    let before = null;
-    for (const item of shownItems) {
-      const row = this.rows.get(item.key) ?? this.newRow(item.key);
-      const next = before ? before.nextSibling : this.list.firstChild;
-      if (next !== row.item) this.list.insertBefore(row.item, next);
-      before = row.item;
-      this.of.update(row, item);
-    }
-    this.empty.hidden = items.length > 0;
     this.more.remove();
+    this.rows.render(items.slice(0, ROWS));
+    this.empty.hidden = items.length > 0;
     if (items.length > ROWS) {
       setText(this.more, `and ${count(items.length - ROWS)} more`);
       this.list.append(this.more);
     }
   }
 
-  newRow(key) {
+  newRow() {
     const cells = spans(this.of.cells);
-    const parts = Object.values(cells);
-    const body = this.open ? button("row", parts, () => this.open(key)) : make("div", "row", parts);
-    const row = { item: make("li", "", body), body, ...cells };
-    this.rows.set(key, row);
+    const row = { ...cells };
+    row.body = button("row", Object.values(cells), () => this.open(row.data));
+    row.item = make("li", "", row.body);
     return row;
   }
 }

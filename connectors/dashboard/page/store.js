@@ -2,6 +2,8 @@
 
 // The page keeps at most this many jobs. Beyond that it drops the oldest jobs that have ended.
 const JOBS_KEPT = 20000;
+// The newest tasks.
+const TASKS_KEPT = 100;
 const PULSES_KEPT = 300;
 const LATENCIES_KEPT = 2000;
 
@@ -9,6 +11,7 @@ export class Store {
   jobs = new Map();
   order = []; // job ids, newest first
   agents = new Map();
+  tasks = new Map();
   mailboxes = { mailboxes: [], messages: 0, total: 0 };
   reasons = [];
   pulses = [];
@@ -92,6 +95,19 @@ export class Store {
     this.changed("agents");
   }
 
+  takeTasks(rows, all = false) {
+    if (all) this.tasks.clear();
+    for (const row of rows) {
+      const known = this.tasks.get(row.task_id);
+      if (!known || known.offset <= row.offset) this.tasks.set(row.task_id, row);
+    }
+    if (this.tasks.size > TASKS_KEPT) {
+      const newest = [...this.tasks.values()].sort((one, other) => other.submitted_ms - one.submitted_ms);
+      for (const task of newest.slice(TASKS_KEPT)) this.tasks.delete(task.task_id);
+    }
+    this.changed("tasks");
+  }
+
   takeMailboxes(found) {
     this.mailboxes = found;
     for (const agent of this.agents.values()) agent.waiting = 0;
@@ -106,9 +122,10 @@ export class Store {
     const boxes = this.mailboxes.mailboxes;
     for (const message of messages) {
       const found = boxes.find((box) => box.realm === message.realm && box.recipient === message.to);
-      if (found) found.depth = message.depth;
-      else if (message.depth > 0) {
-        boxes.push({ realm: message.realm, recipient: message.to, depth: message.depth, oldest_ms: message.logged_ms });
+      const { depth, dead } = message;
+      if (found) Object.assign(found, { depth, dead });
+      else if (depth > 0 || dead > 0) {
+        boxes.push({ realm: message.realm, recipient: message.to, depth, dead, oldest_ms: message.logged_ms });
         this.mailboxes.total += 1;
       }
     }
@@ -135,7 +152,7 @@ export class Store {
     if (this.pulses.length > PULSES_KEPT) this.pulses.shift();
     this.takeMailboxes({ mailboxes: pulse.mailboxes, messages: pulse.messages, total: pulse.total });
     this.reasons = pulse.reasons;
-    this.changed("figures", "jobs", "agents", "reasons");
+    this.changed("figures", "jobs", "agents", "tasks", "reasons");
   }
 }
 

@@ -53,6 +53,16 @@ export function said(text, classes = "") {
   return make("span", `said ${classes}`.trim(), text);
 }
 
+// A list of names with their values: elements or texts. Names without a value are left out.
+export function facts(pairs) {
+  const list = make("dl", "facts");
+  for (const [name, value] of pairs) {
+    if (value === null || value === undefined || value === "") continue;
+    list.append(make("dt", "", name), make("dd", "", value));
+  }
+  return list;
+}
+
 export function setText(element, text) {
   const safe = shown(text);
   if (element.textContent !== safe) element.textContent = safe;
@@ -87,6 +97,16 @@ export function age(ms) {
   const s = Math.max(0, Math.floor(ms / 1000));
   if (s < 100) return `${s} s`;
   return duration(ms);
+}
+
+// The time that is left, to the second: 41 s, 5:03 min, 1:02:03 h.
+export function countdown(ms) {
+  const s = Math.max(0, Math.ceil(ms / 1000));
+  if (s < 100) return `${s} s`;
+  const two = (number) => String(number).padStart(2, "0");
+  const minutes = Math.floor(s / 60);
+  if (s < 3600) return `${minutes}:${two(s % 60)} min`;
+  return `${Math.floor(minutes / 60)}:${two(minutes % 60)}:${two(s % 60)} h`;
 }
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });

@@ -20,6 +20,7 @@ from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, not_found
 from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest
@@ -81,20 +82,37 @@ def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
         more, send a key that was not used before. The answer is 404 for an unknown message, and 409 for one
         that is not dead or whose `expires_at` has passed.
         """
-        key, new_id = f"{realm}/{name}/{message_id}", _replay_id(write, f"{realm}/{name}/{message_id}")
-        answer = {"replayed": True, "message_id": new_id}
-        try:
-            message = _replay(hub, key, new_id)
-        except ApiError:
-            # Another gateway may have settled the message's end, or this request, a moment ago.
-            hub.appender.check()
-            await hub.fresh.catch_up()
-            message = _replay(hub, key, new_id)
-        if message is None:
-            return json_answer(answer, verdict=DUPLICATE)
-        check_room(hub, message.sender, message.recipient)
-        settled = await hub.appender.settle_accepted(posting_record(message, **write.origin))
-        return json_answer(answer, verdict=settled.verdict)
+        return await replay(hub, write, (realm, name), message_id)
+
+
+async def replay(hub: Hub, write: Write, mailbox: Mailbox, message_id: str) -> Response:
+    """Post a dead message again, and return the answer of the route. The caller has checked the rights.
+
+    Args:
+        hub: The hub.
+        write: The request. Without an idempotency key, the message is replayed once, whoever asks.
+        mailbox: Realm and recipient of the dead message.
+        message_id: The id of the dead message.
+
+    Raises:
+        ApiError: 404 for an unknown message. 409 for one that is not dead, or has expired.
+        BackboneUnreachable: Kafka is unreachable. The same request may be made again.
+    """
+    key = "/".join((*mailbox, message_id))
+    new_id = _replay_id(write, key)
+    answer = {"replayed": True, "message_id": new_id}
+    try:
+        message = _replay(hub, key, new_id)
+    except ApiError:
+        # Another gateway may have settled the message's end, or this request, a moment ago.
+        hub.appender.check()
+        await hub.fresh.catch_up()
+        message = _replay(hub, key, new_id)
+    if message is None:
+        return json_answer(answer, verdict=DUPLICATE)
+    check_room(hub, message.sender, message.recipient)
+    settled = await hub.appender.settle_accepted(posting_record(message, **write.origin))
+    return json_answer(answer, verdict=settled.verdict)
 
 
 def _replay_id(write: Write, key: str) -> str:

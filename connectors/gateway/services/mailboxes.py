@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.policy import Caller
@@ -14,6 +14,7 @@ from schemas.wire.ids import NAME_LIMIT
 # The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
 _REQUESTS: Final = 20_000
 _MESSAGES: Final = 100_000
+K = TypeVar("K")
 Mailbox = tuple[str, str]
 """Realm and recipient."""
 
@@ -55,15 +56,18 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._leased: dict[Mailbox, dict[str, int]] = {}
         # By `<realm>/<recipient>/<message id>`: the ids of the replies to this message.
         self._replies: dict[str, dict[str, None]] = {}
+        # The dead messages, the one that died first at the beginning.
+        self._dead: dict[Mailbox, dict[str, None]] = {}
+        # By `<realm>/<recipient>/<id of a dead message>`: the ids of the messages that repeat it.
+        self._replays: dict[str, dict[str, None]] = {}
         # By `<realm>/<recipient>/<request id>`.
         self._handed: dict[str, dict[str, None]] = {}
         # By message id: `<realm>/<recipient>`.
         self._mailbox_of: dict[str, str] = {}
         self._kept: dict[Mailbox, dict[str, None]] = {}
-        # The keys of the final messages among them, oldest end first, with the messages that they reply to.
+        # The keys of the final messages among them, oldest end first. Each with the message that it replies to
+        # and the one that it repeats, joined by a slash.
         self._final: dict[str, str] = {}
-        # The keys of the dead messages among them.
-        self._dead: dict[str, None] = {}
 
     def load(self, rows: Iterable[MessageRow]) -> None:
         """Add the messages that the live view contains when it is open. Call it once, after `LiveView.open`.
@@ -125,6 +129,26 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return list(self._replies.get("/".join((*mailbox, message_id)), ()))
 
+    def dead_of(self, mailbox: Mailbox) -> list[str]:
+        """Return the ids of the dead messages of a mailbox in the live view, the one that died last first."""
+        with self._lock:
+            return list(reversed(self._dead.get(mailbox, {})))
+
+    def dead_count(self, mailbox: Mailbox) -> int:
+        """Return the number of dead messages of a mailbox in the live view, 0 for an unknown mailbox."""
+        with self._lock:
+            return len(self._dead.get(mailbox, ()))
+
+    def dead_counts(self) -> dict[Mailbox, int]:
+        """Return the number of dead messages in the live view, of each mailbox that has any."""
+        with self._lock:
+            return {mailbox: len(dead) for mailbox, dead in self._dead.items()}
+
+    def replays(self, mailbox: Mailbox, message_id: str) -> list[str]:
+        """Return the ids of a mailbox's messages in the live view that repeat a dead message, oldest first."""
+        with self._lock:
+            return list(self._replays.get("/".join((*mailbox, message_id)), ()))
+
     def waiting(self, mailbox: Mailbox) -> list[str]:
         """Return the ids of the messages of a mailbox that wait or are leased, in no order."""
         with self._lock:
@@ -142,7 +166,7 @@ class MailboxIndex(RowIndex[MessageRow]):
     def dead(self) -> list[str]:
         """Return the keys of the dead messages of all mailboxes that `messages` returns, in no order."""
         with self._lock:
-            return list(self._dead)
+            return ["/".join((*mailbox, one)) for mailbox, dead in self._dead.items() for one in dead]
 
     def depths(self) -> dict[Mailbox, int]:
         """Return the number of waiting and leased messages of each mailbox that has any."""
@@ -174,32 +198,42 @@ class MailboxIndex(RowIndex[MessageRow]):
                 del self._handed[next(iter(self._handed))]
 
     def _keep(self, row: MessageRow) -> None:
-        key = row.key
-        self._kept.setdefault((row.realm, row.recipient), {})[row.message_id] = None
+        key, mailbox = row.key, (row.realm, row.recipient)
+        self._kept.setdefault(mailbox, {})[row.message_id] = None
         if row.in_reply_to is not None:
             asked = f"{row.realm}/{row.recipient}/{row.in_reply_to}"
             self._replies.setdefault(asked, {})[row.message_id] = None
+        if row.replay_of is not None:
+            repeated = f"{row.realm}/{row.recipient}/{row.replay_of}"
+            self._replays.setdefault(repeated, {})[row.message_id] = None
         self._final.pop(key, None)
-        self._dead.pop(key, None)
         if row.status in MESSAGE_PENDING:
+            _drop(self._dead, mailbox, row.message_id)  # the id may be used again
             return
         if row.status == DEAD:
-            self._dead[key] = None
-        self._final[key] = row.in_reply_to or ""
+            self._dead.setdefault(mailbox, {})[row.message_id] = None
+        self._final[key] = f"{row.in_reply_to or ''}/{row.replay_of or ''}"
         if len(self._final) > FINAL_MESSAGES:
-            oldest = next(iter(self._final))
-            asked = self._final.pop(oldest)
-            self._dead.pop(oldest, None)
-            realm, recipient, message_id = oldest.split("/")  # names contain no slash
-            kept = self._kept[realm, recipient]
-            del kept[message_id]
-            if not kept:
-                del self._kept[realm, recipient]
-            if asked:
-                replies = self._replies[f"{realm}/{recipient}/{asked}"]
-                del replies[message_id]
-                if not replies:
-                    del self._replies[f"{realm}/{recipient}/{asked}"]
+            self._forget(next(iter(self._final)))
+
+    def _forget(self, final: str) -> None:
+        """Forget a final message, given by its key."""
+        asked, _, repeated = self._final.pop(final).partition("/")
+        realm, recipient, message_id = final.split("/")  # names contain no slash
+        _drop(self._kept, (realm, recipient), message_id)
+        _drop(self._dead, (realm, recipient), message_id)
+        if asked:
+            _drop(self._replies, f"{realm}/{recipient}/{asked}", message_id)
+        if repeated:
+            _drop(self._replays, f"{realm}/{recipient}/{repeated}", message_id)
+
+
+def _drop(ids: dict[K, dict[str, None]], key: K, message_id: str) -> None:
+    """Remove a message from those of a key, and the key with its last message. Ignores an unknown one."""
+    if key in ids:
+        ids[key].pop(message_id, None)
+        if not ids[key]:
+            del ids[key]
 
 
 def _note(times: dict[Mailbox, dict[str, int]], mailbox: Mailbox, message_id: str, time_us: int | None) -> None:

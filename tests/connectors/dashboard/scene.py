@@ -16,6 +16,7 @@ from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import public_pem
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord, content_id
 from tests.connectors.folded_log import FoldedLog
@@ -99,6 +100,19 @@ def message(sender: str, recipient: str, text: str, priority: str = "normal") ->
         }
     )
     return posting_record(body, door="mcp", principal=sender)
+
+
+def mailbox_at_work(publisher: Publisher, recipient: str) -> None:
+    """Of the messages that wait for a recipient, one dies, and two are leased for five minutes."""
+    by: Any = {"door": "http", "principal": recipient}
+    mailbox = ("default", recipient)
+    dead = message("writer", recipient, "a draft that nobody can read")
+    append(publisher, [dead])
+    lease = lease_record(*mailbox, "lease-1", message_ids=[dead.ce_id], attempts_most=1, **by)
+    append(
+        publisher, [lease, nack_record(*mailbox, dead.ce_id, "lease-1", "the draft is not valid JSON", **by)]
+    )
+    append(publisher, [lease_record(*mailbox, "lease-2", limit=2, lease_ms=300_000, **by)])
 
 
 def append(publisher: Publisher, records: Iterable[OutgoingRecord]) -> None:

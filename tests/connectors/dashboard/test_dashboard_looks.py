@@ -14,8 +14,19 @@ import pytest
 from playwright.sync_api import expect
 
 from connectors.dashboard.event_broadcast import parsed_position
+from connectors.launcher.local_processes import stop_all
 from schemas.settings.settings import PROJECT_ROOT
-from tests.connectors.dashboard.scene import STEPS, append, event, joined, message, play, updated, write_tables
+from tests.connectors.dashboard.scene import (
+    STEPS,
+    append,
+    event,
+    joined,
+    mailbox_at_work,
+    message,
+    play,
+    updated,
+    write_tables,
+)
 
 pytestmark = pytest.mark.requirement("AM-12")
 
@@ -74,9 +85,31 @@ def keep_alive(dashboard, operator, watcher, publisher, keyring, jobs):
         time.sleep(0.35)
 
 
-def test_the_pictures_of_the_docs(dashboard, operator, watcher, publisher, keyring, open_page, pictures):
+@pytest.fixture
+def tasks(dashboard, operator):
+    """Two tasks run, one is completed and one has failed; their ids."""
+    texts = (
+        "Answer the questions of the night shift",
+        "Answer mail",
+        "Explain the new layout",
+        "Sum up the day",
+    )
+    ids = []
+    for text in texts:
+        answer = operator.post("/api/hub/tasks", json={"agent_name": "echo", "description": text})
+        ids.append(answer.json()["task"]["id"])
+    operator.post(f"/api/hub/tasks/{ids[1]}/complete", json={"result": {"answered": 12}})
+    operator.post(f"/api/hub/tasks/{ids[2]}/fail", json={"error": "there is no layout yet"})
+    yield ids
+    for task_id in ids:
+        operator.post(f"/api/hub/tasks/{task_id}/cancel", json={})
+    stop_all(dashboard.settings, 0.0)
+
+
+def test_the_pictures_of_the_docs(dashboard, operator, watcher, publisher, keyring, open_page, pictures, tasks):
     page = open_board(dashboard, open_page, color_scheme="light", reduced_motion="reduce")
     jobs = play(operator, publisher)
+    mailbox_at_work(publisher, "builder")
     expect(page.locator("#jobs-count")).to_have_text(str(len(jobs)))
     expect(page.locator("[data-reason=bad_signature]")).to_be_visible()
     if pictures == PICTURES:
@@ -94,6 +127,11 @@ def test_the_pictures_of_the_docs(dashboard, operator, watcher, publisher, keyri
     page.locator("#drawer .rows button").first.click()
     expect(page.locator("pre")).to_be_visible()
     page.screenshot(path=pictures / "dashboard-event.png")
+    page.keyboard.press("Escape")
+    page.locator("[data-mailbox='default/builder'] button").click()
+    expect(page.locator("[data-messages=leased] li")).to_have_count(2)
+    expect(page.locator(".replay")).to_be_visible()
+    page.screenshot(path=pictures / "dashboard-mailbox.png")
     narrow = open_board(dashboard, open_page, viewport=NARROW, color_scheme="dark")
     expect(narrow.locator(".job").first).to_be_visible()
     narrow.screenshot(path=pictures / "dashboard-narrow.png")
@@ -123,6 +161,13 @@ def test_light_and_dark_follow_the_system_and_both_can_be_read(dashboard, operat
         ):
             assert contrast(page, selector) >= 4.5, (scheme, selector)
     assert papers[0] != papers[1]
+    mailbox_at_work(publisher, "builder")
+    page.locator("[data-mailbox='default/builder'] button").click()
+    expect(page.locator(".replay")).to_be_visible()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for selector in (".replay", "#drawer .row-note", "#drawer .row-figure", "#drawer h3"):
+            assert contrast(page, selector) >= 4.5, (scheme, selector)
 
 
 def test_everything_is_reached_and_done_by_keyboard(dashboard, operator, publisher, open_page):

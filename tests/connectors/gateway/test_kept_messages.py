@@ -15,7 +15,7 @@ from connectors.live.live_state import LiveState
 from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
-from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record, nack_record
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
@@ -67,6 +67,34 @@ def test_of_the_final_messages_the_newest_are_kept_in_whatever_mailbox_they_are(
     assert index.messages(("default", "agent-2")) == []
     assert index.messages(("default", "agent-0")) == ["message-3"]
     assert index.mailbox_of("message-0") == ("default", "agent-0")
+
+
+@pytest.mark.requirement("DL-11")
+def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_forgotten(monkeypatch):
+    monkeypatch.setattr(mailboxes, "FINAL_MESSAGES", 3)
+    index = MailboxIndex()
+    settle = settled_into(index)
+    box, by = ("default", "agent-0"), {"door": "http", "principal": "agent-0"}
+    for number in (0, 3, 6):
+        settle(posting_record(message(number), door="http", principal="planner"))
+    for number in (0, 3):
+        lease_id = f"lease-{number}"
+        settle(lease_record(*box, lease_id, 1, attempts_most=1, **by))
+        settle(nack_record(*box, f"message-{number}", lease_id, "no disk", **by))
+    assert index.dead_of(box) == ["message-3", "message-0"]
+    assert (index.dead_count(box), index.dead_counts()) == (2, {box: 2})
+    assert sorted(index.dead()) == ["default/agent-0/message-0", "default/agent-0/message-3"]
+    replay = message(9).model_copy(update={"replay_of": "message-0"})
+    settle(posting_record(replay, door="http", principal="operator"))
+    assert index.replays(box, "message-0") == ["message-9"] and index.replays(box, "message-3") == []
+    settle(drained("agent-0", 1))
+    # Two dead and two drained ones are one too many.
+    assert index.dead_of(box) == ["message-3"]
+    for number in (12, 15, 18):
+        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(drained("agent-0", number))
+    assert index.dead_of(box) == index.replays(box, "message-0") == index.dead() == []
+    assert index.dead_counts() == {}
 
 
 @pytest.mark.requirement("DL-02")
