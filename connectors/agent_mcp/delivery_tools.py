@@ -17,10 +17,8 @@ from connectors.agent_mcp.tool_arguments import (
     AckMessages,
     AskAgent,
     ExtendLease,
-    GetMyMessages,
     LeaseMessages,
     NackMessage,
-    SendToAgent,
     WaitForMessages,
 )
 from connectors.gateway.messages.deliveries import LeaseEnds, Taking, change_leases, take_messages
@@ -43,15 +41,14 @@ class DeliveryTools:
     async def wait_for_messages(self, agent: str, asked: WaitForMessages) -> dict[str, Any]:
         """Return the unread messages of the agent's mailbox, as `get_my_messages` does, once there is one.
 
-        The result has no messages if there was none within `asked.timeout_seconds`. Raises ApiError (503) if
-        the gateway stops.
+        Messages that a reader has leased do not count. The result has no messages if there was none within
+        `asked.timeout_seconds`. Raises ApiError (503) if the gateway stops.
         """
-        wanted = GetMyMessages(unread_only=True, limit=asked.limit, since=asked.since)
         deadline = time.monotonic() + asked.timeout_seconds
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
             while True:
                 wait.clear()
-                found = await self._tools.get_my_messages(agent, wanted)
+                found = await self._tools.free_messages(agent, asked.limit, asked.since)
                 left = deadline - time.monotonic()
                 if found["messages"] or left <= 0 or not await wait.wait(left):
                     return found
@@ -143,9 +140,8 @@ class DeliveryTools:
         The result is that of `send_to_agent` with `reply`, which is null if none came in time. Raises as
         `send_to_agent` does, and ApiError (503) if the gateway stops.
         """
-        question = SendToAgent.model_validate(asked.model_dump(exclude={"timeout_seconds"}), by_name=True)
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
-            sent = await self._tools.send_to_agent(agent, question)
+            sent = await self._tools.send_to_agent(agent, asked)
             row = await wait_reply(self._hub, wait, sent["messageId"], asked.timeout_seconds, _by(agent))
         reply = None if row is None else message_as_json(self._hub, row)
         return {**sent, "reply": reply}
