@@ -190,7 +190,7 @@ class AgentTools:
             and (asked.since is None or row.posted_at >= asked.since * 1000)
         ]
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
-        shown = _as_many_as_fit(self._hub, wanted[: asked.limit])
+        shown = as_many_as_fit(self._hub, wanted[: asked.limit])
         return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _is_free(row: MessageRow) -> bool:
     return row.status == UNREAD
 
 
-def _as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
+def as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
     """Return the first messages, at least one, that fit into one answer by the length of their content."""
     shown: list[dict[str, Any]] = []
     left = _ANSWER_CHARACTERS

@@ -13,7 +13,7 @@ from schemas.wire.wire_body import Capabilities, Name, Note
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
 MARKED_AT_ONCE: Final = 1000
-# All leased messages are in one answer.
+# The messages of a lease that do not fit into one answer are given back, at the cost of a record each.
 LEASED_AT_ONCE: Final = 100
 # A year.
 TTL_MOST_S: Final = 31_536_000

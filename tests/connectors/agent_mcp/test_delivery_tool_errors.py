@@ -129,6 +129,19 @@ def test_a_message_that_is_too_long_or_for_nobody_is_not_asked(
     assert state(shared_gateway, ann) == before
 
 
+def test_messages_that_do_not_fit_into_one_answer_are_leased_by_the_next_call(new_caller: NewCaller) -> None:
+    ann = new_caller("ann")
+    for number in range(6):
+        ann.call("send_to_agent", targetAgentId=ann.name, message=f"{number}" * 1024 * 1024)
+    lease = ann.call("lease_messages", idempotencyKey="l1")
+    assert [one["content"][0] for one in lease["messages"]] == ["0", "1", "2", "3"]
+    assert ann.call("lease_messages", idempotencyKey="l1") == lease
+    rest = ann.call("lease_messages")
+    assert [(one["content"][0], one["attempt"]) for one in rest["messages"]] == [("4", 1), ("5", 1)]
+    done = ann.call("ack_messages", leaseId=lease["leaseId"], messageIds=ids(lease))["done"]
+    assert done == ids(lease)
+
+
 def test_an_agent_ends_no_lease_of_another_and_takes_none_of_its_messages(
     shared_gateway: McpGateway, new_caller: NewCaller
 ) -> None:
