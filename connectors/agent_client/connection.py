@@ -12,7 +12,7 @@ from mcp import Client, MCPError
 from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import JSONRPCError, jsonrpc_message_adapter
+from mcp.types import CallToolResult, JSONRPCError, jsonrpc_message_adapter
 
 from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
 from connectors.agent_client.signed_auth import AgentKey, KeyFileError, SignedAuth
@@ -20,11 +20,37 @@ from connectors.terminal.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 
 CALL_S: Final = 30.0
+# The seconds that a tool waits if the call does not say so.
+WAITS_S: Final = {"wait_for_messages": 30, "ask_agent": 30, "lease_messages": 0}
 _ERRORS: Final[dict[int, type[TrunklineError]]] = {
     UNREACHABLE: BackboneUnreachable,
     REFUSED: Refused,
     KEY_UNUSABLE: KeyFileError,
 }
+
+
+class AgentClient(Client):
+    """The official MCP client, which gives a call of a tool that waits so much more time for its answer."""
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any] | None = None,
+        read_timeout_seconds: float | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> CallToolResult:
+        """Call a tool, as `mcp.Client` does.
+
+        Without `read_timeout_seconds` the answer may take the client's own time, and the time that the call
+        asks the tool to wait (`timeoutSeconds`).
+        """
+        if read_timeout_seconds is None and self.read_timeout_seconds is not None and name in WAITS_S:
+            wait_s = (arguments or {}).get("timeoutSeconds", WAITS_S[name])
+            # The server refuses any other value at once.
+            if isinstance(wait_s, int | float) and wait_s > 0:
+                read_timeout_seconds = self.read_timeout_seconds + wait_s
+        return await super().call_tool(name, arguments, read_timeout_seconds, *others, **options)
 
 
 @asynccontextmanager
@@ -47,7 +73,8 @@ async def agent_client(
         agent_id: The agent's registered name.
         key_path: The PEM file with the agent's private key, which only its owner may read.
         transport: Streamable HTTP, or the older server-sent events.
-        call_s: The longest time that a call waits for its answer, in seconds.
+        call_s: The longest time that a call waits for its answer, in seconds. A call of a tool that waits, such
+            as `wait_for_messages`, also has the time that it asks the tool to wait.
         ca_certs: The file with the authority that signed the server's certificate. None means the file that
             TRUNKLINE_CA_CERTS names, else the authorities of the machine.
 
@@ -64,7 +91,7 @@ async def agent_client(
     key.current()
     raised: BaseException | None = None
     try:
-        async with Client(
+        async with AgentClient(
             _transport(url, auth, transport, trusted), read_timeout_seconds=call_s, cache=None
         ) as client:
             try:

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 
 import anyio
 import httpx2
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
+from mcp.types import RequestId
 
 from connectors.agent_client.signed_auth import KeyFileError, SignedAuth
 from connectors.gateway_client.gateway_tls import CA_VARIABLE, connection_options, explained
@@ -32,11 +34,16 @@ REFUSED: Final = -32051
 KEY_UNUSABLE: Final = -32052
 NONCE: Final = "trunkline/nonce"
 CONNECT_S: Final = 5.0
-# The server sends on an open stream at least every 15 s, so a silence of this length is an outage.
+# The server sends on an open stream, and during a call that waits, at least every 15 s. So a silence of this
+# length is an outage.
 READ_S: Final = 60.0
 _NAMES: Final = {UNREACHABLE: "unreachable", REFUSED: "refused", KEY_UNUSABLE: "key_unusable"}
 _JSON: Final = "application/json"
 _TEXT_LIMIT: Final = 300
+_CALL: Final = "tools/call"
+_CANCELLED: Final = "notifications/cancelled"
+# The key of the JSON-RPC message among a request's extensions.
+_DOCUMENT: Final = "trunkline_document"
 
 
 class AgentHttpClient(httpx2.AsyncClient):
@@ -48,6 +55,9 @@ class AgentHttpClient(httpx2.AsyncClient):
     Without this class, an outage during one request would end the whole session of the official client. Here
     only the request fails: it is answered with status 503 and a JSON-RPC error. The error's code is
     UNREACHABLE, REFUSED or KEY_UNUSABLE.
+
+    A notification that cancels a call also closes the call's connection. The official client does so only in
+    the newer protocol, and no other sign of a cancellation reaches a server without sessions.
 
     Args:
         url: The address of the server.
@@ -63,11 +73,13 @@ class AgentHttpClient(httpx2.AsyncClient):
             timeout=httpx2.Timeout(CONNECT_S, read=read_s),
             **connection_options(url, ca_certs or os.environ.get(CA_VARIABLE)),
         )
+        self._calls: dict[RequestId, anyio.CancelScope] = {}
 
     def build_request(self, method: str, url: Any, **options: Any) -> httpx2.Request:
         """Return a new request, as `httpx2.AsyncClient` does, with a nonce if it calls an MCP tool."""
         if isinstance(document := options.get("json"), dict):
             options["json"] = with_nonce(document)
+            options["extensions"] = {**(options.get("extensions") or {}), _DOCUMENT: document}
         return super().build_request(method, url, **options)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -77,6 +89,24 @@ class AgentHttpClient(httpx2.AsyncClient):
         makes an answer itself. It has an HTTP error status and a JSON-RPC error with the code UNREACHABLE,
         REFUSED or KEY_UNUSABLE.
         """
+        document = request.extensions.get(_DOCUMENT, {})
+        if document.get("method") == _CANCELLED:
+            cancelled = cancelled_request_id_from_params(document.get("params"))
+            if cancelled is not None and (call := self._calls.get(cancelled)) is not None:
+                call.cancel()
+        identity = document.get("id") if document.get("method") == _CALL else None
+        if identity is None:
+            return await self._answered(request, options)
+        with anyio.CancelScope() as call:
+            self._calls[identity] = call
+            try:
+                return await self._answered(request, options)
+            finally:
+                if self._calls.get(identity) is call:
+                    del self._calls[identity]
+        return _failure(request, REFUSED, "the call was cancelled")
+
+    async def _answered(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
         try:
             response = await super().send(request, **options)
             # Read the body here, where a broken connection can still be reported.
@@ -97,7 +127,7 @@ def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
 
     `document` is the decoded message. Any other message is returned itself, without a copy.
     """
-    if document.get("method") != "tools/call" or not isinstance(params := document.get("params"), dict):
+    if document.get("method") != _CALL or not isinstance(params := document.get("params"), dict):
         return document
     meta = params.get("_meta")
     nonce = {**(meta if isinstance(meta, dict) else {}), NONCE: secrets.token_urlsafe(16)}

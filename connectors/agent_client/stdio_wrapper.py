@@ -164,6 +164,8 @@ class StdioWrapper:
             message = item.message
             if isinstance(message, JSONRPCResponse | JSONRPCError):
                 self._headers.see_answer(message)
+                if message.id is not None and message.id not in self._open:
+                    continue  # the client has cancelled the request, and MCP wants no answer then
             await self._to_client.send(SessionMessage(message))
             if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
                 self._open.pop(message.id, None)

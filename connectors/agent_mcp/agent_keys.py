@@ -38,6 +38,7 @@ class AgentKeys(RowIndex[AgentKeyRow]):
         super().__init__(AgentKeyRow)
         self._clock = clock
         self._keys: dict[str, dict[str, AgentKeyRow]] = {}
+        self._on_removed: list[Callable[[str], None]] = []
 
     def _add(self, row: AgentKeyRow) -> None:
         keys = self._keys.setdefault(row.agent_name, {})
@@ -47,6 +48,15 @@ class AgentKeys(RowIndex[AgentKeyRow]):
             keys.pop(row.key_id, None)
             if not keys:
                 del self._keys[row.agent_name]
+                for callback in self._on_removed:
+                    callback(row.agent_name)
+
+    def on_removed(self, callback: Callable[[str], None]) -> None:
+        """Register a callback that gets the name of each agent whose last key was removed.
+
+        The live view's thread calls it. It must not block and must not call this index.
+        """
+        self._on_removed.append(callback)
 
     def is_registered(self, agent_name: str) -> bool:
         """Return whether an agent has at least one registered key.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from schemas.streams.agents.participants import AgentUpdated, ParticipantRow, pa
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     PRIORITIES,
+    UNREAD,
     MessageBodyRow,
     MessageRow,
     posting_record,
@@ -156,13 +157,28 @@ class AgentTools:
         `more` is the number of chosen messages that are left out, because of `asked.limit` or the length of the
         answer. The statistics count all messages of the mailbox.
         """
+        return await self._mailbox(agent, asked)
+
+    async def free_messages(self, agent: str, limit: int, since: int | None) -> dict[str, Any]:
+        """Return what `get_my_messages` does, with only the unread messages that no reader has leased."""
+        return await self._mailbox(agent, GetMyMessages(limit=limit, since=since), _is_free)
+
+    async def _mailbox(
+        self, agent: str, asked: GetMyMessages, is_chosen: Callable[[MessageRow], bool] | None = None
+    ) -> dict[str, Any]:
         ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
         if len(ids) <= _AT_ONCE:
-            return self._mailbox(agent, asked, ids)
+            return self._search(agent, asked, ids, is_chosen)
         # The event loop serves all agents, so a long search runs in a thread.
-        return await asyncio.to_thread(self._mailbox, agent, asked, ids)
+        return await asyncio.to_thread(self._search, agent, asked, ids, is_chosen)
 
-    def _mailbox(self, agent: str, asked: GetMyMessages, ids: list[str]) -> dict[str, Any]:
+    def _search(
+        self,
+        agent: str,
+        asked: GetMyMessages,
+        ids: list[str],
+        is_chosen: Callable[[MessageRow], bool] | None,
+    ) -> dict[str, Any]:
         found = (self._message(agent, message_id) for message_id in ids)
         now_us = time.time() * 1e6
         rows = [row for row in found if row is not None and is_shown(row, now_us)]
@@ -170,10 +186,11 @@ class AgentTools:
             row
             for row in rows
             if not (asked.unread_only and is_read(row))
+            and (is_chosen is None or is_chosen(row))
             and (asked.since is None or row.posted_at >= asked.since * 1000)
         ]
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
-        shown = _as_many_as_fit(self._hub, wanted[: asked.limit])
+        shown = as_many_as_fit(self._hub, wanted[: asked.limit])
         return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
@@ -218,7 +235,11 @@ class AgentTools:
             raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
 
 
-def _as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
+def _is_free(row: MessageRow) -> bool:
+    return row.status == UNREAD
+
+
+def as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
     """Return the first messages, at least one, that fit into one answer by the length of their content."""
     shown: list[dict[str, Any]] = []
     left = _ANSWER_CHARACTERS

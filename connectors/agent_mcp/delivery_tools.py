@@ -11,16 +11,14 @@ import time
 import uuid
 from typing import Any
 
-from connectors.agent_mcp.agent_tools import AgentTools, message_as_json
+from connectors.agent_mcp.agent_tools import AgentTools, as_many_as_fit, message_as_json
 from connectors.agent_mcp.signed_requests import DOOR
 from connectors.agent_mcp.tool_arguments import (
     AckMessages,
     AskAgent,
     ExtendLease,
-    GetMyMessages,
     LeaseMessages,
     NackMessage,
-    SendToAgent,
     WaitForMessages,
 )
 from connectors.gateway.messages.deliveries import LeaseEnds, Taking, change_leases, take_messages
@@ -43,15 +41,14 @@ class DeliveryTools:
     async def wait_for_messages(self, agent: str, asked: WaitForMessages) -> dict[str, Any]:
         """Return the unread messages of the agent's mailbox, as `get_my_messages` does, once there is one.
 
-        The result has no messages if there was none within `asked.timeout_seconds`. Raises ApiError (503) if
-        the gateway stops.
+        Messages that a reader has leased do not count. The result has no messages if there was none within
+        `asked.timeout_seconds`. Raises ApiError (503) if the gateway stops.
         """
-        wanted = GetMyMessages(unread_only=True, limit=asked.limit, since=asked.since)
         deadline = time.monotonic() + asked.timeout_seconds
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
             while True:
                 wait.clear()
-                found = await self._tools.get_my_messages(agent, wanted)
+                found = await self._tools.free_messages(agent, asked.limit, asked.since)
                 left = deadline - time.monotonic()
                 if found["messages"] or left <= 0 or not await wait.wait(left):
                     return found
@@ -63,7 +60,8 @@ class DeliveryTools:
 
         Each message has `attempt`, how often it was handed out by now, and `deadline`, the end of the lease in
         milliseconds since 1970 UTC. Without a message within `asked.timeout_seconds`, `leaseId` is null. The
-        same idempotency key gets the same messages, while they are leased.
+        same idempotency key gets the same messages, while they are leased. Messages that do not fit into one
+        answer are given back, and their lease does not count as an attempt.
 
         Raises:
             ApiError: 409 for an idempotency key that was used for another lease, 503 if the gateway stops.
@@ -80,14 +78,19 @@ class DeliveryTools:
             wait_s=asked.timeout_seconds,
         )
         taken = await take_messages(self._hub, taking)
+        messages = as_many_as_fit(self._hub, taken.rows)
         shown = [
-            {
-                **message_as_json(self._hub, row),
-                "attempt": row.attempts,
-                "deadline": (row.lease_until or 0) // 1000,
-            }
-            for row in taken.rows
+            {**message, "attempt": row.attempts, "deadline": (row.lease_until or 0) // 1000}
+            for message, row in zip(messages, taken.rows, strict=False)
         ]
+        if (rest := taken.rows[len(shown) :]) and taken.request_id is not None:
+            lease_id = taken.request_id
+            await change_leases(
+                self._hub,
+                _own(agent),
+                [row.message_id for row in rest],
+                lambda mailbox, one: nack_record(*mailbox, one, lease_id, is_no_attempt=True, **_by(agent)),
+            )
         return {"messages": shown, "leaseId": taken.request_id}
 
     async def ack_messages(self, agent: str, asked: AckMessages) -> dict[str, Any]:
@@ -143,9 +146,8 @@ class DeliveryTools:
         The result is that of `send_to_agent` with `reply`, which is null if none came in time. Raises as
         `send_to_agent` does, and ApiError (503) if the gateway stops.
         """
-        question = SendToAgent.model_validate(asked.model_dump(exclude={"timeout_seconds"}), by_name=True)
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
-            sent = await self._tools.send_to_agent(agent, question)
+            sent = await self._tools.send_to_agent(agent, asked)
             row = await wait_reply(self._hub, wait, sent["messageId"], asked.timeout_seconds, _by(agent))
         reply = None if row is None else message_as_json(self._hub, row)
         return {**sent, "reply": reply}

@@ -28,7 +28,8 @@ from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
-from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS
+from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
+from connectors.agent_mcp.waiting_calls import WaitingCalls
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
@@ -106,12 +107,13 @@ class AgentMcp:
             security_settings=security,
             max_request_body_size=body_bytes,
         )
+        calls = WaitingCalls(StreamableHTTPASGIApp(self._streams), WAITS, self._keys)
         sse = SseSessions(self._server, self._keys, MESSAGES_PATH, security, body_bytes, hub.metrics)
         keep_texts_out_of_log()
         routes = Starlette(
             routes=[
                 # POST only: there is no session here whose stream could be read with GET. /sse has one.
-                Route(MCP_PATH, StreamableHTTPASGIApp(self._streams), methods=["POST"]),
+                Route(MCP_PATH, calls, methods=["POST"]),
                 Route(SSE_PATH, sse, methods=["GET"]),
                 Mount(MESSAGES_PATH, app=sse.post),
             ],

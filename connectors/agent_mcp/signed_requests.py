@@ -36,7 +36,9 @@ from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
 
 DOOR: Final = "mcp"
+# The keys of an ASGI scope for the agent that signed the request, and for the tool that it calls, else None.
 PRINCIPAL: Final = "trunkline_principal"
+TOOL: Final = "trunkline_tool"
 # Space around a message of the greatest length, for JSON-RPC and names. `\uXXXX` takes at most three times the
 # bytes of its character, except for control characters.
 _AROUND_BYTES: Final = 64 * 1024
@@ -56,7 +58,7 @@ def body_limit_bytes(payload_bytes: int) -> int:
 class SignedRequests:
     """ASGI middleware that passes on only requests with a valid signature of an agent, and answers all others.
 
-    The signing agent's name is passed on in the ASGI scope.
+    The signing agent's name and the called tool are passed on in the ASGI scope (`PRINCIPAL`, `TOOL`).
 
     Args:
         app: The application that gets the admitted requests.
@@ -98,7 +100,9 @@ class SignedRequests:
             body = await request.body()
             agent_name, signature = self._signer(request, body)
             note_principal(scope, f"{DOOR}/{agent_name}")
-            await self._note_call(agent_name, signature, body)
+            scope[TOOL] = tool = _called_tool(body)
+            if tool is not None and not self._only_reads(tool):
+                await self._note_call(agent_name, signature, tool)
         except ApiError as error:
             self._note_refusal(error, agent_name)
             headers = dict(error.headers or {})
@@ -108,7 +112,7 @@ class SignedRequests:
         scope[PRINCIPAL] = agent_name
         # The transports read the owner of a session from this.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=agent_name, scopes=[]))
-        await self._app(scope, _again(body, receive), send)
+        await self._app(scope, replayed(body, receive), send)
 
     def _signer(self, request: Request, body: bytes) -> tuple[str, bytes]:
         """Return the agent that signed the request, and the signature. Raises ApiError (403)."""
@@ -126,15 +130,11 @@ class SignedRequests:
             raise _forbidden(why_not)
         return agent_name, signature_bytes(signature) or b""
 
-    async def _note_call(self, agent_name: str, signature: bytes, body: bytes) -> None:
+    async def _note_call(self, agent_name: str, signature: bytes, tool: str) -> None:
         """Record the signature of a call that changes something.
 
-        Raises ApiError: 403 for a signature that was recorded before, 400 for a body that is no JSON, 503 while
-        Kafka is away.
+        Raises ApiError: 403 for a signature that was recorded before, 503 while Kafka is away.
         """
-        tool = _called_tool(body)
-        if tool is None or self._only_reads(tool):
-            return
         digest = hashlib.sha256(signature).hexdigest()
         called = AgentCalled(agent_name=agent_name, signature=digest, tool=tool if is_name(tool) else "unknown")
         record = participant_record(called, door=DOOR, principal=agent_name)
@@ -180,8 +180,8 @@ def _forbidden(why: str) -> ApiError:
     return ApiError(403, UNAUTHORIZED, why)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields the body that was read, then what follows it."""
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return an ASGI `receive` that yields a body that was read from `receive`, then what follows it."""
     given = False
 
     async def receive_again() -> Message:

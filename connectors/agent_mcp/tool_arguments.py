@@ -13,11 +13,11 @@ from schemas.wire.wire_body import Capabilities, Name, Note
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
 MARKED_AT_ONCE: Final = 1000
-# All leased messages are in one answer.
+# The messages of a lease that do not fit into one answer are given back, at the cost of a record each.
 LEASED_AT_ONCE: Final = 100
 # A year.
 TTL_MOST_S: Final = 31_536_000
-# Below the 300 s for which the official client waits for an answer.
+# Below the 300 s for which clients usually wait for an answer.
 WAIT_MOST_S: Final = 240
 LEASE_MOST_S: Final = LEASE_MS_MOST // 1000
 
@@ -107,7 +107,8 @@ class GetMyMessages(ToolArguments):
 class WaitForMessages(ToolArguments):
     """Wait until there is an unread message in your mailbox, and read it as by get_my_messages.
 
-    The answer comes at once if there is one already, and is empty when the time is up. Reading marks nothing.
+    The answer comes at once if there is one already, and is empty when the time is up. Messages that you or
+    others have leased do not count. Reading marks nothing.
     """
 
     timeout_seconds: _WaitS = 30
@@ -187,6 +188,8 @@ ARGUMENTS: Final = tools_by_name(
 )
 # All other tools change something, so each of their calls needs a signature of its own.
 ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages", "wait_for_messages"})
+WAITS: Final = frozenset(name for name, model in ARGUMENTS.items() if "timeout_seconds" in model.model_fields)
+"""The names of the tools that may wait for messages."""
 TOOLS: Final = described_tools(
     ARGUMENTS,
     only_reads=ONLY_READS,

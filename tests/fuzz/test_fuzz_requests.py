@@ -15,8 +15,8 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, _called_tool
-from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS
+from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, _called_tool
+from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, WAITS
 from connectors.gateway.web.answers import ApiError
 from connectors.out_of_band.command_document import (
     AddListener,
@@ -29,6 +29,8 @@ from connectors.out_of_band.command_document import (
 from connectors.out_of_band.command_keys import CommandKey
 from schemas.streams.agents import agent_signing
 from schemas.streams.agents.participants import AgentKeyRow, key_id_of
+from schemas.streams.mailboxes.mailbox_requests import lease_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, posting_record, verified_message
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 
@@ -48,6 +50,12 @@ GOOD_CALLS = (
     _call("broadcast_message", message="hello"),
     _call("mark_read", messageIds=["m1"]),
     _call("update_my_status", status="working", capabilities=["a"]),
+    _call("wait_for_messages", timeoutSeconds=0, limit=3, since=0),
+    _call("lease_messages", timeoutSeconds=0, limit=3, leaseSeconds=60, idempotencyKey="k"),
+    _call("ack_messages", leaseId="l1", messageIds=["m1"]),
+    _call("nack_message", leaseId="l1", messageId="m1", reason="no disk"),
+    _call("extend_lease", leaseId="l1", messageIds=["m1"], leaseSeconds=60, idempotencyKey="k"),
+    _call("ask_agent", targetAgentId="bo", message="hello", inReplyTo="m1", thread="t1", timeoutSeconds=0),
     {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     {"jsonrpc": "2.0", "method": "notifications/initialized"},
 )
@@ -151,7 +159,8 @@ TOOL_CASES = st.sampled_from([call["params"] for call in GOOD_CALLS if "params" 
 
 
 @pytest.mark.requirement("AM-04")
-@fuzzed(TOOL_CASES, examples=80)
+@pytest.mark.requirement("DL-09")
+@fuzzed(TOOL_CASES, examples=160)
 def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> str:
     """For any arguments a tool returns an answer or raises an ApiError with a status."""
     name, arguments = case
@@ -159,11 +168,17 @@ def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> 
         asked = ARGUMENTS[name].model_validate(arguments)
     except ValidationError:
         return "no arguments"
+    if name in WAITS:
+        asked = asked.model_copy(update={"timeout_seconds": 0})
     hub = FoldedHub()
     for agent in ("ann", "bo"):
         hub.join(agent, PUBLIC)
+    message = verified_message("m1", "bo", "ann", "message", "hello", "text/plain")
+    hub.add(posting_record(message, door=DOOR, principal="bo"))
+    hub.add(lease_record(DEFAULT_REALM, "ann", "l1", lease_ms=60_000, door=DOOR, principal="ann"))
     try:
-        answer = awaited(getattr(hub.tools, name)("ann", asked))
+        tools = hub.tools if hasattr(hub.tools, name) else hub.delivery_tools
+        answer = awaited(getattr(tools, name)("ann", asked))
     except ApiError as error:
         assert 400 <= error.status_code < 500
         return error.reason

@@ -73,7 +73,7 @@ class Hub:
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
-        state = StateMetrics(live_view, self.mailboxes)
+        state = StateMetrics(live_view, self.mailboxes, self.mailbox_waits)
         collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()

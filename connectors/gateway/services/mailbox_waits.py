@@ -87,6 +87,11 @@ class MailboxWaits:
                     elif is_taker:
                         self._wake_taker(mailbox)
 
+    def count(self) -> int:
+        """Return the number of waits that are open. A wait for several mailboxes counts once for each."""
+        with self._lock:
+            return sum(len(waits) for waits in self._waits.values())
+
     def changed(self, change: AppliedChange) -> None:
         """Wake the waits of a mailbox that has a message which nobody holds: a new one, or one that came back.
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
@@ -43,12 +44,13 @@ _MAILBOXES: Final = 200
 class StateMetrics(Collector):
     """A metrics collector that reads the live view at each scrape. Thread-safe."""
 
-    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex, waits: MailboxWaits) -> None:
         self._live_view = live_view
         self._mailboxes = mailboxes
+        self._waits = waits
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the live view's lag, the depths of the 200 deepest mailboxes, and participants by status.
+        """Yield the live view's lag, depths of mailboxes, waits for messages, and participants by status.
 
         Prometheus calls this method at each scrape.
         """
@@ -62,6 +64,7 @@ class StateMetrics(Collector):
             ["mailbox"],
             ((["/".join(mailbox)], count) for mailbox, count in deepest),
         )
+        yield gauge("mailbox_waits", "Requests that wait for a message.", self._waits.count())
         counts = Tally(row.status for row in self._live_view.all(ParticipantRow))
         states = (([status], counts[status]) for status in PARTICIPANT_STATES)
         yield gauges("agents", "Agents that take part, by status.", ["status"], states)

@@ -45,9 +45,9 @@ def environment(url: str, key: Path | str, agent: str = "ann") -> dict[str, str]
 class Wrapper:
     """A wrapper at work, with its input and output in our hands."""
 
-    def __init__(self, url: str, key: Path | str) -> None:
+    def __init__(self, url: str, key: Path | str, agent: str) -> None:
         command = forked_command("connectors.agent_client")
-        self.process = start_program(command, env=environment(url, key), stdin=subprocess.PIPE)
+        self.process = start_program(command, env=environment(url, key, agent), stdin=subprocess.PIPE)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -99,9 +99,9 @@ def call(identity: int, tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def wrapped(url: str, key: Path | str) -> Iterator[Wrapper]:
+def wrapped(url: str, key: Path | str, agent: str = "ann") -> Iterator[Wrapper]:
     """A wrapper that is gone when the block ends, whatever happens."""
-    wrapper = Wrapper(url, key)
+    wrapper = Wrapper(url, key, agent)
     try:
         yield wrapper
     finally:

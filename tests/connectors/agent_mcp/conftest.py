@@ -98,6 +98,17 @@ def shared_gateway(
 
 
 @pytest.fixture(scope="module")
+def other_gateway(shared_gateway: McpGateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpGateway]:
+    """A second gateway on the log of the shared one."""
+    gateway = McpGateway(shared_gateway.settings, tmp_path_factory.mktemp("other"))
+    try:
+        gateway.wait_ready()
+        yield gateway
+    finally:
+        gateway.program.kill()
+
+
+@pytest.fixture(scope="module")
 def new_agent(
     shared_gateway: McpGateway, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Agent]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools
+from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_state import LiveState
 from connectors.live.settled_feed import SettledRecord
@@ -30,7 +33,9 @@ class FoldedHub:
         self.mailboxes.load([])
         self.now_us = int(time.time() * 1e6)
         self.refused: list[tuple[str, ...]] = []
-        self.live_view = self.appender = self.refusals = self
+        self.live_view = self.appender = self.refusals = self.fresh = self
+        self.mailbox_waits = MailboxWaits()
+        self.stopping = asyncio.Event()
         self._state = LiveState(KEYRING)
         self._offsets = itertools.count()
 
@@ -39,6 +44,18 @@ class FoldedHub:
         """The tools over this hub."""
         hub: Any = self
         return AgentTools(hub)
+
+    @property
+    def delivery_tools(self) -> DeliveryTools:
+        """The tools that wait, lease and ask, over this hub."""
+        hub: Any = self
+        return DeliveryTools(hub, self.tools)
+
+    def check(self) -> None:
+        """As of the appender: Kafka is never away."""
+
+    async def catch_up(self) -> None:
+        """As of the fresh view: every record is settled at once."""
 
     def row(self, view: str, key: str) -> Row | None:
         """As of the live view."""
@@ -61,6 +78,7 @@ class FoldedHub:
         return self.add(outgoing)
 
     settle_all = LogAppender.settle_all
+    settle_accepted = LogAppender.settle_accepted
 
     def record(self, reason: str, why: str, principal: str | None, route: str) -> None:
         """As of the refusals."""

@@ -18,6 +18,12 @@ TOOLS = {
     "get_my_messages",
     "mark_read",
     "update_my_status",
+    "ask_agent",
+    "wait_for_messages",
+    "lease_messages",
+    "ack_messages",
+    "nack_message",
+    "extend_lease",
 }
 
 
