@@ -15,6 +15,7 @@ from schemas.wire.ids import NAME_LIMIT
 _REQUESTS: Final = 20_000
 _MESSAGES: Final = 100_000
 K = TypeVar("K")
+V = TypeVar("V")
 Mailbox = tuple[str, str]
 """Realm and recipient."""
 
@@ -56,8 +57,8 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._leased: dict[Mailbox, dict[str, int]] = {}
         # By `<realm>/<recipient>/<message id>`: the ids of the replies to this message.
         self._replies: dict[str, dict[str, None]] = {}
-        # The dead messages, the one that died first at the beginning.
-        self._dead: dict[Mailbox, dict[str, None]] = {}
+        # The dead messages with the times of their ends, in this order.
+        self._dead: dict[Mailbox, dict[str, int]] = {}
         # By `<realm>/<recipient>/<id of a dead message>`: the ids of the messages that repeat it.
         self._replays: dict[str, dict[str, None]] = {}
         # By `<realm>/<recipient>/<request id>`.
@@ -77,9 +78,10 @@ class MailboxIndex(RowIndex[MessageRow]):
         # In the order of their ends, so that the newest final messages are kept, as in the live view.
         super().load(sorted(rows, key=lambda row: (row.ended_at or 0, row.posted_at)))
         with self._lock:
-            # Messages that `changed` has added come before older ones that were loaded.
-            for mailbox, waiting in self._waiting.items():
-                self._waiting[mailbox] = dict(sorted(waiting.items(), key=lambda one: one[1]))
+            # Newer messages came by `changed` before the older ones of the tables.
+            for times in (self._waiting, self._dead):
+                for mailbox, messages in times.items():
+                    times[mailbox] = dict(sorted(messages.items(), key=lambda one: one[1]))
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
         """Return the mailbox that a message was posted to, or None if its id is unknown or too old.
@@ -211,7 +213,7 @@ class MailboxIndex(RowIndex[MessageRow]):
             _drop(self._dead, mailbox, row.message_id)  # the id may be used again
             return
         if row.status == DEAD:
-            self._dead.setdefault(mailbox, {})[row.message_id] = None
+            self._dead.setdefault(mailbox, {})[row.message_id] = row.ended_at or 0
         self._final[key] = f"{row.in_reply_to or ''}/{row.replay_of or ''}"
         if len(self._final) > FINAL_MESSAGES:
             self._forget(next(iter(self._final)))
@@ -228,7 +230,7 @@ class MailboxIndex(RowIndex[MessageRow]):
             _drop(self._replays, f"{realm}/{recipient}/{repeated}", message_id)
 
 
-def _drop(ids: dict[K, dict[str, None]], key: K, message_id: str) -> None:
+def _drop(ids: dict[K, dict[str, V]], key: K, message_id: str) -> None:
     """Remove a message from those of a key, and the key with its last message. Ignores an unknown one."""
     if key in ids:
         ids[key].pop(message_id, None)

@@ -35,7 +35,8 @@ class Ask(NamedTuple):
 def questions(held, free, mine, role):
     """One question for each route; sessions and principals have names of their own for each role."""
     hub = "/api/hub"
-    own = f"made-by-{role}"
+    own, mailbox = f"made-by-{role}", f"{hub}/mailboxes/default/the-{role}"
+    owners = "odw" if role != "viewer" else "o"
     return {
         f"{hub}/jobs GET": Ask("odv", "GET", f"{hub}/jobs"),
         f"{hub}/jobs POST": Ask("od", "POST", f"{hub}/jobs", {"description": "x"}),
@@ -58,14 +59,9 @@ def questions(held, free, mine, role):
         f"{hub}/principals GET": Ask("o", "GET", f"{hub}/principals"),
         f"{hub}/principals POST": Ask("o", "POST", f"{hub}/principals", {"principal": own, "role": "viewer"}),
         f"{hub}/principals/{{name}}/revoke POST": Ask("o", "POST", f"{hub}/principals/{own}/revoke", {}),
-        f"{hub}/mailboxes/{{realm}}/{{name}} GET": Ask(
-            "odw" if role != "viewer" else "o", "GET", f"{hub}/mailboxes/default/the-{role}"
-        ),
+        f"{hub}/mailboxes/{{realm}}/{{name}} GET": Ask(owners, "GET", mailbox),
         f"{hub}/mailboxes/{{realm}}/{{name}}/messages/{{message_id}}/replay POST": Ask(
-            "odw" if role != "viewer" else "o",
-            "POST",
-            f"{hub}/mailboxes/default/the-{role}/messages/m1/replay",
-            found=False,
+            owners, "POST", f"{mailbox}/messages/m1/replay", found=False
         ),
         f"{hub}/messages/dead GET": Ask("o", "GET", f"{hub}/messages/dead"),
         f"{hub}/messages POST": Ask("odw", "POST", f"{hub}/messages", {"recipient": "hub", "type": "x"}),
@@ -83,9 +79,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}}/cancel POST": Ask("o", "POST", f"{hub}/tasks/t1/cancel", found=False),
         f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
-        f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask(
-            "o", "POST", f"{hub}/mailboxes/default/the-{role}/clear", {}
-        ),
+        f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask("o", "POST", f"{mailbox}/clear", {}),
         f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
         f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
         # JSON is no XML, behind the gate.

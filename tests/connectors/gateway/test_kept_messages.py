@@ -97,7 +97,25 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
     assert index.dead_counts() == {}
 
 
-@pytest.mark.requirement("DL-02")
+@pytest.mark.requirement("DL-11")
+def test_dead_messages_that_are_loaded_after_newer_ones_are_in_the_order_of_their_ends():
+    state, offsets, rows = LiveState(KEYRING), itertools.count(), {}
+    by = {"door": "http", "principal": "agent-0"}
+    for number in (0, 3, 6):
+        lease_id, name = f"lease-{number}", f"message-{number}"
+        for record in (
+            posting_record(message(number), door="http", principal="planner"),
+            lease_record("default", "agent-0", lease_id, 1, attempts_most=1, **by),
+            nack_record("default", "agent-0", name, lease_id, "no disk", **by),
+        ):
+            state.apply(as_read(record, next(offsets)), lambda change: rows.update({change.key: change}))
+    index = MailboxIndex()
+    dead = [change for change in rows.values() if isinstance(change.row, MessageRow)]
+    index.changed(dead[2])
+    index.load([change.row for change in dead[:2]])
+    assert index.dead_of(("default", "agent-0")) == ["message-6", "message-3", "message-0"]
+
+
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
     state, feed, index = LiveState(KEYRING), SettledFeed(), MailboxIndex()
     conversations = Conversations(KEYRING)
