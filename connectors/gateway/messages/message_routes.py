@@ -8,14 +8,14 @@ from fastapi import Query, Request, Response
 
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
-from connectors.gateway.rules.hub_models import (
+from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
+from connectors.gateway.rules.message_models import (
     AuditAnswer,
     AuditFilter,
     DeliveredAnswer,
     MessageEnvelope,
     SendFilter,
 )
-from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.audit_log import why_refused

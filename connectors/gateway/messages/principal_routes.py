@@ -12,20 +12,19 @@ from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.participant_models import ClearedAnswer
+from connectors.gateway.rules.principal_models import (
+    MailboxFilter,
+    MessagesAnswer,
+    NewPrincipalAnswer,
+    PrincipalAnswer,
+    PrincipalRequest,
+    PrincipalsAnswer,
+)
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, derived_token
-from connectors.gateway.web.models import (
-    NAME_PATTERN,
-    MailboxFilter,
-    MessagesAnswer,
-    NoFields,
-    PrincipalAnswer,
-    PrincipalRequest,
-    PrincipalsAnswer,
-    TokenAnswer,
-)
+from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
@@ -41,7 +40,12 @@ from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 PRINCIPALS: Final = "/api/hub/principals"
-NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
+NamePath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the principal or mailbox.")
+]
+RealmPath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Namespace of the mailbox.")
+]
 
 
 def add_principal_routes(routes: Routes, hub: Hub) -> None:
@@ -51,7 +55,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
     and append records through it.
     """
 
-    @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, TokenAnswer, status_code=201)
+    @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, NewPrincipalAnswer, status_code=201)
     async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
         """Add a principal with a role. The answer contains its new token, which is not shown again.
 
@@ -95,7 +99,9 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     live_view, mailboxes = hub.live_view, hub.mailboxes
 
     @routes.get("/api/hub/mailboxes/{realm}/{name}", Action.MAILBOX_READ, MessagesAnswer, _owner_of_mailbox)
-    async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
+    async def show_mailbox(
+        realm: RealmPath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]
+    ) -> Response:
         """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
 
         `after` is the id of the last message on the previous page of pending messages.
@@ -107,7 +113,7 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
 
     @routes.post("/api/hub/mailboxes/{realm}/{name}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
     async def clear_mailbox(
-        write: WriteRequest, realm: NamePath, name: NamePath, body: NoFields | None = None
+        write: WriteRequest, realm: RealmPath, name: NamePath, body: NoFields | None = None
     ) -> Response:
         """Remove all waiting messages of a mailbox, and answer how many.
 
