@@ -19,8 +19,9 @@ from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
-from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, documented, open_to_all
+from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, open_to_all
 from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
+from connectors.gateway.web.api_document import documented
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.work.job_routes import add_job_routes
@@ -64,15 +65,15 @@ def build_application(hub: Hub) -> FastAPI:
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:
-    @app.get("/healthz", response_model=HealthAnswer)
+    @app.get("/healthz", response_model=HealthAnswer, responses=ERRORS)
     @open_to_all
-    async def healthz() -> Response:
+    async def check_health() -> Response:
         """Return status 200, which shows that the gateway answers requests."""
         return json_answer({"status": "ok"})
 
     @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
     @open_to_all
-    async def readyz() -> Response:
+    async def check_readiness() -> Response:
         """Return status 200 if the live view follows the log and Kafka accepts records, otherwise 503.
 
         With status 200, `lag` is the number of records behind the log's end by partition. With status 503, the
@@ -90,8 +91,8 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
         lag = {str(number): records for number, records in hub.live_view.lag().items()}
         return json_answer({"status": "ready", "lag": lag})
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     @open_to_all
-    async def metrics() -> Response:
+    async def show_metrics() -> Response:
         """Return the metrics in the text format of Prometheus."""
         return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)
