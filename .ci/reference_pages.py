@@ -111,7 +111,8 @@ def http_page() -> Iterator[str]:
     yield ""
     yield "For programs that call the hub: its operations. An asterisk marks what is required. The operator may"
     yield "perform all operations. `own`: only for things that the caller made or holds. A running hub serves"
-    yield "the OpenAPI document, with the schemas of bodies and answers, at `/openapi.json`."
+    yield "the OpenAPI document, with the fields of bodies and answers and with examples, at `/openapi.json`."
+    yield "The page `/docs` shows it."
     for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
         yield ""
         yield f"## {tag}"

@@ -22,6 +22,7 @@ from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, open_to_all
 from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
 from connectors.gateway.web.api_document import documented
+from connectors.gateway.web.api_routes import add_api_page
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.work.job_routes import add_job_routes
@@ -37,13 +38,14 @@ def build_application(hub: Hub) -> FastAPI:
 
     The hub need not be open yet, but must be open before the first request.
     """
-    # No documentation pages, because they load scripts from other hosts, and no redirects of slashes.
+    # Not the documentation pages of FastAPI, because they load scripts from other hosts.
     app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = AdmittedRoute
     gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
     app.state.gate = gate
     add_error_handlers(app)
     _add_health_routes(app, hub)
+    add_api_page(app)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
     add_message_routes(routes, hub)
