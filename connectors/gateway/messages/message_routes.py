@@ -24,6 +24,7 @@ from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
+from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from schemas.streams.mailboxes.message import Message, posting_record, verified_message
 from schemas.wire.record import JSON_CONTENT
@@ -41,7 +42,13 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
     routes read from `hub` and append records through it.
     """
 
-    @routes.post(MESSAGES, Action.MESSAGE_SEND, DeliveredAnswer, why_refused=why_refused)
+    @routes.post(
+        MESSAGES,
+        Action.MESSAGE_SEND,
+        DeliveredAnswer,
+        why_refused=why_refused,
+        responses={202: {"model": DeliveredAnswer, "description": "No reply came in time."}, **ERRORS},
+    )
     async def send_message(
         request: Request,
         body: MessageEnvelope,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
+from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.wire.wire_body import Note, Printable
@@ -129,7 +129,7 @@ class NackRequest(AckRequest):
 class ExtendRequest(AckRequest):
     """Leased messages that take longer."""
 
-    lease: LeaseSeconds
+    lease: Annotated[LeaseSeconds, WHOLE]
     """Time from now to the new end of the lease, in seconds."""
 
 

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from connectors.gateway.web.models import OVERLAP_LIMIT_S, AnswerBody, NamedThing, QueryFilter, RequestBody
+from connectors.gateway.web.models import (
+    OVERLAP_LIMIT_S,
+    WHOLE,
+    AnswerBody,
+    NamedThing,
+    QueryFilter,
+    RequestBody,
+)
 from schemas.streams.agents.participants import KEY_LIMIT
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Note, Printable
 
@@ -42,7 +49,7 @@ class KeyRequest(RequestBody):
 
     public_key: Annotated[str, Field(max_length=KEY_LIMIT)]
     """Public RSA key of the agent, in PEM."""
-    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S)] = 3600
+    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S), WHOLE] = 3600
     """How long the agent's present keys stay valid, in seconds."""
 
 

@@ -1,6 +1,7 @@
 """The example values of the OpenAPI document: one for each field name, so that all operations tell one story.
 
-The planner has the job `0a1b2c3d` done in the session `research-1`, and writes to the agent `echo`.
+The planner has the job `0a1b2c3d` done in the session `research-1`, and writes to the agent `echo`. The
+examples of requests fit together: a picked job has made `research-1` known, so a new session has another name.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "to": "calculator",
     "JoinRequest.agent_name": "translator",
     "SessionContextAnswer.role": "agent",
+    "SessionRequest.session": "research-2",
     # Ids.
     "broadcast_id": None,
     "capture_id": None,

@@ -52,7 +52,7 @@ class JobEvent(BaseModel):
     event: Literal["started", "progress", "permission_required", "completed", "error"]
     """Kind of the event. `completed` and `error` end the job."""
     timestamp: UtcTime
-    """Time of the event by the sender's clock, in UTC."""
+    """Time of the event by the sender's clock, in UTC, such as `2026-01-31T12:00:00Z`."""
     detail: Annotated[str, Field(max_length=DETAIL_LIMIT), AfterValidator(_printable)]
     """Remark for people. A path, a secret or `NAME=value` in it is masked."""
     data: dict[str, Any]
