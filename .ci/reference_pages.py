@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 os.environ["COLUMNS"] = "100"
 
 from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E402
+from connectors.gateway.web.api_document import ROLES_LINE  # noqa: E402
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
 from schemas.streams.kinds import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
@@ -110,7 +111,8 @@ def http_page() -> Iterator[str]:
     yield ""
     yield "For programs that call the hub: its operations. An asterisk marks what is required. The operator may"
     yield "perform all operations. `own`: only for things that the caller made or holds. A running hub serves"
-    yield "the OpenAPI document, with the schemas of bodies and answers, at `/openapi.json`."
+    yield "the OpenAPI document, with the fields of bodies and answers and with examples, at `/openapi.json`."
+    yield "The page `/docs` shows it."
     for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
         yield ""
         yield f"## {tag}"
@@ -119,7 +121,7 @@ def http_page() -> Iterator[str]:
         yield "|---|---|---|---|---|"
         for _, path, method, operation in operations:
             inputs = ", ".join(f"`{name}`" for name in inputs_of(operation, document)) or "-"
-            text = " ".join((operation.get("description") or operation.get("summary", "")).split())
+            text = " ".join(operation["description"].partition(ROLES_LINE)[0].split())
             answers = ", ".join(sorted(operation["responses"]))
             yield f"| `{method.upper()} {path}` | {text} | {roles_of(operation)} | {inputs} | {answers} |"
 
@@ -148,11 +150,10 @@ def openapi() -> dict[str, Any]:
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Yield section, path, method and operation. The section is the first telling part of the path."""
+    """Yield section, path, method and operation."""
     for path, methods in document["paths"].items():
-        parts = [part for part in path.split("/") if part not in {"", "api", "hub"}]
         for method, operation in methods.items():
-            yield parts[0] if parts else "other", path, method, operation
+            yield operation["tags"][0], path, method, operation
 
 
 def inputs_of(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:

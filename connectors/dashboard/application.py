@@ -7,12 +7,11 @@ refused request, and the message that replays a dead one.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -32,6 +31,7 @@ from connectors.dashboard.task_board import TaskBoard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import add_error_handlers, not_found
+from connectors.gateway.web.page_files import MEDIA_TYPES, PageFile
 from connectors.gateway_client.operator_token import ensure_operator_token
 
 log = structlog.stdlib.get_logger(__name__)
@@ -40,28 +40,7 @@ _AGAIN_S: Final = 1.0
 
 
 _FOLDER: Final = Path(__file__).resolve().parent / "page"
-_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 INDEX: Final = "index.html"
-
-
-class PageFile(NamedTuple):
-    """One file of the web page: its bytes, its media type, and its ETag (a hash of the bytes)."""
-
-    content: bytes
-    media_type: str
-    etag: str
-
-    def answer(self, request: Request) -> Response:
-        """Return the HTTP response with the file, or status 304 if the browser's copy has the same ETag."""
-        headers = {"ETag": self.etag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == self.etag:
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, headers=headers, media_type=self.media_type)
 
 
 def page_files() -> dict[str, PageFile]:
@@ -72,10 +51,8 @@ def page_files() -> dict[str, PageFile]:
     """
     found = {}
     for path in sorted(_FOLDER.iterdir()):
-        if path.suffix in _TYPES:
-            content = path.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-            found[path.name] = PageFile(content, _TYPES[path.suffix], etag)
+        if path.suffix in MEDIA_TYPES:
+            found[path.name] = PageFile.of(path.read_bytes(), path.suffix)
     return found
 
 

@@ -20,8 +20,10 @@ from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
-from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, documented, open_to_all
+from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, open_to_all
 from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
+from connectors.gateway.web.api_document import documented
+from connectors.gateway.web.api_routes import add_api_page
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.work.job_routes import add_job_routes
@@ -37,13 +39,14 @@ def build_application(hub: Hub) -> FastAPI:
 
     The hub need not be open yet, but must be open before the first request.
     """
-    # No documentation pages, because they load scripts from other hosts, and no redirects of slashes.
+    # Not the documentation pages of FastAPI, because they load scripts from other hosts.
     app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = AdmittedRoute
     gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
     app.state.gate = gate
     add_error_handlers(app)
     _add_health_routes(app, hub)
+    add_api_page(app)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
     add_message_routes(routes, hub)
@@ -66,15 +69,15 @@ def build_application(hub: Hub) -> FastAPI:
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:
-    @app.get("/healthz", response_model=HealthAnswer)
+    @app.get("/healthz", response_model=HealthAnswer, responses=ERRORS)
     @open_to_all
-    async def healthz() -> Response:
+    async def check_health() -> Response:
         """Return status 200, which shows that the gateway answers requests."""
         return json_answer({"status": "ok"})
 
     @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
     @open_to_all
-    async def readyz() -> Response:
+    async def check_readiness() -> Response:
         """Return status 200 if the live view follows the log and Kafka accepts records, otherwise 503.
 
         With status 200, `lag` is the number of records behind the log's end by partition. With status 503, the
@@ -92,8 +95,8 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
         lag = {str(number): records for number, records in hub.live_view.lag().items()}
         return json_answer({"status": "ready", "lag": lag})
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     @open_to_all
-    async def metrics() -> Response:
+    async def show_metrics() -> Response:
         """Return the metrics in the text format of Prometheus."""
         return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-from collections.abc import Iterator
-from itertools import pairwise
 from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
 import pyarrow as pa
 
 from schemas.fold.view_rows import Moment
+from schemas.tables.column_texts import column_texts
 from schemas.tables.ledger import Int32, TextMoment
 
 MOMENT: Final = pa.timestamp("us", tz="UTC")
@@ -51,18 +48,10 @@ def with_comments(schema: pa.Schema, *row_types: type[Any]) -> pa.Schema:
     left unchanged. Use the result to create a Delta table: a later write with such a schema adds no comments to
     an existing table.
     """
-    comments = {name: text for one in row_types for name, text in _docstrings(one)}
+    comments = {name: text for one in row_types for name, text in column_texts(one).items()}
     return pa.schema(
         [
             field.with_metadata({"comment": comments[field.name]}) if field.name in comments else field
             for field in schema
         ]
     )
-
-
-def _docstrings(row_type: type[Any]) -> Iterator[tuple[str, str]]:
-    (tree,) = ast.parse(inspect.getsource(row_type)).body
-    for field, below in pairwise(ast.iter_child_nodes(tree)):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, " ".join(text.split())

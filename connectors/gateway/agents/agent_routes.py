@@ -23,7 +23,7 @@ AGENTS: Final = "/api/hub/agents"
 CONTAINERS: Final = "/api/hub/containers"
 # Each container runs the agent of one task.
 ROLE: Final = "agent"
-AgentPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
+AgentPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the agent.")]
 
 
 def add_agent_routes(routes: Routes, hub: Hub) -> None:

@@ -14,7 +14,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url_safe
-from connectors.gateway.web.models import AnswerBody, MqttAgentAnswer, NoFields
+from connectors.gateway.web.models import AnswerBody, NoFields, row_answer
 from connectors.gateway.web.policy import Action
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.errors import TrunklineError
@@ -30,25 +30,35 @@ MQTT_AGENTS: Final = "/api/hub/mqtt-agents"
 
 
 class MqttGrantAnswer(AnswerBody):
-    """The credentials of an agent for MQTT, and the topics that it reads (`inbox`) and writes (`outbox`).
+    """The credentials of an agent for MQTT, and its topics.
 
-    A retry with the same idempotency key within a day gets the same secret and password. `prefix`: the common
-    prefix of all agents' topics.
+    A retry with the same idempotency key within a day gets the same secret and password.
     """
 
     agent_name: str
+    """Name of the agent."""
     secret: str
+    """Secret with which the agent signs its messages."""
     username: str
+    """User name at the MQTT broker."""
     password: str
+    """Password at the MQTT broker."""
     prefix: str
+    """Common prefix of all agents' topics."""
     inbox: str
+    """Topic that the agent reads."""
     outbox: str
+    """Topic that the agent publishes to."""
+
+
+MqttAgentAnswer: Final = row_answer("MqttAgentAnswer", MqttAgentRow)
 
 
 class MqttAgentsAnswer(AnswerBody):
-    """The agents that are or were registered for MQTT, sorted by name."""
+    """The agents that are or were registered for MQTT."""
 
     agents: list[MqttAgentAnswer]  # type: ignore[valid-type]
+    """Agents, sorted by name."""
 
 
 def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:

@@ -14,6 +14,7 @@ from fastapi import Path, Query, Response
 from connectors.gateway.agents.agent_routes import AgentPath
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.participant_models import (
+    AgentStopRequest,
     JoinRequest,
     KeyAnswer,
     KeyRequest,
@@ -22,7 +23,6 @@ from connectors.gateway.rules.participant_models import (
     ParticipantFilter,
     ParticipantsAnswer,
     SpawnRequest,
-    StopRequest,
 )
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
@@ -59,7 +59,7 @@ from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 PARTICIPANTS: Final = "/api/hub/participants"
 _KEYS: Final = f"{PARTICIPANTS}/{{name}}/keys"
 _POLL_S: Final = 0.02
-KeyPath = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+KeyPath = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="Id of the key, 16 hex digits.")]
 
 
 def add_participant_routes(routes: Routes, hub: Hub) -> None:
@@ -140,7 +140,7 @@ def _add_reads(routes: Routes, live_view: LiveView) -> None:
 def _add_stop(routes: Routes, hub: Hub) -> None:
     @routes.post(f"{PARTICIPANTS}/{{name}}/stop", Action.PARTICIPANT_STOP, ParticipantAnswer)
     async def stop_participant(
-        write: WriteRequest, name: AgentPath, body: StopRequest | None = None
+        write: WriteRequest, name: AgentPath, body: AgentStopRequest | None = None
     ) -> Response:
         """Stop a participant: its keys become invalid, and its process ends if the gateway spawned it.
 

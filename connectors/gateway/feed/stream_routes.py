@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Query, Request, Response
+from pydantic import Field
 
 from connectors.gateway.agents.participant_routes import participant_as_json
 from connectors.gateway.feed.settled_stream import (
@@ -21,17 +22,31 @@ from connectors.gateway.rules.owners import session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import not_found, row_as_json
-from connectors.gateway.web.models import ERRORS, EventFilter
+from connectors.gateway.web.models import ERRORS, QueryFilter
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.streaming_answer import EVENT_STREAM, StreamingAnswer, StreamPlaces
+from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, StreamingAnswer, StreamPlaces
 from connectors.gateway.work.job_routes import JOBS, JobPath
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.principal.principals import OPERATOR
-from schemas.wire.ids import JOB, stream_key
+from schemas.wire.ids import JOB, NAME_LIMIT, stream_key
 
 NDJSON: Final = "application/x-ndjson"
-LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=64)]
+
+
+class EventFilter(QueryFilter):
+    """The settled records to stream: the records that match every filter."""
+
+    stream: (
+        Annotated[str, Field(max_length=2 * NAME_LIMIT + 20, pattern=r"^[a-z]+/[A-Za-z0-9._/-]+$")] | None
+    ) = None
+    """Stream of the records, such as `job/0a1b2c3d`. Without it: any."""
+    kind: Annotated[str, Field(pattern=r"^[a-z]+$", max_length=20)] | None = None
+    """Kind of the records' streams, such as `job`. Without it: any."""
+    type: Annotated[str, Field(pattern=r"^[a-z_.]+$", max_length=40)] | None = None
+    """Type of the records, such as `job.registered`. Without it: any."""
+    verdict: Literal["accepted", "duplicate", "rejected"] | None = None
+    """Verdict on the records. Without it: any."""
 
 
 def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:

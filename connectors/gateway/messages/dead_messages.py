@@ -11,20 +11,21 @@ import time
 import uuid
 from typing import Annotated, Any, Final
 
-from fastapi import Query, Response
+from fastapi import Path, Query, Response
 
 from connectors.gateway.messages.message_routes import MESSAGES
-from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, message_with_body
+from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, message_with_body
 from connectors.gateway.rules.hub_models import TaskLimit
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
+from connectors.gateway.rules.principal_models import MessagesAnswer
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, not_found
 from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest
-from connectors.gateway.web.models import MessagesAnswer, NoFields
+from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from schemas.streams.mailboxes.message import (
     DEAD,
@@ -34,8 +35,12 @@ from schemas.streams.mailboxes.message import (
     has_come,
     posting_record,
 )
+from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
+MessagePath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the dead message.")
+]
 _COPIED: Final = (
     "realm",
     "from_verified",
@@ -74,7 +79,11 @@ def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
         owner_of_mailbox(hub),
     )
     async def replay_message(
-        write: WriteRequest, realm: NamePath, name: NamePath, message_id: NamePath, body: NoFields | None = None
+        write: WriteRequest,
+        realm: RealmPath,
+        name: NamePath,
+        message_id: MessagePath,
+        body: NoFields | None = None,
     ) -> Response:
         """Post a dead message again to the same mailbox, as a new message whose `replay_of` is the dead one.
 

@@ -8,14 +8,14 @@ from fastapi import Query, Request, Response
 
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
-from connectors.gateway.rules.hub_models import (
+from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
+from connectors.gateway.rules.message_models import (
     AuditAnswer,
     AuditFilter,
     DeliveredAnswer,
     MessageEnvelope,
     SendFilter,
 )
-from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.audit_log import why_refused
@@ -24,6 +24,7 @@ from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
+from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from schemas.streams.mailboxes.message import Message, posting_record, verified_message
 from schemas.wire.record import JSON_CONTENT
@@ -41,7 +42,13 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
     routes read from `hub` and append records through it.
     """
 
-    @routes.post(MESSAGES, Action.MESSAGE_SEND, DeliveredAnswer, why_refused=why_refused)
+    @routes.post(
+        MESSAGES,
+        Action.MESSAGE_SEND,
+        DeliveredAnswer,
+        why_refused=why_refused,
+        responses={202: {"model": DeliveredAnswer, "description": "No reply came in time."}, **ERRORS},
+    )
     async def send_message(
         request: Request,
         body: MessageEnvelope,

@@ -16,7 +16,7 @@ from connectors.gateway.messages.deliveries import LeaseEnds, RecordOf, Taking, 
 from connectors.gateway.messages.mailbox_stream import mailbox_events
 from connectors.gateway.messages.message_routes import MESSAGES
 from connectors.gateway.messages.shown_messages import message_as_json
-from connectors.gateway.rules.hub_models import (
+from connectors.gateway.rules.message_models import (
     AckRequest,
     DrainedAnswer,
     DrainFilter,
@@ -36,7 +36,7 @@ from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of, r
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
-from connectors.gateway.web.streaming_answer import EVENT_STREAM, StreamPlaces
+from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, StreamPlaces
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE
@@ -50,7 +50,6 @@ RequestId = Annotated[
     ),
 ]
 """The header, 1 to 255 visible ASCII characters."""
-LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=64)]
 
 
 def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:

@@ -13,21 +13,20 @@ from fastapi import Path, Query, Response
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ClearedAnswer
+from connectors.gateway.rules.principal_models import (
+    MailboxFilter,
+    MessagesAnswer,
+    NewPrincipalAnswer,
+    PrincipalAnswer,
+    PrincipalRequest,
+    PrincipalsAnswer,
+)
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, derived_token
-from connectors.gateway.web.models import (
-    NAME_PATTERN,
-    MailboxFilter,
-    MessagesAnswer,
-    NoFields,
-    PrincipalAnswer,
-    PrincipalRequest,
-    PrincipalsAnswer,
-    TokenAnswer,
-)
+from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
@@ -44,7 +43,12 @@ from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 PRINCIPALS: Final = "/api/hub/principals"
 MAILBOX: Final = "/api/hub/mailboxes/{realm}/{name}"
-NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
+NamePath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the principal or mailbox.")
+]
+RealmPath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Namespace of the mailbox.")
+]
 
 
 def add_principal_routes(routes: Routes, hub: Hub) -> None:
@@ -54,7 +58,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
     and append records through it.
     """
 
-    @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, TokenAnswer, status_code=201)
+    @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, NewPrincipalAnswer, status_code=201)
     async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
         """Add a principal with a role. The answer contains its new token, which is not shown again.
 
@@ -98,7 +102,9 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     live_view, mailboxes = hub.live_view, hub.mailboxes
 
     @routes.get(MAILBOX, Action.MAILBOX_READ, MessagesAnswer, owner_of_mailbox(hub))
-    async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
+    async def show_mailbox(
+        realm: RealmPath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]
+    ) -> Response:
         """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
 
         `status` selects messages by their status, such as `dead`. `after` is the id of the last message on the
@@ -111,7 +117,7 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{MAILBOX}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
     async def clear_mailbox(
-        write: WriteRequest, realm: NamePath, name: NamePath, body: NoFields | None = None
+        write: WriteRequest, realm: RealmPath, name: NamePath, body: NoFields | None = None
     ) -> Response:
         """Remove all waiting messages of a mailbox, and answer how many.
 

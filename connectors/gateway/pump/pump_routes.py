@@ -8,9 +8,8 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Final
 
-from fastapi import Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.agents.agent_routes import AgentPath
 from connectors.gateway.pump.pump_answers import settling_record
 from connectors.gateway.pump.pump_leases import PumpLeases
 from connectors.gateway.pump.pump_models import (
@@ -25,6 +24,7 @@ from connectors.gateway.pump.pump_models import (
     PumpStarted,
     SettleAnswer,
     SettleRequest,
+    ThreadAnswer,
     ThreadFilter,
     ThreadsAnswer,
 )
@@ -34,6 +34,7 @@ from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
+from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
 from schemas.streams.mailboxes.message import (
@@ -45,6 +46,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ThreadRow
+from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
@@ -52,6 +54,7 @@ PUMP: Final = "/api/hub/pump"
 LISTENERS: Final = "/api/hub/listeners"
 THREADS: Final = "/api/hub/threads"
 BOOT_TAG: Final = "boot"
+ThreadPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the thread.")]
 _NAMESPACE: Final = uuid.UUID("4a0f1f0e-6d2b-5f19-9a53-5d1f0f0c9d88")
 # The root of the system's own conversations.
 ROOT_THREAD: Final = str(uuid.uuid5(_NAMESPACE, "root"))
@@ -67,7 +70,7 @@ def add_pump_routes(routes: Routes, hub: Hub) -> None:
 
 def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     @routes.post(f"{PUMP}/started", Action.PUMP_RUN, PumpStarted)
-    async def pump_started(request: Request, body: PumpStart) -> Response:
+    async def start_pump(request: Request, body: PumpStart) -> Response:
         """Start a pump: end the leases of an earlier process of this pump, and send `<boot/>` to listeners.
 
         The listeners are those with the root tag `boot`.
@@ -119,7 +122,7 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         return json_answer({"results": results})
 
     @routes.post(f"{PUMP}/history", Action.THREAD_READ, HistoryAnswer)
-    async def conversation(body: HistoryRequest) -> Response:
+    async def show_conversation(body: HistoryRequest) -> Response:
         """Return the newest messages that a listener sent or received in a conversation, oldest first.
 
         The list is empty for an unknown thread.
@@ -146,8 +149,8 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
         rows.sort(key=lambda row: (row.opened_at, row.thread), reverse=True)
         return json_answer({"threads": [row_as_json(row) for row in rows[: wanted.limit]]})
 
-    @routes.get(f"{THREADS}/{{name}}", Action.THREAD_READ)
-    async def show_thread(name: AgentPath) -> Response:
+    @routes.get(f"{THREADS}/{{name}}", Action.THREAD_READ, ThreadAnswer)
+    async def show_thread(name: ThreadPath) -> Response:
         """Show one thread: the principal that opened it, the one that knows it, and its parent thread.
 
         The first thread of a tree has no parent (null). The answer is 404 for an unknown thread.

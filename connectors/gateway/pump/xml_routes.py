@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from xml.sax.saxutils import quoteattr
 
 from fastapi import Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from connectors.gateway.pump.pump_answers import place_of
 from connectors.gateway.pump.pump_leases import HUMAN
@@ -23,8 +23,9 @@ from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
+from connectors.gateway.web.example_values import EXAMPLES
 from connectors.gateway.web.idempotency import WriteRequest
-from connectors.gateway.web.models import ERRORS, NamedThing
+from connectors.gateway.web.models import ERRORS, NamedThing, QueryFilter
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.token_buckets import TokenBuckets
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
@@ -41,30 +42,39 @@ ACCEPTED_NAMESPACE: Final = "urn:trunkline:pump:1"
 # A longer document is parsed on a thread, so that the event loop does not wait for it.
 _AT_ONCE_BYTES: Final = 16 * 1024
 _TYPES: Final = ("application/xml", "text/xml", "")
-_DOCUMENTED: Final[dict[str, Any]] = {
-    "requestBody": {"required": True, "content": {XML_CONTENT: {"schema": {"type": "string"}}}}
-}
+_QUESTION: Final = f'<message xmlns="urn:trunkline:envelope:1"><to>calculator</to>{EXAMPLES["body"]}</message>'
+_POSTED: Final = (
+    f'<accepted xmlns="{ACCEPTED_NAMESPACE}" thread="5b1c0f7e-6d2b-5f19-9a53-5d1f0f0c9d88">'
+    '<message id="9f0e5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21" to="calculator"/></accepted>'
+)
+_REFUSED: Final = huh("no listener has this name", about_tag="calculate", step=ROUTING).decode("utf-8")
+
+
+def _xml(example: str) -> dict[str, Any]:
+    """Return the description of a body in XML."""
+    return {XML_CONTENT: {"schema": {"type": "string"}, "example": example}}
+
+
+_DOCUMENTED: Final[dict[str, Any]] = {"requestBody": {"required": True, "content": _xml(_QUESTION)}}
 _ACCEPTED: Final = (
     "The messages are in the mailboxes: <accepted> with the thread and a message id for each listener. The "
     "listener's pipeline checks the payload later; a fault in it comes as a <huh> into the sender's mailbox."
 )
 _FAULTY: Final = "A <huh> that names the fault in the envelope, the recipient or the thread."
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
-    202: {"description": _ACCEPTED, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
-    422: {"description": _FAULTY, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
+    202: {"description": _ACCEPTED, "content": _xml(_POSTED)},
+    422: {"description": _FAULTY, "content": _xml(_REFUSED)},
     **ERRORS,
 }
 
 
-class XmlSending(BaseModel):
-    """The query parameter `as` of `POST /messages`: the human listener in whose name the operator sends.
+class XmlSending(QueryFilter):
+    """The query parameter `as` of `POST /messages`."""
 
-    Without it, the caller itself is the sender. Only the operator may use it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     sender: Annotated[NamedThing | None, Field(alias="as")] = None
+    """Human listener in whose name the operator sends. Without it: the caller."""
 
 
 def add_xml_routes(routes: Routes, hub: Hub) -> None:

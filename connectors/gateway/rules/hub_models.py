@@ -1,4 +1,4 @@
-"""The request and answer bodies of agents, tasks, tokens and messages (HH-11)."""
+"""The request and answer bodies of agents, tasks and tokens (HH-11)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
-from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
-from schemas.streams.principal.principals import HUB
 from schemas.streams.task.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Note, Printable
 
 TASK_STATES = Literal["pending", "running", "completed", "failed", "cancelled"]
-MessageKind = Annotated[Printable, Field(max_length=128)]
-"""The type of a message."""
 
 
 def _result_within_limit(result: Any) -> Any:
@@ -30,312 +26,199 @@ class TaskRequest(RequestBody):
     """A task for an agent."""
 
     description: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
+    """Text that the agent gets."""
     agent_name: NamedThing
+    """Agent that works on the task."""
 
 
 class TaskCompletionRequest(RequestBody):
-    """The result of a task: any JSON, at most 64 KiB as text."""
+    """The result of a task."""
 
     result: Annotated[Any, AfterValidator(_result_within_limit)] = ""
+    """Result: any JSON, at most 64 KiB as text."""
 
 
 class TaskFailureRequest(RequestBody):
     """The reason why a task failed."""
 
     error: Annotated[Printable, Field(max_length=ERROR_LIMIT)]
+    """Why the task failed."""
 
 
 class TaskCancelRequest(RequestBody):
     """The reason for cancelling a task or revoking a token."""
 
     reason: Note = ""
+    """Reason, for people who read the task's history."""
 
 
 class TaskFilter(QueryFilter):
     """The tasks to list: those that match every filter, newest first."""
 
     status: TASK_STATES | None = None
+    """State of the tasks. Without it: any."""
     agent_name: NamedThing | None = None
+    """Agent that works on the tasks. Without it: any."""
     limit: ListLimit = 100
+    """Largest number of tasks in the answer."""
 
 
 class TaskLimit(QueryFilter):
     """The largest number of items to list, newest first."""
 
     limit: ListLimit = 100
+    """Largest number of items in the answer."""
 
 
 class TokenFilter(QueryFilter):
     """The tokens to list, newest first."""
 
     status: Literal["active", "revoked", "expired"] | None = None
+    """State of the tokens. Without it: any."""
     limit: ListLimit = 100
-
-
-class AuditFilter(QueryFilter):
-    """The number of newest entries to show, by default the setting `gateway.audit_messages`."""
-
-    limit: ListLimit | None = None
-
-
-WAIT_S_MOST = 300
-LEASE_S_MOST = LEASE_MS_MOST // 1000
-WaitSeconds = Annotated[float, Field(ge=0, le=WAIT_S_MOST, allow_inf_nan=False)]
-"""How long a request may wait, in seconds."""
-LeaseSeconds = Annotated[int, Field(ge=1, le=LEASE_S_MOST)]
-"""The duration of a lease in seconds."""
-MessageIds = Annotated[list[NamedThing], Field(min_length=1, max_length=LIMIT_MOST)]
-"""The ids of messages in the caller's own mailbox."""
-
-
-class DrainFilter(QueryFilter):
-    """How to take messages out of the caller's mailbox.
-
-    `limit`: the largest number of messages. `wait`: how many seconds to wait for the first message. `lease`:
-    for how many seconds the messages are leased; without it they are taken for good.
-    """
-
-    limit: Annotated[int, Field(ge=1, le=LIMIT_MOST)] = CLAIM_LIMIT
-    wait: WaitSeconds = 0
-    lease: LeaseSeconds | None = None
-
-
-class SendFilter(QueryFilter):
-    """`wait_reply`: how many seconds to wait for the reply to the message."""
-
-    wait_reply: WaitSeconds = 0
-
-
-class MessageEnvelope(RequestBody):
-    """A message.
-
-    `recipient`: the name of a mailbox, by default the hub's. `payload`: any JSON. `in_reply_to`: the id of the
-    message that this one answers. `thread`: the id of the conversation, by default that of the answered
-    message.
-    """
-
-    recipient: NamedThing = HUB
-    type: MessageKind
-    payload: Any = Field({})
-    in_reply_to: NamedThing | None = None
-    thread: NamedThing | None = None
-
-
-class MessageAnswer(AnswerBody):
-    """A message that was taken from a mailbox.
-
-    `in_reply_to` and `thread` are left out of a message without them, and so is `replay_of`: the id of the dead
-    message that this one repeats. `attempt` and `deadline` are there for a leased message: how often it was
-    handed out by now, and the end of the lease.
-    """
-
-    id: str
-    timestamp: AwareDatetime
-    sender: str
-    recipient: str
-    type: str
-    payload: Any
-    in_reply_to: str | None = None
-    thread: str | None = None
-    replay_of: str | None = None
-    attempt: int | None = None
-    deadline: AwareDatetime | None = None
-
-
-class DeliveredAnswer(AnswerBody):
-    """A message that is in the mailbox of its recipient. `reply`: the reply, if the request waited for it."""
-
-    delivered: bool
-    message_id: str
-    reply: MessageAnswer | None = None
-
-
-class DrainedAnswer(AnswerBody):
-    """The messages taken from the caller's mailbox, most urgent first.
-
-    `left`: the number of remaining ones. `lease_id`: the id of the lease, if the messages are leased.
-    """
-
-    messages: list[MessageAnswer]
-    left: int
-    lease_id: str | None = None
-
-
-class AckRequest(RequestBody):
-    """Leased messages that the caller has finished with. `lease_id`: the id of their lease."""
-
-    lease_id: NamedThing
-    message_ids: MessageIds
-
-
-class NackRequest(AckRequest):
-    """Leased messages that the caller gives back. `reason`: why, for the mailbox's owner and the operator."""
-
-    reason: Note = ""
-
-
-class ExtendRequest(AckRequest):
-    """Leased messages that take longer. `lease`: the seconds from now to the new end of the lease."""
-
-    lease: LeaseSeconds
-
-
-class LeaseFault(AnswerBody):
-    """A message that a request about a lease could not change. `reason`: a stable code. `message`: why."""
-
-    message_id: str
-    reason: str
-    message: str
-
-
-class LeaseEndAnswer(AnswerBody):
-    """The message ids of the request, each once: those that it changed, and those that it could not change."""
-
-    done: list[str]
-    refused: list[LeaseFault]
-
-
-class ExtendedAnswer(LeaseEndAnswer):
-    """As `LeaseEndAnswer`. `deadline`: the new end of the lease; null if no message was changed."""
-
-    deadline: AwareDatetime | None
-
-
-class ReadRequest(RequestBody):
-    """The ids of messages in the caller's own mailbox to mark as read."""
-
-    message_ids: Annotated[list[NamedThing], Field(max_length=LIMIT_MOST)]
-
-
-class ReadAnswer(AnswerBody):
-    """The message ids of the request by their result, each once.
-
-    `read`: read now, by this request or an earlier one. `not_marked`: leased through another interface, or
-    ended meanwhile in another way. `unknown`: not in the caller's mailbox, or expired.
-    """
-
-    read: list[str]
-    not_marked: list[str]
-    unknown: list[str]
+    """Largest number of tokens in the answer."""
 
 
 class AgentAnswer(AnswerBody):
     """The definition of an agent."""
 
     name: str
+    """Name of the agent."""
     image: str
+    """Image that the launcher runs for the agent."""
     description: str
+    """Description of what the agent does."""
     capabilities: list[str]
+    """Names of what the agent can do."""
     hardened: bool
+    """True if the agent runs with reduced rights."""
     status: Literal["defined", "removed"]
+    """`removed`: the definition was deleted, and the agent gets no new task."""
     defined_at: AwareDatetime
+    """Time of the newest definition."""
 
 
 class AgentsAnswer(AnswerBody):
-    """All agents, sorted by name, and the faults of invalid definition files, by file name."""
+    """All agents, and the faults of invalid definition files."""
 
     agents: list[AgentAnswer]
+    """Agents, sorted by name."""
     faults: dict[str, str]
+    """Faults of invalid definition files, by file name."""
 
 
 class TaskAnswer(AnswerBody):
-    """A task.
-
-    `token_id`: the first 12 digits of the hash of its token. `session_name`: the container of its agent.
-    `result`: any JSON; null for a task that was not completed.
-    """
+    """A task."""
 
     id: str
+    """Id of the task."""
     description: str
+    """Text that the agent gets."""
     agent_name: str
+    """Agent that works on the task."""
     status: TASK_STATES
+    """State of the task."""
     token_id: str | None
+    """First 12 digits of the hash of the task's token. Null: the task has not started."""
     session_name: str | None
+    """Container of the task's agent. Null: none."""
     result: Any
+    """Result: any JSON. Null: the task is not completed."""
     error: str | None
+    """Why the task failed or was cancelled. Null: no reason."""
     submitted_by: str
+    """Principal that submitted the task."""
     submitted_at: AwareDatetime
+    """Time of the submission."""
     started_at: AwareDatetime | None
+    """Time at which the task started. Null: it has not."""
     ended_at: AwareDatetime | None
+    """Time at which the task ended. Null: it has not."""
 
 
 class SubmittedAnswer(AnswerBody):
-    """A started task and its token.
-
-    A retry with the same idempotency key gets the same token; nothing else shows it. `mailbox`: the recipient
-    of messages to the task's agent.
-    """
+    """A started task and its token."""
 
     task: TaskAnswer
+    """The task."""
     token: str
+    """Token of the task's agent. Only a retry with the same idempotency key shows it again."""
     url: str
+    """Address of the hub, for the agent."""
     mailbox: str
+    """Recipient of messages to the task's agent."""
 
 
 class TasksAnswer(AnswerBody):
     """The newest matching tasks, and the number of all matching tasks."""
 
     tasks: list[TaskAnswer]
+    """Tasks, newest first."""
     total: int
+    """Number of all matching tasks."""
 
 
 class TokenAnswer(AnswerBody):
-    """The token of a task, without its value. `issued`, `expiry`: milliseconds since 1970 UTC."""
+    """The token of a task, without its value."""
 
     token_id: str
+    """First 12 digits of the token's hash."""
     agent_name: str
+    """Agent that has the token."""
     task_id: str
+    """Task for which the token was issued."""
     capabilities: list[str]
+    """Names of what the agent can do."""
     status: Literal["active", "revoked", "expired"]
+    """State of the token."""
     issued: int
+    """Time of issue, in milliseconds since 1970 UTC."""
     expiry: int
+    """Time of expiry, in milliseconds since 1970 UTC."""
     revoked_at: AwareDatetime | None
+    """Time at which the token was revoked. Null: it was not."""
     revoked_why: str | None
+    """Why the token was revoked. Null: no reason."""
 
 
 class TokensAnswer(AnswerBody):
     """The newest matching tokens, and the number of all matching tokens."""
 
     tokens: list[TokenAnswer]
+    """Tokens, newest first."""
     total: int
+    """Number of all matching tokens."""
 
 
 class SessionContextAnswer(AnswerBody):
-    """The container of a task (HH-05, HH-11). `secrets`: the names of its secret variables, without values."""
+    """The container of a task: the process that runs its agent (HH-05, HH-11)."""
 
     session_name: str
+    """Name of the container."""
     container_name: str
+    """Name of the container, as `session_name`."""
     port: int | None
+    """TCP port of the container. Null: none."""
     role: str
+    """Role of the agent at the hub."""
     state: str
+    """State of the container, such as `running` or `recycled`."""
     secrets: list[str]
+    """Names of its secret variables, without values."""
     backend: str
+    """Kind of the launcher."""
     task_id: str
+    """Task that the agent works on."""
     error: str | None
+    """Why the container failed. Null: it has not."""
     changed_at: AwareDatetime
+    """Time of the newest change of `state`."""
 
 
 class ContainersAnswer(AnswerBody):
     """The newest containers, and the number of all containers."""
 
     containers: list[SessionContextAnswer]
+    """Containers, newest first."""
     total: int
-
-
-class AuditEntry(AnswerBody):
-    """A delivered message, or a refused request to send one."""
-
-    at: AwareDatetime
-    verdict: Literal["delivered", "rejected"]
-    sender: str
-    recipient: str | None
-    type: str | None
-    message_id: str | None
-    reason: str | None
-    why: str | None
-
-
-class AuditAnswer(AnswerBody):
-    """The newest entries of the audit log, oldest first."""
-
-    entries: list[AuditEntry]
+    """Number of all containers."""

@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
+from connectors.gateway.web.api_document import BEARER
 from connectors.gateway.web.bounded_http import note_principal
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.models import ERRORS
@@ -42,7 +43,6 @@ WhyRefused = Callable[[Any, str], str]
 
 _RECORDED: Final[dict[str, RefusalReason]] = {MALFORMED: MALFORMED, TOO_LARGE: TOO_LARGE}
 _OPEN: Final = "open"
-_BEARER: Final = "HTTPBearer"
 _REALM: Final = 'Bearer realm="trunkline"'
 
 
@@ -107,17 +107,6 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
     """Mark an endpoint, such as `/healthz`, as one that needs no token. Use it as a decorator."""
     endpoint.__trunkline_admission__ = _OPEN  # type: ignore[attr-defined]
     return endpoint
-
-
-def documented(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application, with the definition of the bearer token added.
-
-    Use it as the application's method `openapi`.
-    """
-    page = FastAPI.openapi(app)
-    bearer = {"type": "http", "scheme": "bearer", "description": "A principal's token."}
-    page.setdefault("components", {})["securitySchemes"] = {_BEARER: bearer}
-    return page
 
 
 class Gate:
@@ -225,7 +214,7 @@ class AdmittedRoute(APIRoute):
                 **(options["openapi_extra"] or {}),
                 "x-trunkline-action": str(self.admission[0]),
                 "x-trunkline-roles": roles_with(self.admission[0]),
-                "security": [{_BEARER: []}],
+                "security": [{BEARER: []}],
             }
         super().__init__(path, endpoint, **options)
 

@@ -19,9 +19,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import Response
+from fastapi import Header, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from connectors.gateway.web.answers import BUSY, unavailable
@@ -33,6 +33,15 @@ SEND_TIMEOUT_S: Final = 60.0
 STREAMS_LIMIT: Final = 512
 # The share of one principal, so that no principal shuts out the others.
 STREAMS_SHARE: Final = 256
+LastEventId = Annotated[
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        max_length=64,
+        description="Id of the last event that the client got. The stream goes on after it.",
+    ),
+]
+"""The header by which a client resumes a stream of server-sent events."""
 
 
 def server_event(name: str, event_id: str, data: bytes) -> bytes:

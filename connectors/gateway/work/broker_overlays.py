@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import structlog
 
-from connectors.gateway.web.models import BrokerRequest
+from connectors.gateway.rules.job_models import BrokerRequest
 from connectors.live.live_view import LiveView
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring, UnsealError, broker_password_purpose

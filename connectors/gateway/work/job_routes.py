@@ -9,13 +9,7 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
-from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, newest_rows, rejection_response, row_as_json
-from connectors.gateway.web.idempotency import WriteRequest, caller_of
-from connectors.gateway.web.models import (
-    JOB_ID_PATTERN,
+from connectors.gateway.rules.job_models import (
     BrokersAnswer,
     CancelRequest,
     EventAnswer,
@@ -30,6 +24,12 @@ from connectors.gateway.web.models import (
     RotatedAnswer,
     RotationRequest,
 )
+from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import Routes
+from connectors.gateway.web.answers import existing, json_answer, newest_rows, rejection_response, row_as_json
+from connectors.gateway.web.idempotency import WriteRequest, caller_of
+from connectors.gateway.web.models import JOB_ID_PATTERN
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.broker_overlays import BrokerOverlays, opened_overlay
@@ -38,16 +38,28 @@ from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.streams.job.job_registry import JobRow, cancellation_record
 from schemas.wire.ids import JOB, stream_key
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord, content_id
 from schemas.wire.verdicts import DUPLICATE, REJECTED
 
 JOBS: Final = "/api/hub/jobs"
-JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
+JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="Id of the job, 8 hex digits.")]
+_EVENT_EXAMPLE: Final = {
+    "schema_version": 1,
+    "seq": 1,
+    "job_id": "0a1b2c3d",
+    "event": "started",
+    "timestamp": "2026-01-31T12:00:00Z",
+    "detail": "build begins",
+    "data": {"hmac_sig": "0" * 64},
+}
 _EVENT_BODY: Final = {
-    "requestBody": {"required": True, "content": {JSON_CONTENT: {"schema": {"type": "object"}}}}
+    "requestBody": {
+        "required": True,
+        "content": {JSON_CONTENT: {"schema": JobEvent.model_json_schema(), "example": _EVENT_EXAMPLE}},
+    }
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Final
 
+from connectors.gateway.rules.job_models import JobRequest
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, refuse_rejected, unavailable
 from connectors.gateway.web.idempotency import Write
-from connectors.gateway.web.models import JobRequest
 from connectors.gateway.work.broker_overlays import sealed_overlay
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError

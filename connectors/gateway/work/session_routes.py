@@ -8,12 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Response
 
 from connectors.gateway.rules.owners import owner_in
-from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
-from connectors.gateway.web.idempotency import Write, WriteRequest
-from connectors.gateway.web.models import (
-    NAME_PATTERN,
+from connectors.gateway.rules.session_models import (
     ResumeRequest,
     SessionAnswer,
     SessionFilter,
@@ -21,6 +16,11 @@ from connectors.gateway.web.models import (
     SessionsAnswer,
     StopRequest,
 )
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import Routes
+from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
+from connectors.gateway.web.idempotency import Write, WriteRequest
+from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.live.live_view import LiveView
 from schemas.streams.session.session_registry import (
@@ -33,7 +33,9 @@ from schemas.streams.session.session_registry import (
 from schemas.wire.ids import NAME_LIMIT
 
 SESSIONS: Final = "/api/hub/sessions"
-SessionPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
+SessionPath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the session.")
+]
 
 
 def add_session_routes(routes: Routes, hub: Hub) -> None:

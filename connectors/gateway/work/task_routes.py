@@ -59,8 +59,8 @@ TASKS: Final = "/api/hub/tasks"
 TOKENS: Final = "/api/hub/tokens"
 EXPIRED: Final = "expired"
 
-TaskPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
-TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
+TaskPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the task.")]
+TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="Id of the token, 12 hex digits.")]
 
 
 def add_task_routes(routes: Routes, hub: Hub) -> None:

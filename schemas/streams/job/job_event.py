@@ -40,16 +40,23 @@ class JobEvent(BaseModel):
     Unknown keys are kept and are part of the signed bytes. The signature is in `data.hmac_sig`.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
     # Literal[1] would accept `true`.
     schema_version: Annotated[int, Field(ge=1, le=1, json_schema_extra={"const": 1})]
+    """Version of the form: 1."""
     seq: Annotated[int, Field(ge=1, le=INT_MAX)]
-    job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
+    """Number of the event within its job, from 1."""
+    job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z", json_schema_extra={"pattern": "^[0-9a-f]{8}$"})]
+    """Id of the job, 8 hex digits."""
     event: Literal["started", "progress", "permission_required", "completed", "error"]
+    """Kind of the event. `completed` and `error` end the job."""
     timestamp: UtcTime
+    """Time of the event by the sender's clock, in UTC, such as `2026-01-31T12:00:00Z`."""
     detail: Annotated[str, Field(max_length=DETAIL_LIMIT), AfterValidator(_printable)]
+    """Remark for people. A path, a secret or `NAME=value` in it is masked."""
     data: dict[str, Any]
+    """Anything, with the signature in `hmac_sig`."""
 
 
 def event_fault(event: dict[str, Any]) -> str | None:

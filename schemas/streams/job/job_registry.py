@@ -91,16 +91,24 @@ class BrokerOverlay(BaseModel):
     A field that is `None` has the value of the common broker, from the settings of the program that connects.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     host: str | None = None
+    """Name or address of the broker."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the broker."""
     tls: bool | None = None
+    """True if the connection uses TLS."""
     ca_certs: str | None = None
+    """File with the certificates of the authorities that are trusted."""
     certfile: str | None = None
+    """File with the client's certificate."""
     keyfile: str | None = None
+    """File with the client's private key."""
     username: str | None = None
+    """User name at the broker."""
     sealed_password: str | None = None
+    """Password at the broker, sealed under a master key."""
 
 
 class JobRegistration(WireBody):
