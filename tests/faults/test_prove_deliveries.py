@@ -168,6 +168,8 @@ def test_in_the_end_each_message_was_taken_by_somebody_or_is_dead_with_its_last_
     nacked = end(NACK, ATTEMPTS_MOST, 107, reason="no disk")
     assert kinds(*attempts, nacked, mail=dead) == {CHANGED}
     assert kinds(*attempts, nacked, mail=dataclasses.replace(dead, last_reason="no disk")) == set()
+    silent = end(NACK, ATTEMPTS_MOST, 107)
+    assert kinds(*attempts, silent, mail=dataclasses.replace(dead, last_reason=None)) == set()
     assert found(mail=Mail(BOX, "m1", "unread"), is_at_rest=False) == []
 
 

@@ -29,7 +29,7 @@ from tests.raw_records import read_to_end
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
-LOAD_S = 8.0
+LOAD_S = 12.0
 PATIENCE_S = 60.0
 RECOVERED_S = 10.0
 

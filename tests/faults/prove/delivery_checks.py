@@ -274,7 +274,7 @@ def _final_state(mail: Mail, history: History, most: int) -> Iterator[Finding]:
         yield Finding(LOST, f"{what} is claimed, and nobody has acknowledged or got it for good")
     elif mail.status == "dead":
         last = next((one for one in history.holdings if one.attempt == most), None)
-        reason = LEASE_RAN_OUT if last is None else last.reason
+        reason = LEASE_RAN_OUT if last is None else last.reason or None
         if mail.attempts != most:
             yield Finding(LOST, f"{what} is dead after {mail.attempts} attempts, and has {most}")
         elif mail.last_reason != reason:

@@ -99,7 +99,7 @@ class DeliveryLoad:
                 yield f"Consumer-{own.door}-{number}", Consumer(own, draw, log, oracle, clock, is_over).run
         slow: set[str] = set()
         yield "SlowSender", _noted(slow, NORA, SlowSender(self._hub(ABEL), NORA, oracle, clock).run)
-        for number, own in enumerate((self._hub(NORA), self._hub(NORA), self._mcp(NORA))):
+        for number, own in enumerate((self._hub(NORA), self._mcp(NORA))):
             draw = self._draw(f"patient/{number}")
             patient = PatientConsumer(own, draw, log, oracle, clock, lambda: not slow)
             yield f"PatientConsumer-{own.door}-{number}", patient.run

@@ -23,9 +23,11 @@ LEASE_MOST_S: Final = 3
 AGAIN_WITHIN_S: Final = 2.0
 _LATE_S: Final = 0.3
 _PAUSE_S: Final = 0.2
-# How long a patient consumer waits: longer than a lease and the two seconds after it.
-_PATIENT_S: Final = 5.0
-_SLOW_S: Final = 1.5
+# How long a patient consumer waits: so long that seldom one asks anew in the two seconds after a lease. It is
+# less than the time after which a client gives an answer up.
+_PATIENT_S: Final = 6.5
+# Longer than that lease and the two seconds, so that no new message gives an old one away.
+_SLOW_S: Final = 4.0
 # A silent stream is left for another gateway.
 _READS_S: Final = 2.0
 
@@ -133,10 +135,10 @@ class PatientConsumer(Consumer):
     """
 
     def _turn(self) -> None:
-        lease = self._own.take(uuid.uuid4().hex, limit=1, lease_s=self._draw.randint(1, 2), wait_s=_PATIENT_S)
+        lease = self._own.take(uuid.uuid4().hex, limit=1, lease_s=1, wait_s=_PATIENT_S)
         roll = self._draw.random()
-        if lease.got and roll < 0.4:
-            self._own.end(ACK if roll < 0.3 else NACK, lease.id, [lease.got[0].id])
+        if lease.got and roll < 0.25:
+            self._own.end(ACK if roll < 0.2 else NACK, lease.id, [lease.got[0].id])
 
 
 class SlowSender:
