@@ -19,14 +19,13 @@ from schemas.streams.job.job_registry import (
     registration_record,
     rotation_record,
 )
-from schemas.streams.mailboxes import mailbox_requests as requests
-from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
 from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
 from schemas.streams.refused.refusal import Refusal, refusal_record
 from schemas.streams.session import session_registry as sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
 from schemas.wire.strict_json import canonical
 from tests.jobs.topic_load import raw_event
+from tests.random_mailboxes import RandomMailboxes
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
 from tests.raw_records import Raw, any_name, raw
@@ -44,15 +43,6 @@ class _Job:
         self.next_seq = 1
 
 
-class _Mailbox:
-    """The latest messages of a mailbox, and the leases and holders that they may have been handed to."""
-
-    def __init__(self, agent: str) -> None:
-        self.at = (DEFAULT_REALM, agent)
-        self.messages: list[str] = []
-        self.leased: list[tuple[str, str, dict[str, str]]] = []
-
-
 class RandomLog:
     """`records(count)` may be called again: it goes on with the same jobs, sessions and principals."""
 
@@ -61,7 +51,7 @@ class RandomLog:
         self._keyring = keyring
         self._jobs: list[_Job] = []
         # Few, so that much of what is sent about a message finds it there.
-        self._mailboxes = [_Mailbox(agent) for agent in WORKERS[:4]]
+        mailboxes = RandomMailboxes(self._draw, WORKERS[:4], WORKERS)
         self._sent: list[Raw] = []
         self._actions: list[tuple[int, Callable[[], Raw]]] = [
             (10, self._register),
@@ -82,9 +72,9 @@ class RandomLog:
             (4, self._mqtt_agent),
             (2, self._organism),
             (2, self._thread),
-            (5, self._message),
-            (3, self._hand_out),
-            (5, self._handed_out),
+            (5, mailboxes.message),
+            (4, mailboxes.hand_out),
+            (8, mailboxes.handed_out),
             (1, self._refusal),
             (3, self._rubbish),
         ]
@@ -233,67 +223,6 @@ class RandomLog:
 
     def _mqtt_agent(self) -> Raw:
         return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))
-
-    def _message(self) -> Raw:
-        mailbox = self._draw.choice(self._mailboxes)
-        body = {
-            "message_id": f"message-{self._draw.randrange(400)}",
-            "from": self._draw.choice(WORKERS),
-            "to": mailbox.at[1],
-            "kind": "ask",
-            "body": self._draw.choice(['{"n": 1}', "plain text", "☃"]),
-            "priority": self._draw.choice(["low", "normal", "high"]),
-            "from_task": self._draw.choice([None, None, "task-1"]),
-            "expires_at": self._draw.choice([*[None] * 6, "2020-02-29T12:00:00.5Z", "2999-12-31T23:59:59Z"]),
-        }
-        mailbox.messages = [*mailbox.messages[-5:], body["message_id"]]
-        return raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
-
-    def _hand_out(self) -> Raw:
-        """A claim or a lease, often one that was made before; rarely all is cleared."""
-        mailbox, by = self._draw.choice(self._mailboxes), self._consumer()
-        request, limit = f"request-{self._draw.randrange(200)}", self._draw.choice([1, 1000, 1000])
-        roll = self._draw.random()
-        if roll < 0.05:
-            return raw(requests.clearing_record(*mailbox.at, request, **by))
-        if roll < 0.1:
-            # Mostly open again, so that most of what is sent gets in.
-            is_open = self._draw.random() < 0.7
-            return raw(
-                requests.gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by)
-            )
-        if roll < 0.25:
-            named = self._draw.sample(mailbox.messages, min(2, len(mailbox.messages)))
-            if named and limit == 1:
-                return raw(requests.claim_of_record(*mailbox.at, request, named, **by))
-            return raw(requests.claim_record(*mailbox.at, request, limit, **by))
-        handed = [(message_id, request, by) for message_id in mailbox.messages]
-        mailbox.leased = [*mailbox.leased, *handed][-12:]
-        # Some run out before the next record is logged, some while the log is written, some never.
-        lease_ms = self._draw.choice([1, 200, 200, 2000, 86_400_000])
-        conditions = self._draw.choice([{}, {}, {"held_most": 2}, {"per_minute": 3}, {"from_closed": True}])
-        return raw(requests.lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
-
-    def _handed_out(self) -> Raw:
-        """Return a next record for one message, mostly under a lease that it may have been handed out by."""
-        mailbox = self._draw.choice(self._mailboxes)
-        unheard = ("message-0", "request-0", self._consumer())
-        message_id, request, by = self._draw.choice([*mailbox.leased, unheard])
-        makers = [
-            requests.ack_record,
-            requests.ack_record,
-            requests.nack_record,
-            requests.nack_record,
-            requests.reclaim_record,
-        ]
-        if self._draw.random() < 0.8:
-            return raw(self._draw.choice(makers)(*mailbox.at, message_id, request, **by))
-        make = self._draw.choice([requests.read_record, requests.read_record, requests.expiry_record])
-        return raw(make(*mailbox.at, message_id, **by))
-
-    def _consumer(self) -> dict[str, str]:
-        # Mostly one door: another has to wait until nothing is leased.
-        return {"door": self._draw.choice(["xml"] * 7 + ["http"]), "principal": "consumer"}
 
     def _refusal(self) -> Raw:
         refusal = Refusal(

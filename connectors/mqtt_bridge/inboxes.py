@@ -200,7 +200,7 @@ class AgentInboxes:
             if not page:
                 return True
             if any(row["status"] == LEASED for row in page):
-                # An agent has one consuming door at a time, and this mailbox is read by another door.
+                # A lease at another door holds a message of this page. The page waits, so as to keep its order.
                 return False
             if not self._deliver(agent, page):
                 return False

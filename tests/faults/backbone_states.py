@@ -28,7 +28,8 @@ State = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _micros(value: Any) -> Any:
+def micros(value: Any) -> Any:
+    """Return a moment as microseconds since 1970 UTC, and any other value as it is."""
     if isinstance(value, datetime):
         span = value.astimezone(UTC) - _EPOCH
         return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
@@ -43,7 +44,7 @@ def state_of_tables(settings: Settings) -> State:
         table = DeltaTable(settings.table_path(view.VIEW)).to_pyarrow_dataset()
         # A table may have columns beside ours that only lay it out.
         for found in table.to_table(columns=VIEW_ARROW[view.VIEW].names).to_pylist():
-            row = {name: _micros(value) for name, value in found.items()}
+            row = {name: micros(value) for name, value in found.items()}
             offset = row.pop("last_offset")
             row.pop("partition")
             key = "/".join(row[column] for column in view.KEY)
@@ -81,7 +82,7 @@ def state_of_refold(ledger: pa.Table, keyring: Keyring) -> State:
     rows: dict[str, dict[str, Any]] = {name: {} for name in VIEWS}
     streams: dict[tuple[str, str], Entries] = {}
     for found in ledger.to_pylist():
-        row = LedgerRow(**{name: _micros(found[name]) for name in COLUMNS})
+        row = LedgerRow(**{name: micros(found[name]) for name in COLUMNS})
         record = record_of_row(row, keyring)
         settled = settle(record, streams.setdefault((row.stream_kind, row.stream_id), Entries()), keyring)
         told = (settled.verdict, settled.reason, settled.late, settled.status_after, settled.masked)

@@ -32,7 +32,7 @@ from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import read_progress
 from tests.broker_processes import BrokerProcess, wait_until
-from tests.faults import backbone_states
+from tests.faults import backbone_states, mailbox_states
 from tests.own_settings import own_settings
 from tests.random_log import RandomLog
 from tests.raw_records import append_raw
@@ -213,6 +213,12 @@ def assert_they_agree(states: States, records: int) -> None:
     assert len(jobs) == min(JOBS_SHOWN, len(rows))
 
 
+def assert_the_mailboxes_are_as_the_model_says(states: States, keyring: Keyring) -> None:
+    """Spark's verdict on each record about a message, and the rows in the end, are those of a plain model."""
+    found = mailbox_states.differences_to_the_model(states.ledger, states.tables, keyring)
+    assert found == []
+
+
 def assert_the_check_finds_no_difference(settings: Settings) -> None:
     """Refold the ledger and compare the views with it."""
     found = check_views(settings, DeltaTable(settings.table_path(LEDGER)), load_keyring(settings))
@@ -301,6 +307,15 @@ def test_views_that_are_built_anew_are_equal_after_trouble_and_kills(
     assert_a_rebuild_brings_the_views_back(backbone.settings, states.refolded)
 
 
+@pytest.mark.requirement("JE-09")
+@pytest.mark.requirement("DL-03")
+@pytest.mark.requirement("DL-05")
+def test_ledger_and_tables_of_mailboxes_are_as_a_plain_model_says_after_trouble_and_kills(
+    backbone: Backbone, states: States
+) -> None:
+    assert_the_mailboxes_are_as_the_model_says(states, backbone.keyring)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_they_agree_after_twenty_thousand_records_and_ten_kills(
@@ -312,4 +327,5 @@ def test_they_agree_after_twenty_thousand_records_and_ten_kills(
             backbone.grow(2_000, PARTS[number % 2])
         states = states_of(backbone)
     assert_they_agree(states, 20_000)
+    assert_the_mailboxes_are_as_the_model_says(states, backbone.keyring)
     assert_a_rebuild_brings_the_views_back(backbone.settings, states.refolded)

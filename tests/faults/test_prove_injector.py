@@ -10,6 +10,7 @@ import pytest
 
 from schemas.errors import BackboneUnreachable, Refused
 from tests.faults.prove.brokers import Brokers
+from tests.faults.prove.delivery_load import NEEDED
 from tests.faults.prove.injector import Injector, judge_second
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import CRASH, KILL, STOP, Injection, draw_schedule
@@ -47,15 +48,19 @@ def test_a_fault_that_was_not_injected_or_was_ended_early_is_said(tmp_path: Path
 
 
 def test_a_door_without_an_acknowledgement_and_a_second_gateway_that_nobody_asked_are_said() -> None:
-    each = dict.fromkeys(DOORS, 1)
-    assert not_tried(each, has_shared=False, answers_elsewhere=0) == []
-    assert not_tried(each, has_shared=True, answers_elsewhere=3) == []
-    assert not_tried(each, has_shared=True, answers_elsewhere=0) == ["the second gateway answered nobody"]
+    each, enough = dict.fromkeys(DOORS, 1), dict.fromkeys(NEEDED, 1)
+    assert not_tried(each, enough, has_shared=False, answers_elsewhere=0) == []
+    assert not_tried(each, enough, has_shared=True, answers_elsewhere=3) == []
+    assert not_tried(each, enough, has_shared=True, answers_elsewhere=0) == [
+        "the second gateway answered nobody"
+    ]
     for door in DOORS:
         some = {name: count for name, count in each.items() if name != door}
-        assert not_tried(some, has_shared=False, answers_elsewhere=0) == [
+        assert not_tried(some, enough, has_shared=False, answers_elsewhere=0) == [
             f"the door {door} acknowledged nothing"
         ]
+    enough["nack"] = 0
+    assert not_tried(each, enough, has_shared=False, answers_elsewhere=0) == ["no delivery of the kind nack"]
 
 
 def judged(name: str, **facts: object) -> tuple[str | None, bool]:

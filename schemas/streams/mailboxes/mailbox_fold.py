@@ -181,6 +181,9 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
         if not _is_fact(given):
             if LEASED not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
                 continue
+            if message.status == LEASED:
+                # No record has taken the expired lease back yet.
+                message.last_reason = LEASE_RAN_OUT
             if message.is_over(now_us) or _is_worn_out(message, given.body.get("attempts_most")):
                 status = EXPIRED if message.is_over(now_us) else DEAD
                 changes.append(_end(message, status, mailbox, leases))

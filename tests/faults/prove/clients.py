@@ -13,8 +13,11 @@ from connectors.file_queue import Queue
 from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages
+from tests.faults.prove.delivery_load import DeliveryLoad
+from tests.faults.prove.delivery_notes import Deliveries
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
+from tests.faults.prove.mcp_client import McpClient, new_participant
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import DUPLICATES, SKEW, Schedule
 from tests.faults.prove.seed_parts import LISTENER, has_tasks
@@ -30,7 +33,15 @@ class Clients:
     `failures`: answers that no door may give. `late`: what had no answer in all its time.
     """
 
-    def __init__(self, settings: Settings, schedule: Schedule, oracle: Oracle, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        peer: Settings,
+        schedule: Schedule,
+        oracle: Oracle,
+        deliveries: Deliveries,
+        clock: Clock,
+    ) -> None:
         self._settings, self._schedule, self._oracle, self._clock = settings, schedule, oracle, clock
         self.urls = [settings.gateway_url]
         self.failures: list[str] = []
@@ -43,11 +54,21 @@ class Clients:
             self._principal(name)
         self._jobs = [JobLoad(settings, schedule, boss, oracle, clock, number) for number in range(_JOBS)]
         self._mcp = [self._mcp_agent(name) for name in ("mia", messages.MARA)]
-        self._mcp[0].skew_s = next((skew for skew in schedule.skew_s if skew), 0.0)
+        self._mcp[0].client.skew_s = next((skew for skew in schedule.skew_s if skew), 0.0)
         self._mqtt = [self._mqtt_agent(name) for name in ("mo", messages.MINA)]
         # After one poll the queue knows the agent as a reader of files.
         Queue(queue_root(settings)).poll(messages.FRED)
         self._files = messages.FileSender(settings, messages.Words(schedule, "fil"), oracle, clock)
+        self.deliveries = DeliveryLoad(
+            [settings.gateway_url, peer.gateway_url],
+            [settings.mcp_server_url, peer.mcp_server_url],
+            self._token,
+            self._operator,
+            deliveries,
+            oracle,
+            clock,
+            schedule.seed,
+        )
         # A gateway is ready before a process has described the listener's handler to it.
         while LISTENER not in self._operator.ask("GET", "/api/hub/listeners").text:
             if not clock.has_patience():
@@ -60,14 +81,20 @@ class Clients:
         return client
 
     def _principal(self, name: str, role: str = "worker") -> HubClient:
+        return self._client(self._token(name, role))
+
+    def _token(self, name: str, role: str = "worker") -> str:
         answer = self._operator.ask("POST", "/api/hub/principals", json={"principal": name, "role": role})
         if answer.status_code != 201:
             raise AssertionError(f"{name} was not added: {answer.text}")
-        return self._client(answer.json()["token"])
+        return str(answer.json()["token"])
 
     def _mcp_agent(self, name: str) -> messages.McpAgent:
         words = messages.Words(self._schedule, name)
-        return messages.McpAgent(self._settings, name, self._operator, words, self._oracle, self._clock)
+        key = new_participant(self._operator, name)
+        urls = [self._settings.mcp_server_url]
+        client = McpClient(urls, name, key, self._clock, self._schedule.seed)
+        return messages.McpAgent(client, name, words, self._oracle, self._clock)
 
     def _mqtt_agent(self, name: str) -> messages.MqttSender:
         words = messages.Words(self._schedule, name)
@@ -86,10 +113,15 @@ class Clients:
             messages.FileReader(self._settings, oracle, clock),
         )
         tasks = [TaskLoad(self._boss, schedule, oracle, clock)] if has_tasks(schedule.seed) else []
-        for one in (*self._jobs, *tasks, *senders, self._files, *self._mcp, *self._mqtt, xml, *readers):
+        for one in (*self._jobs, *tasks, xml, *readers):
             self._run(type(one).__name__, one.run)
+        sending = [
+            self._run(type(one).__name__, one.run) for one in (*senders, self._files, *self._mcp, *self._mqtt)
+        ]
+        for name, run in self.deliveries.runs(lambda: not any(thread.is_alive() for thread in sending)):
+            self._run(name, run)
 
-    def _run(self, name: str, run: Callable[[], None]) -> None:
+    def _run(self, name: str, run: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
             try:
                 run()
@@ -101,6 +133,7 @@ class Clients:
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     @property
     def waiting(self) -> list[str]:
@@ -118,7 +151,7 @@ class Clients:
         deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for client in (*self._hub, *self._mcp):
+        for client in (*self._hub, *(agent.client for agent in self._mcp), self.deliveries):
             client.close()
 
     @property
@@ -131,7 +164,7 @@ class Clients:
         found: Counter[str] = Counter()
         for job in self._jobs:
             found += job.done
-        found[f"{SKEW}:clients"] += sum(agent.skewed for agent in self._mcp)
+        found[f"{SKEW}:clients"] += sum(agent.client.skewed for agent in self._mcp)
         repeats = sum(client.repeats for client in self._hub)
         found[f"{DUPLICATES}:delivery"] += self._files.duplicates + repeats
         return found

@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mail:
-    """A message in a mailbox: where it stands and what it says."""
+    """A message in a mailbox: where it stands, what it says, how often and why it came back."""
 
     stream: str
     id: str
@@ -47,6 +47,8 @@ class Mail:
     hash: str = ""
     kind: str = ""
     body: str = ""
+    attempts: int = 0
+    last_reason: str | None = None
 
 
 @dataclass
@@ -292,5 +294,9 @@ def _divergent(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding(DIVERGENT, f"{stream}: {here} in the view, {there} at {other.name}")
         for key in sorted(views.mail.keys() | other.mail.keys()):
             one, two = views.mail.get(key), other.mail.get(key)
-            if one is None or two is None or (one.status, one.hash) != (two.status, two.hash):
+            if one is None or two is None or _state(one) != _state(two):
                 yield Finding(DIVERGENT, f"{key[0]} {key[1]}: {one} in the view, {two} at {other.name}")
+
+
+def _state(mail: Mail) -> tuple[str, str, int, str | None]:
+    return mail.status, mail.hash, mail.attempts, mail.last_reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,7 @@ def shown(name: str, state: backbone_states.State) -> Shown:
         _, body = rows[MESSAGE_BODIES].get(key, (0, {"body": None}))
         stream = f"mailbox/{row['realm']}/{row['recipient']}"
         said = content_hash(row["sender"], row["recipient"], body["body"])
-        mail = Mail(stream, row["message_id"], row["status"], said, row["kind"], body["body"] or "")
-        found.mail[stream, row["message_id"]] = mail
+        found.mail[stream, row["message_id"]] = _mail(stream, said, {**row, **body})
     return found
 
 
@@ -133,6 +133,11 @@ def answered(name: str, url: str, settings: Settings, mailboxes: set[str]) -> Sh
             path = f"/api/hub/mailboxes/{stream.removeprefix('mailbox/')}"
             for one in client.get(path, params={"limit": 1000}).json()["messages"]:
                 said = content_hash(one["sender"], one["recipient"], one["body"])
-                mail = Mail(stream, one["message_id"], one["status"], said, one["kind"], one["body"] or "")
-                found.mail[stream, one["message_id"]] = mail
+                found.mail[stream, one["message_id"]] = _mail(stream, said, one)
     return found
+
+
+def _mail(stream: str, said: str, row: dict[str, Any]) -> Mail:
+    """Return the message of a row of the view, or of a gateway's answer, with its body."""
+    found = Mail(stream, row["message_id"], row["status"], said, row["kind"], row["body"] or "")
+    return replace(found, attempts=row["attempts"], last_reason=row["last_reason"])

@@ -51,7 +51,8 @@ class Clock:
 
 class HubClient:
     """One principal. `urls`: gateways, of which each request takes one; more may be added meanwhile, and
-    `answers_elsewhere` counts what those have answered.
+    `answers_elsewhere` counts what those have answered. `sends` counts the requests that were sent, and
+    `answered_by` is the gateway that has answered the last one.
     """
 
     def __init__(self, urls: Sequence[str], token: str, clock: Clock, seed: int) -> None:
@@ -63,6 +64,8 @@ class HubClient:
         )
         self.repeats = 0
         self.answers_elsewhere = 0
+        self.sends = 0
+        self.answered_by = ""
 
     def ask(
         self,
@@ -106,9 +109,11 @@ class HubClient:
         while True:
             try:
                 url = self._draw.choice(list(self.urls))
+                self.sends += 1
                 answer = self._http.request(method, url + path, headers=headers, **request)
                 if answer.status_code not in _AGAIN:
                     self.answers_elsewhere += url != self.urls[0]
+                    self.answered_by = url
                     return answer
             except httpx.TransportError:
                 pass

@@ -16,6 +16,7 @@ from connectors.local_stack.part_plan import GATEWAY
 from schemas.errors import BackboneUnreachable, Refused
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import arm, disarm, fired
+from tests.faults.prove.delivery_checks import Outage
 from tests.faults.prove.load_messages import send_on_full_disk
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import (
@@ -24,6 +25,7 @@ from tests.faults.prove.schedule import (
     FULL_DISK,
     KILL,
     MUTE,
+    PEER,
     SECOND,
     SLOW,
     STOP,
@@ -52,7 +54,8 @@ class Injector:
 
     `done`: how often each fault was injected; a second one counts when it has shown what it is. `misbehaved`:
     what a part did that it may not do. `left_out`: what the schedule holds and the run did not do, or not to
-    its end. `has_shared`: a second gateway was among `urls` for all its time.
+    its end. `has_shared`: a second gateway was among `urls` for all its time. `outages`: when gateways may have
+    been slow or away because of a fault.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Injector:
         self.misbehaved: list[str] = []
         self.left_out: list[str] = []
         self.has_shared = False
+        self.outages: list[Outage] = []
         self._threads: list[threading.Thread] = []
         for injection in schedule.injections:
             self._at(injection.at_s, lambda injection=injection: self._begin(injection))
@@ -150,6 +154,7 @@ class Injector:
             self._start_second(target)
             return
         self.done[injection.fault] += 1
+        self._note_outage(injection)
         if kind == KILL:
             if target in _BROKERS:
                 self._brokers.kill(target)
@@ -163,6 +168,14 @@ class Injector:
             self._lasts(injection, lambda: self._bend(target, PASS))
         elif kind == FULL_DISK:
             self._fill(injection)
+
+    def _note_outage(self, injection: Injection) -> None:
+        """Note when nobody can be held to a time at a gateway. One that crashes answers no request."""
+        settings = {GATEWAY: self._parts.settings, PEER: self._parts.peer_settings}.get(injection.target)
+        urls = (settings.gateway_url, settings.mcp_server_url) if settings else ()
+        now = time.time()
+        for url in ("",) if injection.target == "kafka" else urls:
+            self.outages.append(Outage(url, now, now + injection.for_s + _RECOVERED_S))
 
     def _lasts(self, injection: Injection, undo: Callable[[], None]) -> None:
         def end() -> None:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -21,11 +21,10 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
-from tests.agent_signatures import signed_headers
 from tests.connectors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
+from tests.faults.prove.mcp_client import McpClient
 from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import KILL, Schedule
 from tests.faults.prove.seed_parts import LISTENER
@@ -33,9 +32,10 @@ from tests.programs import run_program
 
 # The readers at the doors HTTP, file, MCP and MQTT.
 HANNA, FRED, MARA, MINA = READERS = ("hanna", "fred", "mara", "mina")
+# Consumers lease the messages of the first, and followers see those of the second; see `load_deliveries`.
+DORA, FOLA = "dora", "fola"
+_RECIPIENTS: Final = (*READERS, DORA, FOLA)
 MESSAGES: Final = "/api/hub/messages"
-_CLOCKS_APART_S: Final = 300
-_ACCEPT: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 
 
 def mailbox(name: str) -> str:
@@ -67,7 +67,7 @@ class Words:
     def next(self) -> tuple[str, str]:
         """The next recipient and text."""
         number = next(self._numbers)
-        return self.draw.choice(READERS), f"{self.sender} {self._seed}/{number} ☃"
+        return self.draw.choice(_RECIPIENTS), f"{self.sender} {self._seed}/{number} ☃"
 
 
 class HubSender:
@@ -203,76 +203,31 @@ class FileReader:
 
 
 class McpAgent:
-    """Signs its calls by hand, with a clock that may be wrong."""
+    """Sends over MCP, with a clock that may be wrong, and sometimes reads and marks."""
 
-    def __init__(
-        self, settings: Settings, name: str, operator: HubClient, words: Words, oracle: Oracle, clock: Clock
-    ) -> None:
-        private, public = new_key_pair()
-        self._key, self._name = load_private_key(private), name
+    def __init__(self, client: McpClient, name: str, words: Words, oracle: Oracle, clock: Clock) -> None:
+        self.client, self._name = client, name
         self._words, self._oracle, self._clock = words, oracle, clock
-        self._http = httpx.Client(base_url=settings.mcp_server_url, timeout=8, trust_env=False)
-        self._numbers = itertools.count(1)
-        self.skew_s = 0.0
-        self.skewed = 0
-        body = {"agent_name": name, "public_key": public, "task": "takes part"}
-        answer = operator.ask("POST", "/api/hub/participants", json=body)
-        assert answer.status_code == 201, answer.text
 
     def run(self) -> None:
         """Send, and sometimes read and mark."""
         while self._clock.may_begin():
             to, text = self._words.next()
             key = uuid.uuid4().hex
-            told = self._call("send_to_agent", targetAgentId=to, message=text, idempotencyKey=key)
+            told = self.client.call("send_to_agent", targetAgentId=to, message=text, idempotencyKey=key)
             found = content_hash(self._name, to, text)
             self._oracle.acked("mcp", mailbox(to), told["messageId"], self._name, found)
             if self._words.draw.random() < 0.3:
                 self._read()
             time.sleep(0.4)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
     def _read(self) -> None:
-        messages = self._call("get_my_messages", unreadOnly=True)["messages"]
+        messages = self.client.call("get_my_messages", unreadOnly=True)["messages"]
         if messages:
-            self._call("mark_read", messageIds=[message["id"] for message in messages])
+            self.client.call("mark_read", messageIds=[message["id"] for message in messages])
         read = uuid.uuid4().hex
         for message in messages:
             self._oracle.note(Note(HANDED, "mcp", mailbox(self._name), message["id"], request=read))
-
-    def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        skew_s = self.skew_s
-        while True:
-            answer = self._once(tool, arguments, skew_s)
-            if answer is not None and answer.status_code == 200:
-                if abs(skew_s) > _CLOCKS_APART_S + 30:
-                    raise AssertionError(f"a call signed {skew_s:g} s off was taken")
-                result = answer.json().get("result")
-                if result is not None and not result.get("isError"):
-                    return dict(result["structuredContent"])
-                reason = json.dumps(answer.json())
-                if "unreachable" not in reason and "503" not in reason:
-                    raise AssertionError(f"{tool}: {reason}")
-            elif answer is not None and answer.status_code in (401, 403):
-                if abs(skew_s) < _CLOCKS_APART_S - 30:
-                    raise AssertionError(f"{tool}, signed {skew_s:g} s off: {answer.text}")
-                skew_s, self.skewed = 0.0, self.skewed + 1
-            if not self._clock.has_patience():
-                raise GaveUp(tool)
-            time.sleep(0.15)
-
-    def _once(self, tool: str, arguments: dict[str, Any], skew_s: float) -> httpx.Response | None:
-        params = {"name": tool, "arguments": arguments}
-        call = {"jsonrpc": "2.0", "id": next(self._numbers), "method": "tools/call", "params": params}
-        body = json.dumps(call).encode()
-        signed = signed_headers(self._name, self._key, body, str(int(time.time() + skew_s)))
-        try:
-            return self._http.post("/mcp", content=body, headers={**_ACCEPT, **signed})
-        except httpx.TransportError:
-            return None
 
 
 class MqttSender:

@@ -90,6 +90,7 @@ def show(found: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(found))
         return
     print(", ".join(f"{name} {found[name]}" for name in ("seeds", "acknowledged", *KINDS, "unjudged")))
+    print("delivered:", ", ".join(f"{name} {count}" for name, count in found["deliveries"].items()))
     print("injected:", ", ".join(f"{name} {count}" for name, count in found["faults"].items()))
     if found["not_injected"]:
         print("not injected by these seeds:", ", ".join(found["not_injected"]))

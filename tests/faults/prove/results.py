@@ -80,18 +80,22 @@ class Results:
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the output of `--json`: seeds and acknowledgements, findings of each kind, faults by name.
 
-    `unjudged`: seeds that do not tell what was lost: they did not come to rest, or were not run as drawn.
-    `not_injected`: faults that none of them met: not drawn, or a point that nobody came to.
+    `deliveries`: what consumers, askers and followers did and got. `unjudged`: seeds that do not tell what was
+    lost: they did not come to rest, or were not run as drawn. `not_injected`: faults that none of them met: not
+    drawn, or a point that nobody came to.
     """
     kinds = Counter(finding["kind"] for line in lines for finding in line["findings"])
     faults: Counter[str] = Counter()
+    deliveries: Counter[str] = Counter()
     for line in lines:
         faults.update(line["faults"])
+        deliveries.update(line.get("deliveries", {}))
     return {
         "seeds": len(lines),
         "acknowledged": sum(line["acknowledged"] for line in lines),
         **{kind: kinds[kind] for kind in KINDS},
         "unjudged": sum(not line["is_judged"] for line in lines),
+        "deliveries": dict(sorted(deliveries.items())),
         "faults": dict(sorted(faults.items())),
         "not_injected": [name for name in ALL_FAULTS if not faults[name]],
     }

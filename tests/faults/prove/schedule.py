@@ -17,6 +17,8 @@ CUT, SLOW, MUTE = "cut", "slow", "mute"
 SKEW, DUPLICATES, REORDER, FORGE = "skew", "duplicates", "reorder", "forge"
 
 STREAMS: Final = "streams"
+# A second gateway, which consumers and followers use beside the first. Each run kills it.
+PEER: Final = "gateway_peer"
 _PARTS: Final = ("gateway", "bridge", "files", "xml_pump")
 _BROKERS: Final = ("kafka", "mosquitto")
 _LINKS: Final = ("kafka", "mosquitto", "gateway")
@@ -53,11 +55,14 @@ OTHER_FAULTS: Final = (
     *(f"{SECOND}:{part}" for part in (*_PARTS, "gateway_port")),
 )
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
-ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, *HABITS)
+KILL_OF_PEER: Final = f"{KILL}:{PEER}"
+ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, KILL_OF_PEER, *HABITS)
 
 OTHERS_A_SEED: Final = 4
 _LOAD_S: Final = 16.0
 _FIRST_S: Final = 1.0
+# When the second gateway is killed: followers and consumers are at work before and after.
+_PEER_KILLED_S: Final = (4.0, 10.0)
 # By when all that lasts is over, if it has not begun in the first second.
 _OVER_S: Final = 27.0
 _SKEWS_S: Final = (-86_400.0, -3_600.0, -600.0, -120.0, 120.0, 600.0, 3_600.0, 86_400.0)
@@ -122,7 +127,10 @@ def draw_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = random.Random(f"schedule/{seed}")
     own = [*_dealt(STREAM_FAULTS, 1, seed), *_dealt(OTHER_FAULTS, OTHERS_A_SEED, seed)]
-    injections = sorted((_placed(fault, draw) for fault in own), key=lambda injection: injection.at_s)
+    # Drawn apart, so that the other faults of a seed do not depend on it.
+    peer = Injection(KILL_OF_PEER, round(random.Random(f"peer/{seed}").uniform(*_PEER_KILLED_S), 2))
+    placed = [*(_placed(fault, draw) for fault in own), peer]
+    injections = sorted(placed, key=lambda injection: injection.at_s)
     return Schedule(
         seed=seed,
         load_s=_LOAD_S,

@@ -41,11 +41,14 @@ from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE as HANDLERS_
 from tests.connectors.xml_pump.pump_stack import listener
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import FOLDER_VARIABLE
+from tests.faults.prove.delivery_notes import ATTEMPTS_MOST
+from tests.faults.prove.schedule import PEER
 from tests.faults.prove.tcp_proxy import PASS, TcpProxy
 
-PARTS: Final = (GATEWAY, BRIDGE, FILES, XML_PUMP, STREAMS)
+PARTS: Final = (GATEWAY, PEER, BRIDGE, FILES, XML_PUMP, STREAMS)
 MODULES: Final = {
     GATEWAY: "connectors.gateway_program",
+    PEER: "connectors.gateway_program",
     BRIDGE: "connectors.mqtt_bridge",
     FILES: "connectors.file_bridge",
     XML_PUMP: "connectors.xml_pump",
@@ -98,6 +101,7 @@ def seed_settings(folder: Path, brokers: Brokers, seed: int) -> Settings:
             # Shorter than clients wait for an answer.
             launch_timeout_s=4,
             settle_timeout_s=5,
+            max_attempts=ATTEMPTS_MOST,
         ),
         agent_mcp=AgentMcpSettings(port=mcp, url=f"http://127.0.0.1:{free_port()}", export_interval_ms=0),
         dashboard=DashboardSettings(port=0),
@@ -114,8 +118,31 @@ def wrapped(plan: PartPlan, folder: Path, module: str | None) -> PartPlan:
         options = os.environ.get("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
         command, environment = plan.command, {**environment, "JDK_JAVA_OPTIONS": options}
         return replace(plan, environment=environment, command=lambda: [*command()[:-1], str(_WRAPPER)])
-    program = [sys.executable, "-P", "-m", "tests.faults.prove.crashing_program", plan.name, module]
+    # A point of the gateway is one of both gateways.
+    part = plan.group or plan.name
+    program = [sys.executable, "-P", "-m", "tests.faults.prove.crashing_program", part, module]
     return replace(plan, environment=environment, command=lambda: program)
+
+
+def beside(settings: Settings) -> Settings:
+    """The settings of one more gateway, with ports of its own."""
+    gateway = settings.gateway.model_copy(update={"port": free_port(), "url": None})
+    door = settings.agent_mcp.model_copy(update={"port": free_port(), "url": None})
+    return settings.model_copy(update={"gateway": gateway, "agent_mcp": door})
+
+
+def peer_plan(settings: Settings) -> PartPlan:
+    """The plan of the second gateway. `settings` are its own."""
+    plan = PLANS[GATEWAY](settings)
+    ready = settings.data_path / "run" / f"{PEER}.ready"
+
+    def prepare() -> None:
+        ready.unlink(missing_ok=True)
+
+    environment = {**plan.environment, READY_FILE: str(ready)}
+    return replace(
+        plan, name=PEER, group=GATEWAY, prepare=prepare, is_ready=ready.exists, environment=environment
+    )
 
 
 class Second:
@@ -127,9 +154,7 @@ class Second:
         # The part that it is one more of.
         self.own = name.partition("_port")[0]
         if name == GATEWAY:
-            gateway = settings.gateway.model_copy(update={"port": free_port(), "url": None})
-            door = settings.agent_mcp.model_copy(update={"port": free_port(), "url": None})
-            self.settings = settings.model_copy(update={"gateway": gateway, "agent_mcp": door})
+            self.settings = beside(settings)
         self.log_path = folder / f"second-{name}.log"
         self._ready = folder / f"second-{name}.ready"
         plan = PLANS[self.own](self.settings)
@@ -179,9 +204,13 @@ class SeedParts:
     def __init__(self, settings: Settings, folder: Path, replaced: Mapping[str, str]) -> None:
         self.settings = settings
         self.folder = folder
+        self.peer_settings = beside(settings)
         modules = MODULES | dict(replaced)
-        plans = {name: wrapped(PLANS[name](settings), folder, modules.get(name)) for name in PARTS}
-        self.parts = {name: Part(plan, settings) for name, plan in plans.items()}
+        own = {name: self.peer_settings if name == PEER else settings for name in PARTS}
+        plans = {name: peer_plan(own[name]) if name == PEER else PLANS[name](settings) for name in PARTS}
+        self.parts = {
+            name: Part(wrapped(plan, folder, modules.get(name)), own[name]) for name, plan in plans.items()
+        }
         ports = [
             (settings.gateway_url, settings.gateway.port),
             (settings.mcp_server_url, settings.agent_mcp.port),

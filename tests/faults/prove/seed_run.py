@@ -14,12 +14,14 @@ from tests.faults.prove import evidence
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.clients import Clients
 from tests.faults.prove.comparison import MISBEHAVED, Finding, compare
+from tests.faults.prove.delivery_load import NEEDED, judge_deliveries
+from tests.faults.prove.delivery_notes import Deliveries
 from tests.faults.prove.hub_client import Clock
 from tests.faults.prove.injector import Injector
 from tests.faults.prove.load_messages import FRED, readers_of
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.quiet import Quiet
-from tests.faults.prove.schedule import STREAMS, Schedule
+from tests.faults.prove.schedule import PEER, STREAMS, Schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 
 LIMIT_S: Final = 100.0
@@ -54,6 +56,7 @@ class SeedResult:
     findings: list[dict[str, str]] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     by_door: dict[str, int] = field(default_factory=dict)
+    deliveries: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     waited_for: dict[str, float] = field(default_factory=dict)
@@ -91,6 +94,7 @@ class SeedRun:
         self._settings = seed_settings(folder, brokers, schedule.seed)
         self._parts = SeedParts(self._settings, folder, replaced or {})
         self.oracle = Oracle(folder / "oracle.jsonl")
+        self._deliveries = Deliveries(folder / "deliveries.jsonl")
         self._result = SeedResult(schedule.seed)
         self._late: list[str] = []
         self._readers = readers_of(schedule)
@@ -113,10 +117,11 @@ class SeedRun:
         clock = Clock()
         try:
             self._parts.start()
-            doors = ("gateway", "bridge", "files", "xml_pump")
+            doors = ("gateway", PEER, "bridge", "files", "xml_pump")
             self._wait(lambda: self._parts.is_ready(*doors), _START_S, "the start of the doors")
             clock.begin(0.0, _START_S)
-            clients = Clients(self._settings, self._schedule, self.oracle, clock)
+            peer = self._parts.peer_settings
+            clients = Clients(self._settings, peer, self._schedule, self.oracle, self._deliveries, clock)
             self._phase("start")
             injector = self._load(clients, clock)
             self._phase("load")
@@ -196,11 +201,23 @@ class SeedRun:
         found = evidence.gather(self._settings, {"gateway": self._settings.gateway_url}, (FRED,))
         # That it is still under way is a finding as well.
         findings = compare(self.oracle.notes(), found, self._readers, is_at_rest=self._is_at_rest)
+        findings += judge_deliveries(
+            self._deliveries,
+            self.oracle,
+            found.views.mail,
+            found.ledger,
+            injector.outages,
+            is_at_rest=self._is_at_rest,
+        )
         result, done = self._result, injector.done + injector.died() + clients.habits()
         result.acknowledged = self.oracle.acknowledged
         result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
+        result.deliveries = clients.deliveries.done()
         untried = injector.left_out + not_tried(
-            result.by_door, has_shared=injector.has_shared, answers_elsewhere=clients.answers_elsewhere
+            result.by_door,
+            result.deliveries,
+            has_shared=injector.has_shared,
+            answers_elsewhere=clients.answers_elsewhere,
         )
         result.is_judged = self._is_at_rest and not untried
         troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late, *untried)
@@ -209,11 +226,19 @@ class SeedRun:
         result.faults = {name: count for name, count in sorted(done.items()) if count}
 
 
-def not_tried(by_door: Mapping[str, int], *, has_shared: bool, answers_elsewhere: int) -> list[str]:
-    """Return what a run did not test. `by_door`: how much each door acknowledged; `has_shared`: there was
-    a second gateway, which has answered `answers_elsewhere` requests.
+def not_tried(
+    by_door: Mapping[str, int], deliveries: Mapping[str, int], *, has_shared: bool, answers_elsewhere: int
+) -> list[str]:
+    """Return what a run did not test.
+
+    Args:
+        by_door: How much each door acknowledged.
+        deliveries: How often consumers and followers got an answer of each kind.
+        has_shared: Whether a fault was a second gateway too many.
+        answers_elsewhere: How many requests that gateway has answered.
     """
-    found = [f"the door {door} acknowledged nothing" for door in sorted(DOORS) if not by_door.get(door)]
+    found = [f"no delivery of the kind {name}" for name in NEEDED if not deliveries.get(name)]
+    found += [f"the door {door} acknowledged nothing" for door in sorted(DOORS) if not by_door.get(door)]
     if has_shared and not answers_elsewhere:
         found.append("the second gateway answered nobody")
     return found

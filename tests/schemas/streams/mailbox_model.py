@@ -152,6 +152,8 @@ class MailboxModel:
                 break
             if is_wish and self._is_held(message, now):
                 continue
+            if is_wish and message["status"] == "leased":
+                message["last_reason"] = "the lease ran out"
             if is_wish and self._is_over(message, now):
                 self._end(message, "expired", now)
             elif is_wish and self._is_worn_out(message, body.get("attempts_most")):

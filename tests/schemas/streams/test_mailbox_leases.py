@@ -154,3 +154,14 @@ def test_the_lease_sets_after_how_many_attempts_a_message_is_dead_and_the_row_ha
     assert row_of(at(4 * S_US, lease_record(*AT, "l4", 1, 1, attempts_most=4, **HUB), entries)).attempts == 4
     dead = row_of(at(5 * S_US, reclaim_record(*AT, "m1", "l4", **HUB), entries))
     assert (dead.status, dead.attempts, dead.last_reason) == ("dead", 4, "the lease ran out")
+
+
+@pytest.mark.requirement("DL-05")
+def test_a_message_whose_lease_ran_out_before_anything_took_it_back_says_so_when_it_is_leased_again() -> None:
+    entries = leased()
+    at(S_US, nack_record(*AT, "m1", "l1", "the disk is full", **PUMP), entries)
+    at(2 * S_US, lease_record(*AT, "l2", attempts_most=3, **PUMP), entries)
+    found = row_of(at(2 * S_US + LEASE_US, lease_record(*AT, "l3", attempts_most=3, **HUB), entries))
+    assert (found.status, found.last_reason) == ("leased", "the lease ran out")
+    dead = row_of(at(3 * S_US + 2 * LEASE_US, lease_record(*AT, "l4", attempts_most=3, **PUMP), entries))
+    assert (dead.status, dead.attempts, dead.last_reason) == ("dead", 3, "the lease ran out")

@@ -27,8 +27,9 @@ from tests.schemas.streams.mailbox_model import LEADS_TO, ORDER, WEEK_US, Mailbo
 pytestmark = pytest.mark.requirement("HH-06")
 
 IDS = ("m1", "m2", "m3", "m4", "m5")
-# Mostly one consumer, so that its leases go through their whole life.
-SENDERS = st.sampled_from((("xml", "bo"),) * 5 + (("xml", "cy"), ("http", "bo")))
+# Several doors lease at once. `made_of` takes the door of a lease for its end, if that is to be right.
+CONSUMERS = (("xml", "bo"),) * 3 + (("http", "bo"),) * 2 + (("mcp", "bo"), ("xml", "cy"))
+SENDERS = st.sampled_from(CONSUMERS)
 # To the very microsecond at which a lease ends, a message expires or an id is forgotten, and beyond.
 SHORT_US = (0, 1, 1000, 999_999, 29_000_000, 30_000_000)
 LONG_US = (3_600_000_000, WEEK_US - 1, WEEK_US, WEEK_US + 1)
@@ -68,7 +69,7 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
     return (
         {},
         {"priority": "high"},
-        {"priority": "low", "from_task": "t1", "from_verified": True},
+        {"priority": "low", "from_task": "t1", "from_verified": True, "replay_of": "m9"},
         {"body": "other", "thread": "t", "in_reply_to": "m0", "broadcast_id": "b", "sent_at": "at noon"},
         {"expires_at": time_at(now + 1000)},
         {"expires_at": time_at(now + 30_000_000, "001")},
@@ -121,7 +122,7 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     at, by = ("default", "bo"), {"door": wish.sender[0], "principal": wish.sender[1]}
     if wish.kind == "again" and past:
         made = past[-1 - wish.about % len(past)]
-        if made.type == "message.nacked" and not wish.is_right:
+        if made.type == "message.nacked" and wish.content % 2:
             body = orjson.loads(made.value)
             by = {"door": made.door, "principal": made.principal}
             return requests.nack_record(*at, body["message_id"], body["request_id"], "for another reason", **by)
@@ -158,7 +159,12 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     makers = {
         "acked": lambda: requests.ack_record(*at, message_id, request, **by),
         "nacked": lambda: requests.nack_record(
-            *at, message_id, request, is_no_attempt=True if wish.content == 3 else None, **by
+            *at,
+            message_id,
+            request,
+            ("", "no disk")[wish.content % 2],
+            is_no_attempt=True if wish.content == 3 else None,
+            **by,
         ),
         "reclaimed": lambda: requests.reclaim_record(*at, message_id, request, **by),
         "extended": lambda: requests.extension_record(
@@ -233,6 +239,9 @@ def assert_agree(wishes: list[Wish], kept: int) -> set[tuple[str, str | None, st
         said, wanted = seen(settled), model.settle(kind, made.ce_id, f"{made.door}/{made.principal}", body, now)
         assert said == wanted, (offset, made.type)
         reached |= {(kind, said.reason or said.verdict, row["status"]) for row in said.rows}
+        reached |= {("reason", row["last_reason"], row["status"]) for row in said.rows}
+        holders = {row["handed_to"] for row in model.pending() if row["status"] == "leased"}
+        reached.add(("holders", None, str(len(holders))))
         reached.add((kind, said.reason or said.verdict, said.status))
         if settled.verdict != "accepted":
             assert (dict(entries.stored()), settled.changes) == (before, ())
@@ -280,7 +289,7 @@ def a_walk(draw: random.Random, length: int) -> list[Wish]:
             f"m{number // 4 + draw.randrange(5)}",
             draw.randrange(12),
             draw.random() < 0.8,
-            draw.choice((("xml", "bo"),) * 9 + (("xml", "cy"), ("http", "bo"))),
+            draw.choice(CONSUMERS),
             f"q{number + draw.randrange(5)}",
             draw.choice((0, 1, 2, draw.randrange(CONTENTS))),
             draw.choice((1, 1, 2, 100)),
@@ -314,6 +323,8 @@ REACHED = {
         for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")
         for said in ("unknown_stream", "after_terminal")
     ),
+    *(("reason", reason, "dead") for reason in ("no disk", "the lease ran out", None)),
+    *(("holders", None, number) for number in "0123"),
     *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")),
 }
 
