@@ -59,11 +59,7 @@ def questions(held, free, mine, role):
         f"{hub}/principals GET": Ask("o", "GET", f"{hub}/principals"),
         f"{hub}/principals POST": Ask("o", "POST", f"{hub}/principals", {"principal": own, "role": "viewer"}),
         f"{hub}/principals/{{name}}/revoke POST": Ask("o", "POST", f"{hub}/principals/{own}/revoke", {}),
-        f"{hub}/mailboxes/{{realm}}/{{name}} GET": Ask(owners, "GET", mailbox),
-        f"{hub}/mailboxes/{{realm}}/{{name}}/messages/{{message_id}}/replay POST": Ask(
-            owners, "POST", f"{mailbox}/messages/m1/replay", found=False
-        ),
-        f"{hub}/messages/dead GET": Ask("o", "GET", f"{hub}/messages/dead"),
+        **mailbox_questions(hub, role),
         f"{hub}/messages POST": Ask("odw", "POST", f"{hub}/messages", {"recipient": "hub", "type": "x"}),
         f"{hub}/messages GET": Ask("odw", "GET", f"{hub}/messages"),
         f"{hub}/audit GET": Ask("odv", "GET", f"{hub}/audit"),
@@ -79,7 +75,6 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}}/cancel POST": Ask("o", "POST", f"{hub}/tasks/t1/cancel", found=False),
         f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
-        f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask("o", "POST", f"{mailbox}/clear", {}),
         f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
         f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
         # JSON is no XML, behind the gate.
@@ -97,6 +92,20 @@ def questions(held, free, mine, role):
         f"{hub}/tokens/{{token_id}}/revoke POST": Ask(
             "o", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False
         ),
+    }
+
+
+def mailbox_questions(hub, role):
+    """Routes about a mailbox of a name, here the role's own."""
+    roles, path = "odw" if role != "viewer" else "o", f"{hub}/mailboxes/default/the-{role}"
+    route = f"{hub}/mailboxes/{{realm}}/{{name}}"
+    return {
+        f"{route} GET": Ask(roles, "GET", path),
+        f"{route}/messages/{{message_id}}/replay POST": Ask(
+            roles, "POST", f"{path}/messages/m1/replay", found=False
+        ),
+        f"{route}/clear POST": Ask("o", "POST", f"{path}/clear", {}),
+        f"{hub}/messages/dead GET": Ask("o", "GET", f"{hub}/messages/dead"),
     }
 
 
