@@ -12,7 +12,14 @@ from fastapi import Path, Query, Request, Response
 from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, newest_rows, rejection_response, row_as_json
+from connectors.gateway.web.answers import (
+    ApiError,
+    existing,
+    json_answer,
+    newest_rows,
+    rejection_response,
+    row_as_json,
+)
 from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import (
     JOB_ID_PATTERN,
@@ -38,7 +45,7 @@ from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.streams.job.job_registry import JobRow, cancellation_record
 from schemas.wire.ids import JOB, stream_key
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord, content_id
@@ -46,9 +53,14 @@ from schemas.wire.verdicts import DUPLICATE, REJECTED
 
 JOBS: Final = "/api/hub/jobs"
 JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
-_EVENT_BODY: Final = {
-    "requestBody": {"required": True, "content": {JSON_CONTENT: {"schema": {"type": "object"}}}}
-}
+
+
+def _event_body() -> dict[str, Any]:
+    """Return the request body of an event, for the OpenAPI document. The route takes the bytes as they come."""
+    schema = JobEvent.model_json_schema()
+    # Readers of an OpenAPI document do not understand `\z`.
+    schema["properties"]["job_id"]["pattern"] = JOB_ID_PATTERN
+    return {"requestBody": {"required": True, "content": {JSON_CONTENT: {"schema": schema}}}}
 
 
 def add_job_routes(routes: Routes, hub: Hub) -> None:
@@ -99,7 +111,7 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
         Action.JOB_REPORT,
         EventAnswer,
         reporter_of_job(hub),
-        openapi_extra=_EVENT_BODY,
+        openapi_extra=_event_body(),
     )
     async def report_event(request: Request, job_id: JobPath) -> Response:
         """Report an event of a job. The body is the signed event, byte for byte as over MQTT.
@@ -109,6 +121,8 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
         nothing. The answer is 403 for a wrong signature (`bad_signature`), 400 for an invalid event, and 409
         for an event that does not fit the state of the job or its other events. The ledger has each of them.
         """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_CONTENT:
+            raise ApiError(415, "unsupported_media_type", f"the body must be {JSON_CONTENT}")
         stream, payload = stream_key(JOB, job_id), await request.body()
         record = OutgoingRecord(
             stream=stream,
