@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
-from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
+from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.streams.task.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
@@ -82,7 +82,7 @@ WAIT_S_MOST = 300
 LEASE_S_MOST = LEASE_MS_MOST // 1000
 WaitSeconds = Annotated[float, Field(ge=0, le=WAIT_S_MOST, allow_inf_nan=False)]
 """How long a request may wait, in seconds."""
-LeaseSeconds = Annotated[int, Field(ge=1, le=LEASE_S_MOST)]
+LeaseSeconds = Annotated[int, Field(ge=1, le=LEASE_S_MOST), WHOLE]
 """The duration of a lease in seconds."""
 MessageIds = Annotated[list[NamedThing], Field(min_length=1, max_length=LIMIT_MOST)]
 """The ids of messages in the caller's own mailbox."""

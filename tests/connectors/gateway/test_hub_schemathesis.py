@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 # Answers that do not end are followed in tests of their own.
-ENDLESS = r"/events$|/verdicts$"
+ENDLESS = r"/(hub|messages)/events$|/verdicts$"
 LIMIT_S = 200
 
 
