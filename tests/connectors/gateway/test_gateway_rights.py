@@ -16,6 +16,7 @@ from tests.connectors.gateway.hub_access import add_principal, register
 ROLES = ("operator", "delegator", "worker", "viewer")
 PUBLIC_KEY, OTHER_KEY = new_key_pair()[1], new_key_pair()[1]
 _TOKEN = "000000000000"
+_LEASED = {"lease_id": "l1", "message_ids": ["m1"]}
 _TASK = {"description": "x", "agent_name": "nobody"}
 
 
@@ -42,6 +43,9 @@ def questions(held, free, mine, role):
         f"{hub}/jobs/pick POST": Ask("ow", "POST", f"{hub}/jobs/pick", {"session": "the-worker"}),
         f"{hub}/jobs/{{job_id}} GET": Ask("odwv", "GET", f"{hub}/jobs/{held}"),
         f"{hub}/jobs/{{job_id}}/events GET": Ask("odwv", "GET", f"{hub}/jobs/{held}/events"),
+        f"{hub}/jobs/{{job_id}}/events POST": Ask(
+            "odw", "POST", f"{hub}/jobs/{held if role == 'worker' else mine[role]}/events", {}, status=400
+        ),
         f"{hub}/jobs/{{job_id}}/cancel POST": Ask("od", "POST", f"{hub}/jobs/{free[role]}/cancel", {}),
         f"{hub}/jobs/{{job_id}}/assign POST": Ask(
             "od", "POST", f"{hub}/jobs/{mine[role]}/assign", {"session": f"for-{role}"}
@@ -79,8 +83,7 @@ def questions(held, free, mine, role):
         f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask(
             "o", "POST", f"{hub}/mailboxes/default/the-{role}/clear", {}
         ),
-        f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
-        f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
+        **message_questions(hub),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
         f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),
@@ -96,6 +99,19 @@ def questions(held, free, mine, role):
         f"{hub}/tokens/{{token_id}}/revoke POST": Ask(
             "o", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False
         ),
+    }
+
+
+def message_questions(hub):
+    """The questions about messages, but for sending and draining them."""
+    return {
+        f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
+        f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
+        f"{hub}/messages/events GET": Ask("odw", "GET", f"{hub}/messages/events"),
+        **{
+            f"{hub}/messages/{how} POST": Ask("odw", "POST", f"{hub}/messages/{how}", {**_LEASED, **fields})
+            for how, fields in (("ack", {}), ("nack", {}), ("extend", {"lease": 5}))
+        },
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 # Answers that do not end are followed in tests of their own.
-ENDLESS = r"/(hub|messages)/events$|/verdicts$"
+ENDLESS = r"/events$|/verdicts$"
 LIMIT_S = 200
 
 
@@ -18,6 +18,7 @@ LIMIT_S = 200
 @pytest.mark.requirement("HH-12")
 @pytest.mark.parametrize("operations", ["include", "exclude"], ids=["reading", "writing"])
 def test_schemathesis_runs_clean(gateway, tmp_path, operations):
+    is_reading = operations == "include"
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
         "--config-file",
@@ -28,7 +29,7 @@ def test_schemathesis_runs_clean(gateway, tmp_path, operations):
         f"Authorization: Bearer {gateway.operator_token}",
         "--max-examples=5",
         "--phases=examples,coverage,fuzzing",
-        f"--exclude-path-regex={ENDLESS}",
+        *([f"--exclude-path-regex={ENDLESS}"] if is_reading else []),
         f"--{operations}-method=GET",
         "--seed=20261122",
         "--no-color",
@@ -37,6 +38,6 @@ def test_schemathesis_runs_clean(gateway, tmp_path, operations):
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     with gateway.client() as client:
         page = client.get("/openapi.json").json()["paths"]
-    listed = [method for path, methods in page.items() if not re.search(ENDLESS, path) for method in methods]
-    asked = sum((method == "get") == (operations == "include") for method in listed)
+    listed = [(path, method == "get") for path, methods in page.items() for method in methods]
+    asked = sum(is_get == is_reading and not (is_get and re.search(ENDLESS, path)) for path, is_get in listed)
     assert f"Tested: {asked}" in done.stdout, "not every operation was asked"
