@@ -7,14 +7,16 @@ when** the gateway has settled the event. **Loses** nothing: an event without an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from connectors.agent_sdk.outbox import PendingEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.mqtt_link.receipt import LogPosition, Receipt
 from schemas.errors import TrunklineError
-from schemas.wire.record import JSON_CONTENT
-from schemas.wire.verdicts import REJECTED
+from schemas.wire.ids import JOB, stream_key
+from schemas.wire.record import JSON_CONTENT, content_id
+from schemas.wire.verdicts import REJECTED, TOO_LARGE
 
 if TYPE_CHECKING:
     import httpx2
@@ -42,21 +44,42 @@ def deliver_over_http(
         Refused: the token is invalid or has no right to this job.
     """
     for pending in events:
-        answer = gateway.request(
-            "POST",
-            path_of("jobs", job_id, "events"),
-            is_answer=lambda one: one.is_success or one.headers.get("Trunkline-Verdict") == REJECTED,
-            content=pending.wire_bytes,
-            headers={"Content-Type": JSON_CONTENT},
-        )
-        confirmed(pending, _receipt(pending, answer))
+        try:
+            answer = gateway.request(
+                "POST",
+                path_of("jobs", job_id, "events"),
+                is_answer=_is_final,
+                content=pending.wire_bytes,
+                headers={"Content-Type": JSON_CONTENT},
+            )
+        except TrunklineError as error:
+            raise type(error)(
+                f"{error}. Event {pending.seq} stays in the outbox and is sent first at the next publish"
+            ) from error
+        confirmed(pending, _receipt(job_id, pending, answer))
 
 
-def _receipt(pending: PendingEvent, answer: httpx2.Response) -> Receipt:
+def _is_final(answer: httpx2.Response) -> bool:
+    """Return whether the answer is about the event itself, so that sending it again would change nothing."""
+    if answer.is_success or answer.headers.get("Trunkline-Verdict") == REJECTED:
+        return True
+    # The gateway drops a body over its limit before the log. Without this, the event would block all others.
+    return answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and _reason(answer) == TOO_LARGE
+
+
+def _reason(answer: httpx2.Response) -> str | None:
+    try:
+        return str(answer.json()["reason"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _receipt(job_id: str, pending: PendingEvent, answer: httpx2.Response) -> Receipt:
     try:
         said: dict[str, Any] = answer.json()
         if not answer.is_success:
-            return Receipt("", pending.seq, REJECTED, str(said["reason"]))
+            ce_id = content_id(stream_key(JOB, job_id).encode("ascii"), pending.wire_bytes)
+            return Receipt(ce_id, pending.seq, REJECTED, str(said["reason"]))
         return Receipt(said["ce_id"], said["seq"], said["verdict"], None, LogPosition(*said["position"]))
     except (ValueError, KeyError, TypeError):
         raise TrunklineError("the answer to an event is not that of a Trunkline gateway") from None

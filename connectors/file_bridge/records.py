@@ -63,6 +63,7 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
                 "body": message["body"],
                 "content_type": TEXT,
                 "in_reply_to": message["in_reply_to"],
+                "thread": message.get("thread"),
                 "sent_at": message["ts"],
                 "expires_at": _expires_at(message),
                 "broadcast_id": message["msg_id"] if is_to_everybody(message) else None,
@@ -135,6 +136,7 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
     if sent is None:
         raise ValueError("not a time")
     end = _moment(message.get("expires_at") or "")
+    thread = message.get("thread")
     return {
         "msg_id": message["message_id"],
         "ts": _text(sent),
@@ -144,6 +146,7 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
         "body": message["body"],
         "in_reply_to": message.get("in_reply_to"),
         "ttl_s": None if end is None else max(0.0, (end - sent).total_seconds()),
+        **({} if thread is None else {"thread": thread}),
     }
 
 

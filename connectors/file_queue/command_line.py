@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
         help="the sender (default: $TRUNKLINE_QUEUE_AGENT_ID or anonymous)",
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
+    option("--thread", metavar="ID", help="the conversation that the message belongs to")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
     option(
         "--agent",
@@ -158,7 +159,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     queue = Queue(given.root)
     if given.command == "send":
         body = _body(given.body)
-        sent = queue.send(given.topic, body, given.to, given.ttl_s, given.session, given.sender, given.reply_to)
+        about = (given.session, given.sender, given.reply_to, given.thread)
+        sent = queue.send(given.topic, body, given.to, given.ttl_s, *about)
         _print(f"{sent}\n".encode())
     elif given.command == "poll":
         agent_id = queue.agent_id if given.agent_id is None else given.agent_id

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-
-# The most ids in a line of the audit; with 128 characters each they take half a mebibyte.
-AUDITED_IDS = 4000
+AUDITED_IDS = 4000  # in a line of the audit; with 128 characters each they take half a mebibyte
 
 
 def _no_step(name: str) -> None:
@@ -111,6 +109,7 @@ class Queue:
         session: str | None = None,
         sender: str | None = None,
         reply_to: str | None = None,
+        thread: str | None = None,
     ) -> str:
         """Append a message and return its new id.
 
@@ -122,6 +121,7 @@ class Queue:
             session: The session; None for the variable TRUNKLINE_QUEUE_SESSION, else `default`.
             sender: The sender; None for the variable TRUNKLINE_QUEUE_AGENT_ID, else `anonymous`.
             reply_to: The id of the message that this one answers, or None.
+            thread: The id of the conversation. None leaves the field out of the line.
 
         Raises ValueError, QueueError, or QueueDisabledError if the queue is switched off. After a QueueError
         about fsync it is unknown whether the message is kept. After any other error it was not sent.
@@ -136,13 +136,14 @@ class Queue:
             "body": body,
             "in_reply_to": None if reply_to is None else checked_name(reply_to, "the message replied to"),
             "ttl_s": checked_ttl(ttl_s),
+            **({} if thread is None else {"thread": checked_name(thread, "the thread")}),
         }
         where = self._named(session)
         line, side_file, text = self._line(record)
         with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
             self._append(folder, where, line, side_file, text)
-        size, is_external = len(text), side_file is not None
-        self._audit_message("send", where, record, body_bytes=size, externalized=is_external, ttl_s=ttl_s)
+        fields = {"body_bytes": len(text), "externalized": side_file is not None, "ttl_s": ttl_s}
+        self._audit_message("send", where, record, **fields)
         return str(record["msg_id"])
 
     def deliver(self, record: dict[str, Any], session: str) -> None:
@@ -292,8 +293,7 @@ class Queue:
             except FileNotFoundError:
                 return []
             with folder:
-                fd = folder.open_file(MESSAGES) if n else None
-                if fd is None:
+                if not n or (fd := folder.open_file(MESSAGES)) is None:
                     return []
                 with fd:
                     now = time.time()

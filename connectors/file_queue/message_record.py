@@ -136,7 +136,8 @@ def _shown(text: str) -> bytes:
 def parse_line(line: bytes | None) -> dict[str, Any] | None:
     """Parse a line of `messages.jsonl` and return its message, or None for an invalid line. It never raises.
 
-    A message has exactly these fields: `msg_id`, `ts`, `from`, `to`, `topic`, `body`, `in_reply_to`, `ttl_s`.
+    A message has these fields: `msg_id`, `ts`, `from`, `to`, `topic`, `body`, `in_reply_to`, `ttl_s`. It also
+    has `thread` if the line has a valid one. Any other field is ignored, and so is a `thread` that is no name.
 
     Args:
         line: The line without its newline. None stands for a line that was too long to read, and gives None.
@@ -170,6 +171,10 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
         )
     except ValueError:
         return None
+    # Not checked as the others: lines had no `thread` at first, and readers ignored any field of this name.
+    thread = found.get("thread")
+    if is_name(thread):
+        message["thread"] = thread
     return message if is_valid else None
 
 

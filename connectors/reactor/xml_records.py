@@ -185,14 +185,15 @@ def _death_notice(body: dict[str, Any], mailbox: str, get: GetRow) -> list[Outgo
         return []
     why = f"handling it failed {dead.attempts} times without an answer; it is not tried again"
     text = huh(why, about_tag=dead.kind, step="handler")
-    names = ("message_id", "parent_thread", "root_thread")
+    names = ("message_id", "thread", "parent_thread", "root_thread")
     about = {"from": dead.sender, **{name: getattr(dead, name) for name in names}}
     return [_huh_posting(listener, about, text, _xml_id(f"{mailbox}/{dead.message_id}", DEAD))]
 
 
 def _huh_posting(sender: str, about: dict[str, Any], text: bytes, message_id: str) -> OutgoingRecord:
     """Return an error message to the sender of the message `about`, in the same conversation."""
-    thread = about.get("parent_thread")
+    # A message of another door has no place in the tree, and its thread is the sender's own.
+    thread = about.get("parent_thread") or (about.get("thread") if about.get("root_thread") is None else None)
     message = verified_message(
         message_id,
         sender,

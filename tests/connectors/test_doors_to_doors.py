@@ -5,7 +5,7 @@ each to each, itself included. By the design's table of doors.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ MESSAGES = "/api/hub/messages"
 HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")
 # One sender and one reader at each door.
 SENDER = {HUB: "hugo", FILE: "fil", MCP: "mia", MQTT: "mo", XML: "max"}
+ANSWERS, RELAYS, PERSON = "wilma", "rita", "paula"
 READER = {HUB: "hanna", FILE: "fred", MCP: "mara", MQTT: "mina", XML: "xena"}
 
 
@@ -36,6 +37,14 @@ class Got(NamedTuple):
     sender: str
     kind: str | None
     body: str
+
+
+class Seen(NamedTuple):
+    """A message as a reader's door shows it, the message that it answers, and its thread."""
+
+    got: Got
+    in_reply_to: str | None
+    thread: str | None
 
 
 class Doors:
@@ -80,46 +89,66 @@ class Doors:
 
         return anyio.run(call)
 
-    def send(self, door: str, recipient: str, text: str) -> None:
-        """Send by a door, in the way of that door."""
+    def send(
+        self, door: str, recipient: str, text: str, in_reply_to: str | None = None, thread: str | None = None
+    ) -> str:
+        """Send by a door, in the way of that door. Return the message's id, and for XML the answer."""
         sender = SENDER[door]
+        about = {"in_reply_to": in_reply_to, "thread": thread}
         if door == HUB:
-            body = {"recipient": recipient, "type": "note", "payload": {"text": text}}
+            body = {"recipient": recipient, "type": "note", "payload": {"text": text}, **about}
             answer = self.clients[sender].post(MESSAGES, json=body)
             assert answer.status_code == 200, answer.text
-        elif door == FILE:
-            self.run.queue.send("status", text, to=recipient, sender=sender)
-        elif door == MCP:
-            self.tool(self.agents[sender], "send_to_agent", targetAgentId=recipient, message=text)
-        elif door == MQTT:
-            self.mqtt[sender].send(recipient, "hint", text)
-        else:
+            return str(answer.json()["message_id"])
+        if door == FILE:
+            return self.run.queue.send(
+                "status", text, to=recipient, sender=sender, reply_to=in_reply_to, thread=thread
+            )
+        if door == MCP:
+            named = {"targetAgentId": recipient, "message": text, "inReplyTo": in_reply_to, "thread": thread}
+            given = {name: value for name, value in named.items() if value is not None}
+            return str(self.tool(self.agents[sender], "send_to_agent", **given)["messageId"])
+        if door == MQTT:
+            return str(self.mqtt[sender].send(recipient, "hint", text, **about).message_id)
+        if door == XML:
             document = f'<message xmlns="urn:trunkline:envelope:1"><to>{recipient}</to>{note(text)}</message>'
             headers = {"Content-Type": "application/xml"}
             answer = self.clients[sender].post("/messages", content=document.encode(), headers=headers)
             assert answer.status_code == 202, answer.text
+            return answer.text
+        raise AssertionError(door)
 
     def read(self, door: str) -> list[Got]:
         """All that a door gives its reader now."""
-        reader = READER[door]
+        return [one.got for one in self.seen(door, READER[door])]
+
+    def seen(self, door: str, reader: str) -> list[Seen]:
+        """All that a door gives this reader now, with the answered message and the thread."""
         if door == HUB:
             found = self.clients[reader].get(MESSAGES).json()["messages"]
-            return [Got(m["sender"], m["type"], m["payload"]["text"]) for m in found]
+            return [_seen(m, m["sender"], m["type"], m["payload"]["text"]) for m in found]
         if door == FILE:
-            return [Got(m["from"], m["topic"], m["body"]) for m in self.run.queue.poll(reader)]
+            return [_seen(m, m["from"], m["topic"], m["body"]) for m in self.run.queue.poll(reader)]
         if door == MCP:
             found = self.tool(self.agents[reader], "get_my_messages", unreadOnly=True)["messages"]
             if found:
                 self.tool(self.agents[reader], "mark_read", messageIds=[message["id"] for message in found])
-            return [Got(m["from"], None, m["content"]) for m in found]
+            return [
+                Seen(Got(m["from"], None, m["content"]), m.get("inReplyTo"), m.get("thread")) for m in found
+            ]
         if door == MQTT:
             count = len(self.inbox)
             taken, self.inbox[:count] = self.inbox[:count], []
-            return [Got(m.sender, m.kind, m.body) for m in taken]
+            return [_seen(m.fields, m.sender, m.kind, m.body) for m in taken]
         # The listener may write meanwhile: what is behind the last whole line is for the next time.
         whole, _, _ = self.notes.read_text()[self._notes_read :].rpartition("\n")
         self._notes_read += len(whole) + 1 if whole else 0
-        return [Got(*json.loads(line)) for line in whole.splitlines()]
+        notes = [json.loads(line) for line in whole.splitlines()]
+        return [Seen(Got(*found[:3]), *found[3:]) for found in notes]
+
+
+def _seen(fields: Mapping[str, Any], sender: str, kind: str, body: str) -> Seen:
+    return Seen(Got(sender, kind, body), fields.get("in_reply_to"), fields.get("thread"))
 
 
 def note(text: str) -> str:
@@ -161,7 +190,23 @@ ORGANISM = {
             "namespace": SPACE,
             "handler": "tests.connectors.noting_listener:hear",
             "capability": "notes what it is told",
-        }
+        },
+        {
+            "name": ANSWERS,
+            "root_tag": "query",
+            "namespace": SPACE,
+            "handler": "tests.connectors.noting_listener:answer",
+            "capability": "answers",
+        },
+        {
+            "name": RELAYS,
+            "root_tag": "relayed",
+            "namespace": SPACE,
+            "handler": "tests.connectors.noting_listener:relay",
+            "capability": "asks before it answers",
+            "tools": [ANSWERS],
+        },
+        {"name": PERSON, "type": "human", "capability": "a person"},
     ]
 }
 

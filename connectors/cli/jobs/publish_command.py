@@ -82,10 +82,12 @@ def run(call: Call) -> int:
             raise UsageError(f"--attempts: expected 1 to {_ATTEMPTS_MOST}, not {call.attempts}")
         mqtt = call.settings.mqtt.model_copy(update={"publish_attempts": call.attempts})
         call.settings = call.settings.model_copy(update={"mqtt": mqtt})
+    if call.http and (call.no_receipt or call.attempts is not None):
+        raise UsageError("--no-receipt and --attempts are for MQTT; with --http the answer is the receipt")
     data = _read_data(call.data)
     state_dir = call.state_dir or call.settings.data_path / _STATE_FOLDER
     secret = read_secret(call.secret_file, call.settings, call.job)
-    own = with_job_broker(call.settings, call.job, call.secret_file)
+    own = call.settings if call.http else with_job_broker(call.settings, call.job, call.secret_file)
     with GatewayClient(call.settings) if call.http else nullcontext() as gateway:
         return _publish(call, JobPublisher(own, call.job, secret, state_dir, gateway), data)
 

@@ -113,7 +113,9 @@ def _depth(hub: Hub, thread: str, most: int) -> int:
 
 
 def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> Message:
-    place = place_of(hub, thread_of(hub.keyring, row)) or _place_of_itself(hub, row)
+    thread = thread_of(hub.keyring, row)
+    place = place_of(hub, thread) or _place_of_itself(hub, row)
+    question = _question(hub, row, thread, place.asker)
     return _message(
         row,
         number,
@@ -121,15 +123,51 @@ def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> M
         place.asker,
         kind,
         body,
-        thread=place.parent_thread,
+        in_reply_to=question.message_id,
+        thread=place.parent_thread or own_thread(question),
         root_thread=place.root_thread,
         on_behalf_of=place.on_behalf_of,
     )
 
 
+def _question(hub: Hub, row: MessageRow, thread: str, asker: str) -> MessageRow:
+    """Return the asker's message to which an answer replies; `row` itself if the asker's is not known any more.
+
+    The listener may have asked others before it answers. It then handles their reply, which is about its own
+    message, which is about the asker's.
+    """
+    found: MessageRow | None = row
+    for _ in range(2 * hub.settings.xml_pump.chain_most):
+        if found is None or (found.sender, found.recipient) == (asker, row.recipient):
+            break
+        # The answered message is in the mailbox of the sender of the answer, or of the listener itself.
+        keys = (f"{DEFAULT_REALM}/{box}/{found.in_reply_to}" for box in (found.sender, found.recipient))
+        found = next((one for key in keys if (one := hub.live_view.get(MessageRow, key)) is not None), None)
+    if found is not None and found.sender == asker:
+        return found
+    return newest_question(hub, thread, asker, row.recipient) or row
+
+
+def newest_question(hub: Hub, thread: str, asker: str, listener: str) -> MessageRow | None:
+    """Return the newest message of a conversation from its asker to a listener, or None if none is known.
+
+    `thread` is the thread by which the listener knows the conversation.
+    """
+    for key in reversed(hub.conversations.message_keys(thread)):
+        row = hub.live_view.get(MessageRow, key)
+        if row is not None and (row.sender, row.recipient) == (asker, listener):
+            return row
+    return None
+
+
+def own_thread(question: MessageRow) -> str | None:
+    """Return the thread that a sender at another door gave its message; None for a message of the pump."""
+    return question.thread if question.root_thread is None else None
+
+
 def _back_to_sender(row: MessageRow, body: str) -> Message:
     """Return a fault as a message to the sender, on the sender's thread if it has one."""
-    thread = row.parent_thread
+    thread = row.parent_thread or own_thread(row)
     root = row.root_thread if thread is not None else None
     return _message(row, 0, row.recipient, row.sender, HUH_TAG, body, thread=thread, root_thread=root)
 
@@ -138,8 +176,8 @@ def _message(
     row: MessageRow, number: int, sender: str, to: str, kind: str, body: str, **place: str | None
 ) -> Message:
     message_id = str(uuid.uuid5(_NAMESPACE, f"{row.recipient}/{row.message_id}/{number}"))
-    about = {"priority": row.priority, "in_reply_to": row.message_id}
-    return verified_message(message_id, sender, to, kind, body, XML_CONTENT, **about, **place)
+    about = {"priority": row.priority, "in_reply_to": row.message_id, **place}
+    return verified_message(message_id, sender, to, kind, body, XML_CONTENT, **about)
 
 
 def place_of(hub: Hub, thread: str) -> Place | None:

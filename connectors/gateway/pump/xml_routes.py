@@ -15,11 +15,11 @@ from xml.sax.saxutils import quoteattr
 from fastapi import Query, Request, Response
 from pydantic import ConfigDict, Field
 
-from connectors.gateway.pump.pump_answers import place_of
+from connectors.gateway.pump.pump_answers import newest_question, own_thread, place_of
 from connectors.gateway.pump.pump_leases import HUMAN
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
-from connectors.gateway.services.conversations import child_thread
+from connectors.gateway.services.conversations import Place, child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
@@ -33,7 +33,14 @@ from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
-from schemas.streams.mailboxes.message import REPAIRS_MOST, Message, posting_record, verified_message
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    REPAIRS_MOST,
+    Message,
+    MessageRow,
+    posting_record,
+    verified_message,
+)
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, TOO_LARGE
 
@@ -167,6 +174,7 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
     tag, payload = opened.root_tag, opened.payload.decode("utf-8")
     found = []
     for name in names:
+        message_id = str(uuid.uuid5(uuid.UUID(request_id), name))
         fields: dict[str, Any] = {
             "thread": child_thread(hub.keyring, thread, sender, name),
             "parent_thread": thread,
@@ -177,12 +185,26 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
         }
         if known is not None:
             fields |= {"root_thread": known.root_thread, "on_behalf_of": known.on_behalf_of}
-            if known.parent_thread is not None and name == known.asker:
-                # An answer to the asker, who knows the conversation by the parent thread.
-                fields |= {"thread": known.parent_thread, "parent_thread": None}
-        message_id = str(uuid.uuid5(uuid.UUID(request_id), name))
+            if name == known.asker:
+                fields |= _as_answer(hub, known, thread, message_id)
         found.append(verified_message(message_id, sender, name, tag, payload, XML_CONTENT, **fields))
     return found
+
+
+def _as_answer(hub: Hub, known: Place, thread: str, message_id: str) -> dict[str, Any]:
+    """Return the fields of a message to the asker of a thread: it answers the asker's newest message there.
+
+    The asker knows the conversation by the parent thread or, at another door, by the thread that it gave.
+    """
+    posted = hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{known.asker}/{message_id}")
+    if posted is not None:  # a repeated request is the same message, also if the asker has asked again since
+        names = ("thread", "parent_thread", "in_reply_to")
+        return {name: getattr(posted, name) for name in names}
+    question = newest_question(hub, thread, known.asker, known.seen_by)
+    if question is None:
+        return {} if known.parent_thread is None else {"thread": known.parent_thread, "parent_thread": None}
+    about = {"thread": known.parent_thread or own_thread(question), "parent_thread": None}
+    return {**about, "in_reply_to": question.message_id}
 
 
 def _are_known(hub: Hub, messages: list[Message]) -> bool:

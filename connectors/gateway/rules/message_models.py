@@ -17,7 +17,7 @@ MessageKind = Annotated[Printable, Field(max_length=128)]
 """The type of a message."""
 WaitSeconds = Annotated[float, Field(ge=0, le=WAIT_S_MOST, allow_inf_nan=False)]
 """How long a request may wait, in seconds."""
-LeaseSeconds = Annotated[int, Field(ge=1, le=LEASE_S_MOST)]
+LeaseSeconds = Annotated[int, Field(ge=1, le=LEASE_S_MOST), WHOLE]
 """The duration of a lease in seconds."""
 MessageIds = Annotated[list[NamedThing], Field(min_length=1, max_length=LIMIT_MOST)]
 """The ids of messages in the caller's own mailbox."""
@@ -131,7 +131,7 @@ class NackRequest(AckRequest):
 class ExtendRequest(AckRequest):
     """Leased messages that take longer."""
 
-    lease: Annotated[LeaseSeconds, WHOLE]
+    lease: LeaseSeconds
     """Time from now to the new end of the lease, in seconds."""
 
 

@@ -121,7 +121,10 @@ class Conversations(RowIndex[MessageRow]):
         if not is_answer and thread not in self._places:
             root, behalf = row.root_thread or thread, row.on_behalf_of or row.sender
             _put(self._places, thread, Place(row.sender, row.recipient, row.parent_thread, root, behalf))
-        self._note(thread, row.key)
+        known = self._places.get(thread)
+        # An asker at another door chooses the thread of its answers, which may be that of another conversation.
+        if not is_answer or known is None or known.seen_by == row.recipient:
+            self._note(thread, row.key)
         own = row.parent_thread
         if own is None and row.in_reply_to is not None:
             own = self._thread_of.get(f"{row.sender}/{row.in_reply_to}")

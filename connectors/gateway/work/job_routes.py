@@ -27,7 +27,14 @@ from connectors.gateway.rules.job_models import (
 from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, newest_rows, rejection_response, row_as_json
+from connectors.gateway.web.answers import (
+    ApiError,
+    existing,
+    json_answer,
+    newest_rows,
+    rejection_response,
+    row_as_json,
+)
 from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import JOB_ID_PATTERN
 from connectors.gateway.web.policy import Action, Caller, decide
@@ -121,6 +128,8 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
         nothing. The answer is 403 for a wrong signature (`bad_signature`), 400 for an invalid event, and 409
         for an event that does not fit the state of the job or its other events. The ledger has each of them.
         """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_CONTENT:
+            raise ApiError(415, "unsupported_media_type", f"the body must be {JSON_CONTENT}")
         stream, payload = stream_key(JOB, job_id), await request.body()
         record = OutgoingRecord(
             stream=stream,

@@ -29,7 +29,7 @@ class BridgeRun:
         self.settings = self.gateway.settings
         self.root = queue_root(self.settings)
         self.queue = Queue(self.root)
-        self._keyring, self._folder = keyring, folder
+        self.keyring, self._folder = keyring, folder
         self.bridge = self.started()
         self.gateway.wait_ready()
         self.operator: httpx.Client = self.gateway.client()
@@ -95,7 +95,7 @@ class BridgeRun:
     def verdicts(self) -> Counter[tuple[str, str, str]]:
         """How often each verdict was said in the log: stream, message's id, verdict; postings alone."""
         said: Counter[tuple[str, str, str]] = Counter()
-        for record, verdict in folded(self.settings, self._keyring):
+        for record, verdict in folded(self.settings, self.keyring):
             headers = dict(zip(record.header_names, record.header_values, strict=True))
             if headers["ce_type"] == b"message.posted":
                 said[record.key.decode(), headers["ce_id"].decode(), verdict] += 1
@@ -117,7 +117,7 @@ class BridgeRun:
 
     def refused(self) -> list[bytes]:
         """The bodies of what the file door could not make a message of."""
-        records = (record for record, _ in folded(self.settings, self._keyring))
+        records = (record for record, _ in folded(self.settings, self.keyring))
         return [record.value for record in records if record.key == b"refused/file"]
 
 

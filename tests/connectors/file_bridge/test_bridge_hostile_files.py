@@ -80,7 +80,7 @@ def test_of_hostile_lines_each_is_refused_with_a_reason_or_carried_and_none_stop
     assert run.mailbox("bo")["twice"]["body"] == "x"
 
     def told() -> dict[tuple[str, str], str]:
-        found = folded(run.settings, run._keyring)
+        found = folded(run.settings, run.keyring)
         return {(record.key.decode(), row_id(record)): verdict for record, verdict in found}
 
     wait_until(lambda: ("mailbox/default/bo", long) in told(), 20, "the long one is in the log")

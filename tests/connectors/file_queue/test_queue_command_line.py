@@ -59,7 +59,20 @@ def test_a_message_goes_the_whole_way_by_the_command_line(
         assert err == ""
         return out
 
-    options = ["--to", "bo", "--sender", "ann", "--reply-to", "m1", "--ttl-s", "60", "--session", "s"]
+    options = [
+        "--to",
+        "bo",
+        "--sender",
+        "ann",
+        "--reply-to",
+        "m1",
+        "--thread",
+        "t1",
+        "--ttl-s",
+        "60",
+        "--session",
+        "s",
+    ]
     msg_id = said("send", "--topic", "ask", "--body", "é\x9b", *options).strip()
     other = said("send", "--topic", "status", "--body", "b" * 4000, "--session", "s", "--ttl-s", "0.5").strip()
     third = said("send", "--topic", "answer", "--body", "", "--session", "s", "--ttl-s", "0").strip()
@@ -70,6 +83,7 @@ def test_a_message_goes_the_whole_way_by_the_command_line(
     assert (tail[0]["body"], tail[0]["ttl_s"], tail[1]["_body_source"]) == ("é\x9b", 60, "side-file")
     polled = said("poll", "--agent-id", "bo", "--session", "s", "--topic", "ask", "--topic", "answer")
     assert [json.loads(line) for line in polled.splitlines()] == tail[:1]
+    assert (tail[0]["in_reply_to"], tail[0]["thread"], "thread" in tail[1]) == ("m1", "t1", False)
     assert said("poll", "--agent-id", "bo", "--session", "s") == ""
     assert said("expire", "--session", "s") in ("1\n", "2\n")
     assert json.loads(said("status", "--session", "s"))["sessions"]["s"]["cursors"]["bo"] > 0

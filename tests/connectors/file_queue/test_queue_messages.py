@@ -62,6 +62,36 @@ def test_a_message_is_one_line_of_json_with_eight_fields(queue: Queue, session_p
 
 
 @pytest.mark.requirement("FQ-02")
+@pytest.mark.requirement("DL-06")
+def test_a_thread_is_a_ninth_field_and_only_of_a_message_that_was_given_one(
+    queue: Queue, session_path: Path
+) -> None:
+    queue.send("ask", "without", to="bo", thread=None)
+    queue.send("ask", "with", to="bo", thread="talk-1")
+    first, second = (session_path / "messages.jsonl").read_text(encoding="utf-8").splitlines()
+    assert list(json.loads(first)) == FIELDS
+    assert list(json.loads(second)) == [*FIELDS, "thread"]
+    assert queue.tail() == [json.loads(first), json.loads(second)] == queue.poll("bo")
+    for wrong in ("", "a b", "../x", 1, "x" * 129):
+        with pytest.raises(ValueError, match="the thread"):
+            queue.send("ask", "x", thread=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("FQ-05")
+@pytest.mark.requirement("DL-06")
+@pytest.mark.parametrize("thread", [None, "", "a b", 1, {"id": "t"}, ["t"], True])
+def test_a_line_whose_thread_is_no_name_is_a_message_without_a_thread(
+    queue: Queue, session_path: Path, thread: Any
+) -> None:
+    queue.send("ask", "x", to="bo", thread="t")
+    path = session_path / "messages.jsonl"
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, "thread": thread}) + "\n")
+    del line["thread"]
+    assert queue.poll("bo") == [line]
+
+
+@pytest.mark.requirement("FQ-02")
 @pytest.mark.parametrize(("to", "gets"), [(None, "ab"), ("all", "ab"), ("broadcast", "ab"), ("a", "a")])
 def test_a_message_without_a_recipient_is_for_every_consumer(queue: Queue, to: str | None, gets: str) -> None:
     queue.send("ask", "x", to=to)
@@ -194,6 +224,7 @@ def test_what_is_no_name_raises_and_reaches_no_file(queue: Queue, wrong: Any) ->
         lambda: queue.send("ask", "x", sender=wrong),
         lambda: queue.send("ask", "x", to=wrong),
         lambda: queue.send("ask", "x", reply_to=wrong),
+        lambda: queue.send("ask", "x", thread=wrong),
         lambda: queue.poll(wrong),
         lambda: queue.poll("ann", session=wrong),
         lambda: queue.tail(1, session=wrong),

@@ -16,6 +16,7 @@ from tests.connectors.gateway.hub_access import add_principal, register
 ROLES = ("operator", "delegator", "worker", "viewer")
 PUBLIC_KEY, OTHER_KEY = new_key_pair()[1], new_key_pair()[1]
 _TOKEN = "000000000000"
+_LEASED = {"lease_id": "l1", "message_ids": ["m1"]}
 _TASK = {"description": "x", "agent_name": "nobody"}
 
 
@@ -35,14 +36,16 @@ class Ask(NamedTuple):
 def questions(held, free, mine, role):
     """One question for each route; sessions and principals have names of their own for each role."""
     hub = "/api/hub"
-    own, mailbox = f"made-by-{role}", f"{hub}/mailboxes/default/the-{role}"
-    owners = "odw" if role != "viewer" else "o"
+    own = f"made-by-{role}"
     return {
         f"{hub}/jobs GET": Ask("odv", "GET", f"{hub}/jobs"),
         f"{hub}/jobs POST": Ask("od", "POST", f"{hub}/jobs", {"description": "x"}),
         f"{hub}/jobs/pick POST": Ask("ow", "POST", f"{hub}/jobs/pick", {"session": "the-worker"}),
         f"{hub}/jobs/{{job_id}} GET": Ask("odwv", "GET", f"{hub}/jobs/{held}"),
         f"{hub}/jobs/{{job_id}}/events GET": Ask("odwv", "GET", f"{hub}/jobs/{held}/events"),
+        f"{hub}/jobs/{{job_id}}/events POST": Ask(
+            "odw", "POST", f"{hub}/jobs/{held if role == 'worker' else mine[role]}/events", {}, status=400
+        ),
         f"{hub}/jobs/{{job_id}}/cancel POST": Ask("od", "POST", f"{hub}/jobs/{free[role]}/cancel", {}),
         f"{hub}/jobs/{{job_id}}/assign POST": Ask(
             "od", "POST", f"{hub}/jobs/{mine[role]}/assign", {"session": f"for-{role}"}
@@ -75,8 +78,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}}/cancel POST": Ask("o", "POST", f"{hub}/tasks/t1/cancel", found=False),
         f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
-        f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
-        f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
+        **message_questions(hub),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
         f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),
@@ -106,6 +108,19 @@ def mailbox_questions(hub, role):
         ),
         f"{route}/clear POST": Ask("o", "POST", f"{path}/clear", {}),
         f"{hub}/messages/dead GET": Ask("o", "GET", f"{hub}/messages/dead"),
+    }
+
+
+def message_questions(hub):
+    """The questions about messages, but for sending and draining them."""
+    return {
+        f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
+        f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
+        f"{hub}/messages/events GET": Ask("odw", "GET", f"{hub}/messages/events"),
+        **{
+            f"{hub}/messages/{how} POST": Ask("odw", "POST", f"{hub}/messages/{how}", {**_LEASED, **fields})
+            for how, fields in (("ack", {}), ("nack", {}), ("extend", {"lease": 5}))
+        },
     }
 
 

@@ -1,0 +1,390 @@
+"""`trunkline publish --http` and its publisher, at a real gateway that is killed and started again (DL-08)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.local_stack import free_port
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.settings.settings import Settings
+from schemas.wire.record import content_id
+from tests.broker_processes import ProgramProcess
+from tests.connectors.cli.conftest import CommandLine, json_of
+from tests.raw_records import read_to_end
+
+EVENTS = 40
+WORKER = "builder"
+WHY_KEPT = r"is not that of a Trunkline gateway|stays in the outbox"
+
+
+class Worker:
+    """A worker with a token and a job, and what it needs to publish."""
+
+    def __init__(self, hub: GatewayClient, settings: Settings, folder: Path) -> None:
+        self.settings, self.hub, self.state_dir = settings, hub, folder / "state"
+        told = hub.post(path_of("principals"), {"principal": WORKER, "role": "worker"})
+        self.token = str(told["token"])
+        job = hub.post(path_of("jobs"), {"description": "build", "session": WORKER})
+        self.job_id, self.secret = str(job["job_id"]), str(job["secret"])
+        self.client = GatewayClient(settings, token=self.token)
+        self.client.post(path_of("jobs", "pick"), {"session": WORKER})
+        self.command = ("publish", "--http", "--job", self.job_id, "--state-dir", str(self.state_dir))
+        self.environment = {"TRUNKLINE_JOB_SECRET": self.secret, "TRUNKLINE_TOKEN": self.token}
+
+    def publisher(self, client: GatewayClient | None = None, **limits: int) -> JobPublisher:
+        """A publisher of the job over HTTP."""
+        changed = self.settings.limits.model_copy(update=limits)
+        settings = self.settings.model_copy(update={"limits": changed})
+        return JobPublisher(settings, self.job_id, self.secret, self.state_dir, client or self.client)
+
+    def row(self) -> dict[str, Any]:
+        """The job as the operator sees it."""
+        return dict(self.hub.get(path_of("jobs", self.job_id)))
+
+    def state(self) -> dict[str, Any]:
+        """The outbox on disk."""
+        return dict(json.loads((self.state_dir / f"{self.job_id}.json").read_text()))
+
+    def logged(self) -> list[bytes]:
+        """The bytes of the job's events in the log, in its order."""
+        key, found = f"job/{self.job_id}".encode(), []
+        for record in read_to_end(self.settings.kafka):
+            if record.key == key and dict(record.headers)["ce_type"] == b"job.event":
+                found.append(bytes(record.value))
+        return found
+
+
+@pytest.fixture
+def worker(hub: GatewayClient, hub_settings: Settings, tmp_path: Path) -> Iterator[Worker]:
+    """A worker whose job is picked."""
+    found = Worker(hub, hub_settings, tmp_path)
+    yield found
+    found.client.close()
+
+
+@pytest.mark.requirement("DL-08")
+def test_publish_over_http_prints_the_receipt_with_the_verdict(worker: Worker, trunkline: CommandLine) -> None:
+    def publish(*arguments: str, stdin: str | None = None) -> Any:
+        return trunkline.run(*worker.command, *arguments, stdin=stdin, **worker.environment)
+
+    done = publish("--event", "started", "--detail", "begins")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{worker.job_id}: started has seq 1, in the log at partition " in done.stdout
+    assert done.stdout.endswith(", accepted\n")
+    told = json_of(publish("--event", "progress", "--data", "-", "--json", stdin='{"done": 3}'))
+    event = worker.logged()[1]
+    assert len(told.pop("position")) == 2
+    assert told == {
+        "job_id": worker.job_id,
+        "seq": 2,
+        "ce_id": content_id(f"job/{worker.job_id}".encode(), event),
+        "verdict": "accepted",
+        "reason": None,
+    }
+    assert json.loads(event)["data"]["done"] == 3
+    assert json_of(publish("--resend", "--json")) == {"job_id": worker.job_id, "resent": 0}
+    done = publish("--event", "completed", "--detail", "all green")
+    assert done.returncode == 0
+    assert (worker.row()["status"], worker.row()["events"]) == ("completed", 3)
+    after = publish("--event", "progress")
+    assert (after.returncode, "has ended with seq 3" in after.stderr) == (2, True)
+    assert worker.state()["outbox"] == []
+
+
+@pytest.mark.requirement("DL-08")
+def test_a_rejected_event_ends_publish_with_4_and_the_reason_and_does_not_block_the_next(
+    worker: Worker, trunkline: CommandLine
+) -> None:
+    forged = worker.environment | {"TRUNKLINE_JOB_SECRET": "another-secret"}
+    for arguments in (("--json",), ()):
+        done = trunkline.call(*worker.command, "--event", "progress", *arguments, **forged)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "was rejected: bad_signature" in done.stderr
+        assert worker.state()["outbox"] == []
+    assert trunkline.call(*worker.command, "--event", "progress", **worker.environment).returncode == 0
+    # Rejected events are not sent again, and their seq is not used twice.
+    assert [json.loads(value)["seq"] for value in worker.logged()] == [1, 2, 3]
+    assert (worker.row()["events"], worker.row()["last_seq"]) == (1, 3)
+    unknown = ("publish", "--http", "--job", "00000000", "--state-dir", str(worker.state_dir))
+    operator = {**worker.environment, "TRUNKLINE_TOKEN": ""}
+    done = trunkline.call(*unknown, "--event", "progress", **operator)
+    assert (done.returncode, "was rejected: unknown_stream" in done.stderr) == (4, True)
+
+
+@pytest.mark.requirement("DL-08")
+def test_a_refused_token_ends_publish_with_4_and_the_event_stays_in_the_outbox(
+    worker: Worker, trunkline: CommandLine, hub: GatewayClient
+) -> None:
+    stranger = hub.post(path_of("principals"), {"principal": "stranger", "role": "worker"})["token"]
+    sent = ("--event", "started", "--detail", "begins")
+    for number, (token, why) in enumerate(
+        (("no-such-token-0123456789abcdefghijk", "unauthorized"), (stranger, "policy")), 1
+    ):
+        arguments = sent if number == 1 else ("--event", "progress")
+        done = trunkline.call(*worker.command, *arguments, **worker.environment | {"TRUNKLINE_TOKEN": token})
+        assert (done.returncode, done.stdout) == (4, "")
+        assert why in done.stderr
+        assert "Event 1 stays in the outbox and is sent first at the next publish" in done.stderr
+        assert worker.secret not in done.stderr and token not in done.stderr
+        assert [one["seq"] for one in worker.state()["outbox"]] == list(range(1, number + 1))
+    waiting = [one["payload"].encode() for one in worker.state()["outbox"]]
+    done = trunkline.call(*worker.command, "--resend", **worker.environment)
+    assert (done.returncode, done.stdout) == (0, "2 resent\n")
+    assert worker.logged() == waiting
+    hub.post(path_of("principals", WORKER, "revoke"))
+    done = trunkline.call(*worker.command, "--event", "progress", **worker.environment)
+    assert (done.returncode, "unauthorized" in done.stderr) == (4, True)
+
+
+@pytest.mark.requirement("DL-08")
+def test_without_a_gateway_publish_ends_with_5_and_sends_the_same_bytes_later(
+    worker: Worker, trunkline: CommandLine, gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path
+) -> None:
+    gateway.kill()
+    done = trunkline.call(*worker.command, "--event", "started", **worker.environment)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert f"the gateway at {hub_settings.gateway_url} does not answer" in done.stderr
+    assert "Event 1 stays in the outbox" in done.stderr
+    (waiting,) = [one["payload"].encode() for one in worker.state()["outbox"]]
+    again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "again")
+    try:
+        again.wait_ready()
+        told = json_of(trunkline.call(*worker.command, "--event", "completed", "--json", **worker.environment))
+        assert (told["seq"], told["verdict"]) == (2, "accepted")
+        assert worker.logged()[0] == waiting
+        assert [json.loads(value)["seq"] for value in worker.logged()] == [1, 2]
+        assert worker.row()["status"] == "completed"
+    finally:
+        again.kill()
+
+
+@pytest.mark.requirement("DL-08")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--event", "progress", "--no-receipt"), "--no-receipt and --attempts are for MQTT"),
+        (("--event", "progress", "--attempts", "2"), "--no-receipt and --attempts are for MQTT"),
+        (("--event", "progress", "--detail", "in /etc/x"), "posix_path"),
+        (("--event", "progress", "--data", "{"), "--data: not JSON"),
+        ((), "give --event"),
+    ],
+)
+def test_a_wrong_call_with_http_ends_with_2_and_sends_nothing(
+    backbone_settings: Settings, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    found = CommandLine(backbone_settings)
+    command = ("publish", "--http", "--job", "0a1b2c3d", "--state-dir", str(tmp_path / "state"), *arguments)
+    done = found.call(*command, TRUNKLINE_JOB_SECRET="s", TRUNKLINE_TOKEN="t" * 40)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.requirement("DL-08")
+@pytest.mark.requirement("JE-16")
+def test_a_publisher_whose_gateway_is_killed_again_and_again_loses_nothing_and_sends_the_same_bytes(
+    worker: Worker, gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path
+) -> None:
+    running, failures, done = [gateway], [], threading.Event()
+
+    def trouble() -> None:
+        for number in range(3):
+            if done.wait(0.4):
+                return
+            running[-1].kill()
+            done.wait(0.3)
+            again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, f"again{number}")
+            running.append(again)
+            again.wait_ready()
+
+    killer = threading.Thread(target=trouble)
+    killer.start()
+    publisher, payloads = worker.publisher(), dict[int, str]()
+    try:
+        for number in range(1, EVENTS + 1):
+            kind = "completed" if number == EVENTS else "progress"
+            try:
+                publisher.publish(kind, f"{number} of {EVENTS}")
+            except BackboneUnreachable:
+                failures.append(number)
+                payloads |= {one["seq"]: one["payload"] for one in worker.state()["outbox"]}
+            done.wait(0.05)
+        killer.join(120)
+        publisher.resend()
+        assert worker.state()["outbox"] == []
+        found: dict[int, set[bytes]] = {}
+        for value in worker.logged():
+            found.setdefault(json.loads(value)["seq"], set()).add(value)
+        # A seq may come twice, when the answer was lost, and always has the same bytes.
+        assert sorted(found) == list(range(1, EVENTS + 1))
+        assert all(len(values) == 1 for values in found.values())
+        assert all(found[seq] == {payload.encode()} for seq, payload in payloads.items())
+        row = worker.row()
+        assert (row["events"], row["last_seq"], row["status"]) == (EVENTS, EVENTS, "completed")
+        assert len(running) == 4
+    finally:
+        done.set()
+        killer.join(120)
+        for one in running:
+            one.kill()
+
+
+class LosesAnswers:
+    """A way to the gateway on which its answers to the first requests are lost."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self.left, self.answered = count, 0
+        way = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name: self.headers[name] for name in ("Authorization", "Content-Type")}
+                answer = httpx.post(f"{url}{self.path}", content=body, headers=headers, trust_env=False)
+                way.answered += 1
+                if way.left:
+                    way.left -= 1
+                    self.close_connection = True
+                    return
+                self.send_response(answer.status_code)
+                for name in ("Content-Type", "Trunkline-Verdict"):
+                    if name in answer.headers:
+                        self.send_header(name, answer.headers[name])
+                self.send_header("Content-Length", str(len(answer.content)))
+                self.end_headers()
+                self.wfile.write(answer.content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread.start()
+
+    def client(self, settings: Settings, token: str) -> GatewayClient:
+        """A client that goes this way."""
+        url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        changed = settings.gateway.model_copy(update={"url": url})
+        return GatewayClient(settings.model_copy(update={"gateway": changed}), token=token)
+
+    def close(self) -> None:
+        """End it."""
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join(5)
+
+
+@pytest.fixture
+def losing(hub_settings: Settings) -> Iterator[Callable[[int], LosesAnswers]]:
+    """Makes such ways; they end with the test."""
+    made: list[LosesAnswers] = []
+
+    def make(count: int) -> LosesAnswers:
+        made.append(LosesAnswers(hub_settings.gateway_url, count))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.requirement("DL-08")
+def test_an_event_whose_answer_was_lost_is_sent_again_and_counts_once(
+    worker: Worker, losing: Callable[[int], LosesAnswers]
+) -> None:
+    way = losing(2)
+    with way.client(worker.settings, worker.token) as client:
+        receipt = worker.publisher(client).publish("started", "begins")
+        assert (receipt.verdict, way.answered) == ("duplicate", 3)
+        assert len(set(worker.logged())) == 1
+        assert len(worker.logged()) == 3
+        way.left = 9
+        with pytest.raises(BackboneUnreachable, match="Event 2 stays in the outbox"):
+            worker.publisher(client).publish("completed", "done")
+        assert way.answered == 3 + 5
+        way.left = 0
+        # The end that is not confirmed yet is published again: it is the same event.
+        assert worker.publisher(client).publish("completed", "done").verdict == "duplicate"
+    assert len(set(worker.logged())) == 2
+    assert (worker.row()["events"], worker.row()["status"]) == (2, "completed")
+
+
+@pytest.mark.requirement("DL-08")
+def test_an_event_that_is_too_long_for_the_gateway_is_rejected_and_does_not_block_the_next(
+    worker: Worker,
+) -> None:
+    own = worker.settings.limits.payload_bytes
+    publisher = worker.publisher(payload_bytes=2 * own)
+    with pytest.raises(EventRejected, match="seq 1 was rejected: too_large") as caught:
+        publisher.publish("progress", "", {"text": "x" * own})
+    assert (caught.value.receipt.verdict, caught.value.receipt.position) == ("rejected", None)
+    assert publisher.publish("progress", "short").seq == 2
+    assert [json.loads(value)["seq"] for value in worker.logged()] == [2]
+
+
+@pytest.mark.requirement("DL-08")
+def test_an_event_in_the_outbox_is_signed_anew_after_a_rotation_of_the_secret(worker: Worker) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    away = worker.settings.gateway.model_copy(update={"url": url})
+    with (
+        GatewayClient(worker.settings.model_copy(update={"gateway": away}), token="t" * 40) as nobody,
+        pytest.raises(BackboneUnreachable),
+    ):
+        worker.publisher(nobody).publish("started", "begins")
+    rotated = worker.hub.post(path_of("jobs", worker.job_id, "secret"), {"overlap_s": 0})
+    worker.secret = str(rotated["secret"])
+    assert worker.publisher().publish("progress", "goes on").seq == 2
+    assert (worker.row()["events"], worker.row()["last_seq"]) == (2, 2)
+
+
+@pytest.mark.requirement("DL-08")
+def test_what_answers_and_is_no_gateway_confirms_nothing(worker: Worker) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = answers.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    answers = [
+        (200, b"<html>welcome</html>"),
+        (200, b"{}"),
+        (200, b"[]"),
+        (200, b'{"ce_id": "x", "seq": 1, "verdict": "accepted", "position": 3}'),
+        (413, b"<html>too long</html>"),
+        (404, b"not here"),
+        (403, b'{"reason": "bad_signature", "message": "of a proxy"}'),
+    ]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    changed = worker.settings.gateway.model_copy(update={"url": url})
+    try:
+        with GatewayClient(worker.settings.model_copy(update={"gateway": changed}), token="t" * 40) as client:
+            while answers:
+                with pytest.raises(TrunklineError, match=WHY_KEPT) as caught:
+                    worker.publisher(client).publish("progress", "x")
+                assert not isinstance(caught.value, EventRejected)
+                assert worker.state()["outbox"][0]["seq"] == 1
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+    waiting = [one["payload"].encode() for one in worker.state()["outbox"]]
+    assert worker.publisher().resend() == len(waiting) == 7
+    assert worker.logged() == waiting
