@@ -46,7 +46,8 @@ class DeliveryTools:
         The result has no messages if there was none within `asked.timeout_seconds`. Raises ApiError (503) if
         the gateway stops.
         """
-        wanted = GetMyMessages(unread_only=True, limit=asked.limit, since=asked.since)
+        only = {"unread_only": True, "limit": asked.limit, "since": asked.since}
+        wanted = GetMyMessages.model_validate(only, by_name=True)
         deadline = time.monotonic() + asked.timeout_seconds
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
             while True:
