@@ -54,7 +54,9 @@ from tests.broker_processes import LOOPBACK
 STREAM: Final = "MAILBOX"
 # A message that a killed front had taken and not acknowledged is delivered again after so long.
 _ACK_WAIT_S: Final = 5.0
+# Longer than the server of NATS should need to end a wait. The front then ends it itself.
 _LEEWAY_S: Final = 5.0
+_PUBLISH_S: Final = 20.0
 _CHANGES: Final = b'"mark_read"'
 _NAMES: Final = (agent_signing.AGENT_HEADER, agent_signing.TIMESTAMP_HEADER, agent_signing.SIGNATURE_HEADER)
 
@@ -123,12 +125,13 @@ class Mailboxes:
     async def put(self, recipient: str, message: dict[str, Any]) -> None:
         """Publish, and wait until the stream has it on disk. The same id again stores nothing."""
         headers = {"Nats-Msg-Id": message["id"]}
-        await self._stream.publish(f"mailbox.{recipient}", orjson.dumps(message), headers=headers)
+        await self._stream.publish(f"mailbox.{recipient}", orjson.dumps(message), _PUBLISH_S, headers=headers)
 
     async def is_new_call(self, agent: str, signature: str) -> bool:
         """Store the signature of a call that changes something, and return whether it is the first one."""
         headers = {"Nats-Msg-Id": hashlib.sha256(signature.encode()).hexdigest()}
-        return not (await self._stream.publish(f"calls.{agent}", b"{}", headers=headers)).duplicate
+        found = await self._stream.publish(f"calls.{agent}", b"{}", _PUBLISH_S, headers=headers)
+        return not found.duplicate
 
     async def next(self, name: str, wait_s: float) -> Msg | None:
         """Return the next message of a mailbox; None if none comes within `wait_s` seconds."""
@@ -141,6 +144,8 @@ class Mailboxes:
             await self._connection.publish(subject, orjson.dumps(many), reply=f"{self._inbox}.{name}.{number}")
             async with asyncio.timeout(wait_s + _LEEWAY_S):
                 return await wait
+        except TimeoutError:
+            return None
         finally:
             self._waits[name].pop(number, None)
 
