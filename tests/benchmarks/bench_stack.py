@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,8 +50,8 @@ def served(
     port: int,
     work: Path,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[None]:
-    """A peer as a child process, until the body ends."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A peer as a child process, until the body ends. The body may kill it before."""
     mark, log = f"{work}#{name}", work / f"{name}.log"
     given = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)} if environment is None else environment
     process = child_process.start_child(command, cwd=work, environment=given, mark=mark, log=log)
@@ -60,6 +61,6 @@ def served(
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the peer's {name} did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.05)
-        yield
+        yield process
     finally:
         child_process.stop_child(process, mark, STOP_S, lambda pid: os.kill(pid, signal.SIGTERM))

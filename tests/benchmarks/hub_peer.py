@@ -166,6 +166,11 @@ async def serve(port: int, nats_port: int, tokens: Mapping[str, str]) -> None:
         await connection.close()
 
 
+def nats_config(port: int, folder: Path) -> str:
+    """The configuration of a server of NATS that syncs each message to disk."""
+    return _CONFIG.format(port=port, folder=folder / "jetstream")
+
+
 def nats_server() -> str:
     """The server's program: it lies beside the Python of the checkout, which need not be in PATH."""
     found = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
@@ -180,7 +185,7 @@ def peer(folder: Path, tokens: Mapping[str, str]) -> Iterator[str]:
     port, nats_port = free_port(), free_port()
     folder.mkdir(parents=True)
     config, names = folder / "nats.conf", folder / "tokens.json"
-    config.write_text(_CONFIG.format(port=nats_port, folder=folder / "jetstream"))
+    config.write_text(nats_config(nats_port, folder))
     names.touch(mode=0o600)
     names.write_text(json.dumps({token: name for name, token in tokens.items()}))
     front = [sys.executable, "-P", "-m", "tests.benchmarks.hub_peer", str(port), str(nats_port), str(names)]

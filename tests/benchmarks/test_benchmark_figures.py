@@ -11,6 +11,8 @@ import pytest
 from tests.benchmarks.bench_report import is_as_stated, not_held, report
 from tests.benchmarks.endurance import compared
 from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures, files_ratio
+from tests.benchmarks.wake import AT_MOST, figures
+from tests.benchmarks.wake_load import Log, Round
 
 JVM, DRIVER = Process("streams", "java", 10), Process("streams", "python3.11", 11)
 
@@ -107,3 +109,31 @@ def test_a_limit_that_is_not_held_and_an_error_are_told_by_the_exit_code(
     assert capsys.readouterr().out == json.dumps(result) + "\n"
     assert report(result, as_json=False) == code
     assert json.loads(capsys.readouterr().out) == result
+
+
+def test_wake_has_medians_of_its_rounds_but_the_sums_of_what_must_not_happen() -> None:
+    ours = [
+        Round(8, p99, empty, missed, 0.02, 0.5, 0.1, 200) for p99, empty, missed in ((20, 0, 1), (40, 2, 0))
+    ]
+    theirs = [Round(5, 20, 0, 0, 0.01, 0.3, 0.1, 200)] * 2
+    found = figures(ours, theirs)
+    wanted = {
+        "in_hand_p50_ms",
+        "in_hand_p99_ms",
+        "empty_answers",
+        "missed",
+        "idle_cores",
+        "peer",
+        "peer_p99_ms",
+    }
+    assert wanted <= found.keys()
+    assert (found["in_hand_p99_ms"], found["peer_p99_ms"], found["ratio_p99"]) == (30, 20, 1.5)
+    assert not_held(found, AT_MOST) == ["empty_answers is 2, at most 0", "missed is 1, at most 0"]
+
+
+def test_a_message_is_missed_if_it_was_acknowledged_and_nobody_has_it() -> None:
+    log = Log(sent={1: 0.0, 2: 0.0, 3: 0.0}, acknowledged={1, 2})
+    log.received([1, 3])
+    first = log.in_hand[1]
+    log.received([1])
+    assert (log.missed(), log.in_hand[1]) == (1, first)

@@ -24,6 +24,8 @@ from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
 # Another consumer may be faster, so one request may have to ask the log again. Each time has an id of its own.
 _ATTEMPTS: Final = 32
+# The interval at which waiting requests look whether they were made before, at another gateway.
+_LOOK_S: Final = 0.1
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -54,7 +56,9 @@ class Taking:
 
     def request_id(self, attempt: int) -> str:
         """Return the id of the record that this request appends at an attempt, the first of which is 0."""
-        return str(uuid.uuid5(self.made, str(attempt)) if attempt else self.made)
+        # A waiting request asks for all of them, so this must cost little.
+        made = str(self.made)
+        return f"{made[:-2]}{int(made[-2:], 16) ^ attempt:02x}"
 
 
 @dataclass(frozen=True)
@@ -90,34 +94,50 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
             be made again.
     """
     deadline = time.monotonic() + taking.wait_s
-    is_fresh = taking.is_repeatable
+    hub.appender.check()
+    is_fresh = taking.is_repeatable and len(taking.mailboxes) > 1
     if is_fresh:
-        # Another gateway may have served the same request.
+        # The earlier request may have taken messages from another mailbox than this one would now.
         await _catch_up(hub)
-        if (earlier := _earlier(hub, taking)) is not None:
-            return (await _ask(hub, taking, *earlier))[0]
-    attempt = 0
+    attempt, is_repeated = 0, taking.is_repeatable
     with hub.mailbox_waits.waiting(taking.mailboxes, is_taker=True) as wait:
         while True:
             wait.clear()
+            if is_repeated and (earlier := _earlier(hub, taking)) is not None:
+                return (await _ask(hub, taking, *earlier))[0]
+            is_repeated = False
             now_us = time.time_ns() // 1000
             mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
             if mailbox is not None:
+                # If the same request was made before, the log gives the messages that it gave then.
                 taken, is_lost = await _ask(hub, taking, mailbox, taking.request_id(attempt))
                 attempt += 1
                 if not is_lost or attempt == _ATTEMPTS:
                     return taken
+                is_repeated = taking.is_repeatable
                 continue
-            if not is_fresh:
-                # Another gateway may have acknowledged a message that is not settled here yet.
-                await _catch_up(hub)
-                is_fresh = True
-                continue
-            left = deadline - time.monotonic()
-            if left <= 0 or not await wait.wait(left) or await is_gone():
+            left_s = deadline - time.monotonic()
+            if left_s > 0:
+                is_to_look = taking.is_repeatable and not is_fresh
+                is_woken = await wait.wait(min(left_s, _until_look_s()) if is_to_look else left_s)
+                if await is_gone():
+                    return Taken()
+                if hub.stopping.is_set():
+                    raise unavailable("the gateway stops; ask another one")
+                if is_woken:
+                    continue
+            elif is_fresh:
                 return Taken()
-            if hub.stopping.is_set():
-                raise unavailable("the gateway stops; ask another one")
+            if not is_fresh:
+                # Another gateway may have acknowledged a message or served the same request, and this one has
+                # not settled that yet. A message wakes the wait when it is settled, so most waits end earlier.
+                await _catch_up(hub)
+                is_fresh, is_repeated = True, taking.is_repeatable
+
+
+def _until_look_s() -> float:
+    """Return the seconds until repeatable requests look for earlier ones: all at once, to share the look."""
+    return _LOOK_S - time.monotonic() % _LOOK_S
 
 
 async def _catch_up(hub: Hub) -> None:
@@ -136,7 +156,10 @@ def _earlier(hub: Hub, taking: Taking) -> tuple[Mailbox, str] | None:
 
 
 async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> tuple[Taken, bool]:
-    """Ask the log for messages. Return those that it gave, and whether all went to other consumers."""
+    """Ask the log for messages. Return those that it gave, and whether the record got none at all.
+
+    That is so if all went to other consumers, now or when the same record was appended before.
+    """
     if taking.lease_s is None:
         record = claim_record(*mailbox, request_id, taking.limit, **taking.origin)
     else:
@@ -144,16 +167,14 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
         record = lease_record(
             *mailbox, request_id, taking.limit, lease_ms, attempts_most=attempts, **taking.origin
         )
-    settled = await hub.appender.settle_accepted(record)
-    handed = (
-        hub.live_view.get(MessageRow, f"{'/'.join(mailbox)}/{message_id}")
-        for message_id in hub.mailboxes.handed(mailbox, request_id)
-    )
-    rows = [row for row in handed if row is not None and row.request_id == request_id]
+    await hub.appender.settle_accepted(record)
+    handed = hub.mailboxes.handed(mailbox, request_id)
+    found = (hub.live_view.get(MessageRow, f"{'/'.join(mailbox)}/{message_id}") for message_id in handed)
+    rows = [row for row in found if row is not None and row.request_id == request_id]
     if taking.lease_s is not None:
         rows = [row for row in rows if row.status == LEASED]
     if not rows:
-        return Taken(), settled.verdict == ACCEPTED
+        return Taken(), not handed
     rows.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
     return Taken(rows, request_id), False
 

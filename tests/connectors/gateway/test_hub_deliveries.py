@@ -190,6 +190,21 @@ def test_a_request_that_is_repeated_gets_the_same_messages_at_either_gateway(hub
         taken(here)
 
 
+@pytest.mark.requirement("DL-01")
+def test_a_repeated_wait_gets_its_messages_at_once_and_a_new_one_waits_for_its_own(hub, pool):
+    name, here, there = reader(hub)
+    message_id = sent(hub.operator, name)
+    assert ids(taken(here, f"{name}-1", wait=WAIT_S)) == [message_id]
+    began = time.monotonic()
+    assert ids(taken(there, f"{name}-1", wait=WAIT_S)) == [message_id]
+    assert time.monotonic() - began < WAIT_S / 2
+    waits = pool.submit(taken, there, f"{name}-2", wait=WAIT_S)
+    wait_until_waiting(waits)
+    later = sent(hub.operator, name)
+    assert ids(waits.result(WAIT_S)) == [later]
+    assert taken(here, f"{name}-3", wait=0.3)["messages"] == []
+
+
 @pytest.mark.requirement("DL-04")
 def test_consumers_of_one_mailbox_each_get_different_messages(hub, pool):
     name, token = hub.principal("worker")
