@@ -148,7 +148,14 @@ class DeliveryTools:
         """
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
             sent = await self._tools.send_to_agent(agent, asked)
-            row = await wait_reply(self._hub, wait, sent["messageId"], asked.timeout_seconds, _by(agent))
+            row = await wait_reply(
+                self._hub,
+                wait,
+                sent["messageId"],
+                asked.target_agent_id,
+                asked.timeout_seconds,
+                _by(agent),
+            )
         reply = None if row is None else message_as_json(self._hub, row)
         return {**sent, "reply": reply}
 

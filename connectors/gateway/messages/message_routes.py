@@ -61,9 +61,10 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
         the caller may not write to the recipient. It is 409 when the idempotency key was used for another
         message, and 429 when too many messages wait for a listener.
 
-        With `wait_reply`, the request waits for a message in the caller's mailbox whose `in_reply_to` is this
-        message, takes it, and answers with it. Without a reply in time the answer is 202; the reply will be in
-        the mailbox. A repeated request with the same idempotency key waits again, and gets the same reply.
+        With `wait_reply`, the request waits for a message of the recipient in the caller's mailbox whose
+        `in_reply_to` is this message, takes it, and answers with it. Without a reply in time the answer is 202;
+        the reply will be in the mailbox. A repeated request with the same idempotency key waits again, and gets
+        the same reply.
         """
         # Not a parameter `WriteRequest`: FastAPI needs a twentieth of this route's time for a dependency.
         write = write_of(request, key)
@@ -85,7 +86,13 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
         with hub.mailbox_waits.waiting(mailboxes, is_taker=False) as wait:
             settled = await hub.appender.settle_accepted(record)
             reply = await wait_reply(
-                hub, wait, message.message_id, wanted.wait_reply, write.origin, request.is_disconnected
+                hub,
+                wait,
+                message.message_id,
+                message.recipient,
+                wanted.wait_reply,
+                write.origin,
+                request.is_disconnected,
             )
         if reply is None:
             return json_answer(said, 202, settled.verdict)

@@ -10,6 +10,7 @@ import time
 import uuid
 
 from connectors.gateway.messages.deliveries import IsGone, never_gone
+from connectors.gateway.messages.shown_messages import address_of_sender
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import MailboxWait
 from connectors.gateway.services.mailboxes import Mailbox
@@ -17,12 +18,14 @@ from connectors.gateway.web.answers import unavailable
 from connectors.gateway.web.idempotency import Origin
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import CLAIMED, UNREAD, MessageRow
+from schemas.streams.principal.principals import HUB
 
 
 async def wait_reply(
     hub: Hub,
     wait: MailboxWait,
     message_id: str,
+    recipient: str,
     timeout_s: float,
     origin: Origin,
     is_gone: IsGone = never_gone,
@@ -30,12 +33,14 @@ async def wait_reply(
     """Take the first reply to a message out of the asker's mailbox, and return its row.
 
     The result is None if no reply came in time, or the client has disconnected. A reply that comes later is in
-    the mailbox.
+    the mailbox, and so is one from a sender that was not asked.
 
     Args:
         hub: The hub.
         wait: The wait for messages of the asker's mailboxes. It began before the message was sent.
         message_id: The id of the message that was sent.
+        recipient: The recipient of that message. The reply of a listener, or of the hub, may have any sender,
+            because others answer for them. Any other recipient answers itself.
         timeout_s: How many seconds to wait.
         origin: The door and the principal of the asker.
         is_gone: Tells a client that has disconnected during the wait. By default, none does.
@@ -48,7 +53,7 @@ async def wait_reply(
     while True:
         wait.clear()
         for mailbox in wait.mailboxes:
-            if (row := await _taken(hub, mailbox, message_id, origin)) is not None:
+            if (row := await _taken(hub, mailbox, message_id, recipient, origin)) is not None:
                 return row
         left = deadline - time.monotonic()
         if left <= 0 or not await wait.wait(left) or await is_gone():
@@ -57,15 +62,25 @@ async def wait_reply(
             raise unavailable("the gateway stops; ask another one, with the same idempotency key")
 
 
-async def _taken(hub: Hub, mailbox: Mailbox, message_id: str, origin: Origin) -> MessageRow | None:
+async def _taken(
+    hub: Hub, mailbox: Mailbox, message_id: str, recipient: str, origin: Origin
+) -> MessageRow | None:
     """Return the reply that this request has taken before, or takes now; None without one that nobody holds."""
     for reply_id in hub.mailboxes.replies(mailbox, message_id):
         key, request_id = "/".join((*mailbox, reply_id)), str(uuid.uuid5(uuid.UUID(message_id), reply_id))
         row = hub.live_view.get(MessageRow, key)
-        if row is not None and row.status == UNREAD:
+        if row is None or not _may_answer(hub, recipient, row):
+            continue
+        if row.status == UNREAD:
             record = claim_of_record(*mailbox, request_id, [reply_id], if_unread=True, **origin)
             await hub.appender.settle_accepted(record)
             row = hub.live_view.get(MessageRow, key)
         if row is not None and (row.status, row.request_id) == (CLAIMED, request_id):
             return row
     return None
+
+
+def _may_answer(hub: Hub, recipient: str, row: MessageRow) -> bool:
+    """Return whether a message can be the reply to a question that this recipient got."""
+    is_itself = recipient in (row.sender, address_of_sender(hub, row))
+    return is_itself or recipient == HUB or hub.listeners.row(recipient) is not None

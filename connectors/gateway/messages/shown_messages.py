@@ -22,7 +22,7 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     shown = {
         "id": row.message_id,
         "timestamp": iso_moment(row.posted_at),
-        "sender": _address_of_sender(hub, row),
+        "sender": address_of_sender(hub, row),
         "recipient": row.recipient,
         "type": row.kind,
         "payload": None if body is None else _payload(body),
@@ -38,7 +38,7 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     return shown
 
 
-def _address_of_sender(hub: Hub, row: MessageRow) -> str:
+def address_of_sender(hub: Hub, row: MessageRow) -> str:
     """Return the mailbox that an answer to a message must go to."""
     if not hub.settings.gateway.mailbox_per_token or row.from_task is None:
         return row.sender

@@ -60,7 +60,7 @@ class MessageEnvelope(RequestBody):
     in_reply_to: NamedThing | None = None
     """Id of the message that this one answers. Null: none."""
     thread: NamedThing | None = None
-    """Id of the conversation. Null: that of the answered message."""
+    """Id of the conversation. Null: none."""
 
 
 class MessageAnswer(AnswerBody):

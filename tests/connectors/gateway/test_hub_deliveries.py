@@ -260,6 +260,8 @@ def test_an_asker_gets_the_reply_to_its_message_and_nothing_else(hub, pool):
     assert (question["sender"], question["thread"]) == (asker, "sums")
     other = sent(here, asker, "hello")
     sent(hub.operator, asker, "to another", in_reply_to="m-1")
+    # Somebody else knows the question's id.
+    sent(hub.operator, asker, "43", in_reply_to=question["id"])
     fields = {"in_reply_to": question["id"], "thread": question["thread"]}
     reply_id = sent(there, asker, 42, **fields)
     for answer in (wait.result(WAIT_S), ask()):
@@ -269,7 +271,7 @@ def test_an_asker_gets_the_reply_to_its_message_and_nothing_else(hub, pool):
         assert {"id": reply_id, "sender": asked, "payload": 42, **fields}.items() <= reply.items()
     left = taken(mine)["messages"]
     assert left[0]["id"] == other
-    assert [one.get("in_reply_to") for one in left] == [None, "m-1"]
+    assert [one.get("in_reply_to") for one in left] == [None, "m-1", question["id"]]
 
 
 @pytest.mark.requirement("DL-07")
