@@ -49,7 +49,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_api_page(app)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
-    add_message_routes(routes, hub)
+    add_message_routes(routes, hub, gate)
     add_own_mailbox_routes(routes, hub, gate)
     add_job_routes(routes, hub)
     add_stream_routes(routes, hub, gate)

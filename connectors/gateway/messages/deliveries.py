@@ -80,8 +80,9 @@ async def never_gone() -> bool:
 async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) -> Taken:
     """Hand out messages to the owner of a mailbox. Wait up to `taking.wait_s` seconds for the first one.
 
-    The result is empty if the time has passed, or if the client has disconnected. A repeated request gets the
-    messages that it got before; of a lease, only those that are still leased.
+    The result is empty if the time has passed, or if the client has disconnected. Errors of `is_gone` are
+    raised. A repeated request gets the messages that it got before; of a lease, only those that are still
+    leased.
 
     Args:
         hub: The hub.

@@ -21,7 +21,7 @@ from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
-from connectors.gateway.web.admission import Routes
+from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import ApiError, json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
 from connectors.gateway.web.models import ERRORS
@@ -35,11 +35,11 @@ MESSAGES: Final = "/api/hub/messages"
 AUDIT: Final = "/api/hub/audit"
 
 
-def add_message_routes(routes: Routes, hub: Hub) -> None:
+def add_message_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     """Add to `routes` the HTTP routes that send and broadcast messages, and read the audit log.
 
     Called once, when the gateway starts. The paths begin with `/api/hub/messages`, and `/api/hub/audit`. The
-    routes read from `hub` and append records through it.
+    routes read from `hub` and append records through it. During a wait, `gate` checks the client's token.
     """
 
     @routes.post(
@@ -92,7 +92,7 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
                 message.recipient,
                 wanted.wait_reply,
                 write.origin,
-                request.is_disconnected,
+                lambda: gate.is_gone(request),
             )
         if reply is None:
             return json_answer(said, 202, settled.verdict)

@@ -55,8 +55,8 @@ RequestId = Annotated[
 def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     """Add the routes by which callers take, acknowledge, mark and follow the messages of their own mailboxes.
 
-    Called once, when the gateway starts. During a stream, `gate` checks whether the client's token is still
-    valid. If not, the stream ends.
+    Called once, when the gateway starts. During a wait or a stream, `gate` checks whether the client's token is
+    still valid. If not, the wait or the stream ends.
     """
     per_token = hub.settings.gateway.mailbox_per_token
 
@@ -85,7 +85,7 @@ def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
             lease_s=wanted.lease,
             wait_s=wanted.wait,
         )
-        taken = await take_messages(hub, taking, request.is_disconnected)
+        taken = await take_messages(hub, taking, lambda: gate.is_gone(request))
         now_us = time.time_ns() // 1000
         answer = {
             "messages": [message_as_json(hub, row) for row in taken.rows],

@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 
 from connectors.gateway.services.mailboxes import Mailbox
 from schemas.fold.settled import AppliedChange
-from schemas.streams.mailboxes.message import UNREAD, MessageRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, UNREAD, MessageRow
+from schemas.streams.principal.principals import ACTIVE, PrincipalRow
+from schemas.streams.task.task_registry import TokenRow
 
 
 class MailboxWait:
@@ -95,9 +97,13 @@ class MailboxWaits:
     def changed(self, change: AppliedChange) -> None:
         """Wake the waits of a mailbox that has a message which nobody holds: a new one, or one that came back.
 
-        The live view's thread calls this method for each changed row. All other rows are ignored.
+        If a token of the mailbox's owner was revoked, all its waits are woken, so that each looks at its own
+        token. The live view's thread calls this method for each changed row. All other rows are ignored.
         """
         row = change.row
+        if isinstance(row, (PrincipalRow, TokenRow)) and row.status != ACTIVE:
+            self._wake_all_of(row.principal if isinstance(row, PrincipalRow) else row.agent_name)
+            return
         if not isinstance(row, MessageRow) or row.status != UNREAD:
             return
         mailbox = (row.realm, row.recipient)
@@ -115,6 +121,11 @@ class MailboxWaits:
             for waits in self._waits.values():
                 for wait in waits:
                     wait.wake()
+
+    def _wake_all_of(self, owner: str) -> None:
+        with self._lock:
+            for wait in self._waits.get((DEFAULT_REALM, owner), ()):
+                wait.wake()
 
     def _wake_taker(self, mailbox: Mailbox) -> None:
         for wait in self._waits.get(mailbox, ()):

@@ -196,6 +196,15 @@ class Gate:
         found = self._identities.identify(request.headers.get("authorization"))
         return bool(found == request.state.caller)
 
+    async def is_gone(self, request: Request) -> bool:
+        """Return whether the client of an admitted request that has waited has disconnected meanwhile.
+
+        Raises ApiError (401) if its token was revoked or has expired.
+        """
+        if not self.still_holds(request):
+            raise ApiError(401, UNAUTHORIZED, "the token is no longer valid", {"WWW-Authenticate": _REALM})
+        return await request.is_disconnected()
+
 
 class AdmittedRoute(APIRoute):
     """A FastAPI route whose handler runs only for callers that the gate admits.

@@ -113,6 +113,19 @@ def test_a_client_that_has_gone_during_its_wait_gets_no_message(hub, pool):
     assert ids(taken(here, wait=WAIT_S)) == [message_id]
 
 
+@pytest.mark.requirement("DL-01")
+@pytest.mark.parametrize("asked", [{}, {"lease": 30}], ids=["drain", "lease"])
+def test_a_wait_ends_at_once_when_its_token_is_revoked(hub, pool, asked):
+    name, here, there = reader(hub)
+    waits = [pool.submit(one.get, MESSAGES, params={"wait": 60, **asked}) for one in (here, there)]
+    question = {"recipient": "operator", "type": "ask"}
+    waits.append(pool.submit(here.post, MESSAGES, json=question, params={"wait_reply": 60}))
+    wait_until_waiting(*waits)
+    assert hub.operator.post(f"/api/hub/principals/{name}/revoke", json={}).status_code == 200
+    answers = [wait.result(WAIT_S) for wait in waits]
+    assert [(one.status_code, one.json()["reason"]) for one in answers] == [(401, "unauthorized")] * 3
+
+
 @pytest.mark.requirement("DL-03")
 def test_a_leased_message_is_nobody_elses_until_it_is_acknowledged_and_then_it_is_gone(hub):
     name, here, there = reader(hub)
