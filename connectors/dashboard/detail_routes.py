@@ -37,7 +37,7 @@ def add_detail_routes(
 ) -> None:
     """Add the routes that show one mailbox, message, agent or task, and the route that replays a message.
 
-    Each route calls `entrance.admit` or `entrance.admit_change` first.
+    Each route calls `entrance.admit` first, and the replay also `entrance.check_change`.
     """
     _add_mailbox(app, hub, entrance, mailboxes)
     _add_replay(app, hub, entrance)
