@@ -85,6 +85,11 @@ def assert_repeated_drains_get_the_same(gateways: Gateways, token: str, drainers
                 assert answer.json() == {"messages": messages, "left": 0}, request_id
 
 
+def _first_digits(request_id: object) -> str:
+    """What the claims of one drain share: if others were faster, it asks again under another last byte."""
+    return str(request_id)[:-2]
+
+
 def claims_in(ledger: pa.Table, keyring: Keyring) -> dict[str, list[str]]:
     """By message, each request that its mailbox's stream in the ledger handed it to, told by a refold."""
     found: dict[str, list[str]] = {}
@@ -98,7 +103,7 @@ def claims_in(ledger: pa.Table, keyring: Keyring) -> dict[str, list[str]]:
         assert settled.verdict == row.verdict, row
         for change in settled.changes:
             if row.type == MESSAGE_CLAIMED and isinstance(change.row, MessageRow):
-                found.setdefault(change.row.message_id, []).append(str(change.row.request_id))
+                found.setdefault(change.row.message_id, []).append(_first_digits(change.row.request_id))
     return found
 
 
@@ -119,14 +124,14 @@ def assert_the_record(
     is_hit = MESSAGE_CLAIMED in {row["type"] for row in again}
     assert is_hit or kills < MANY_KILLS, "no kill came between a drain and its answer"
     requests = {
-        message_id: str(request_uuid(DRAINER, f"drain/{request_id}"))
+        message_id: _first_digits(request_uuid(DRAINER, f"drain/{request_id}"))
         for message_id, request_id in handed.items()
     }
     assert claims_in(ledger, keyring) == {message_id: [request] for message_id, request in requests.items()}
     table = DeltaTable(settings.table_path(MAILBOX_VIEW)).to_pyarrow_table()
     shown = [row for row in table.to_pylist() if row["recipient"] == DRAINER]
     assert {row["status"] for row in shown} == {"claimed"}
-    assert {row["message_id"]: row["request_id"] for row in shown} == requests
+    assert {row["message_id"]: _first_digits(row["request_id"]) for row in shown} == requests
     assert len(shown) == len(requests), "a message has two rows"
     assert {row["handed_to"] for row in shown} == {f"http/{DRAINER}"}
     assert differences(state_of_tables(settings), state_of_refold(whole, keyring)) == []
