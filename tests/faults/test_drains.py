@@ -86,7 +86,10 @@ def assert_repeated_drains_get_the_same(gateways: Gateways, token: str, drainers
 
 
 def _first_digits(request_id: object) -> str:
-    """What the claims of one drain share: if others were faster, it asks again under another last byte."""
+    """The part of a claim's id that all claims of one drain share.
+
+    If others were faster, a drain asks again under an id with another last byte.
+    """
     return str(request_id)[:-2]
 
 

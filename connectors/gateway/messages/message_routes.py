@@ -41,6 +41,20 @@ def add_message_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     Called once, when the gateway starts. The paths begin with `/api/hub/messages`, and `/api/hub/audit`. The
     routes read from `hub` and append records through it. During a wait, `gate` checks the client's token.
     """
+    _add_send_route(routes, hub, gate)
+    _add_broadcast_route(routes, hub)
+
+    @routes.get(AUDIT, Action.AUDIT_READ, AuditAnswer)
+    async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
+        """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
+
+        `limit` is the number of entries, by default the setting `gateway.audit_messages`.
+        """
+        return json_answer({"entries": hub.audit.newest(wanted.limit)})
+
+
+def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
+    """Add the route that sends a message to one recipient, and may wait for the reply."""
 
     @routes.post(
         MESSAGES,
@@ -97,16 +111,6 @@ def add_message_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         if reply is None:
             return json_answer(said, 202, settled.verdict)
         return json_answer({**said, "reply": message_as_json(hub, reply)}, verdict=settled.verdict)
-
-    @routes.get(AUDIT, Action.AUDIT_READ, AuditAnswer)
-    async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
-        """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
-
-        `limit` is the number of entries, by default the setting `gateway.audit_messages`.
-        """
-        return json_answer({"entries": hub.audit.newest(wanted.limit)})
-
-    _add_broadcast_route(routes, hub)
 
 
 def _add_broadcast_route(routes: Routes, hub: Hub) -> None:

@@ -35,6 +35,7 @@ NOWHERE = {
     "token_id": "0" * 12,
     "realm": "default",
     "key_id": "0" * 16,
+    "message_id": "m-none",
 }
 
 
@@ -164,7 +165,8 @@ def test_each_route_refuses_whoever_has_no_right_with_a_reason_that_the_log_has_
 def test_each_route_refuses_what_is_malformed_or_too_large_with_a_reason_that_the_log_has_too(hub):
     expected: Counter[Row] = Counter()
     too_large = b" " * (hub.settings.limits.payload_bytes + 1)
-    posts = [one for one in guarded(hub) if one.method == "POST"]
+    # The record of a job's event has the bytes of the request, whatever they are: test_job_events_over_http.py.
+    posts = [one for one in guarded(hub) if one.method == "POST" and one.action != Action.JOB_REPORT]
     for one in posts:
         for body, status in ((b"{", 400), (b'{"unknown-field": 1}', 400), (too_large, 413)):
             headers = JSON if one.route != "/messages" else {"Content-Type": "application/xml"}
