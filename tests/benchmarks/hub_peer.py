@@ -146,24 +146,29 @@ async def serve(port: int, nats_port: int, tokens: Mapping[str, str]) -> None:
     try:
         mailboxes = Mailboxes(connection)
         await mailboxes.open(sorted(tokens.values()))
-        config = uvicorn.Config(
-            build(mailboxes, tokens),
-            host=LOOPBACK,
-            port=port,
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-        )
-        await uvicorn.Server(config).serve()
+        await serve_app(build(mailboxes, tokens), port)
     finally:
         await connection.close()
+
+
+async def serve_app(app: FastAPI, port: int) -> None:
+    """Serve an application on a port of this machine with the gateway's options, until the process ends."""
+    config = uvicorn.Config(
+        app,
+        host=LOOPBACK,
+        port=port,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
+    await uvicorn.Server(config).serve()
 
 
 def nats_config(port: int, folder: Path) -> str:

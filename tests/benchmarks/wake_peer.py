@@ -28,7 +28,6 @@ from typing import Annotated, Any, Final
 
 import nats
 import orjson
-import uvicorn
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding
@@ -48,7 +47,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from connectors.local_stack import free_port
 from schemas.streams.agents import agent_signing
 from tests.benchmarks.bench_stack import served
-from tests.benchmarks.hub_peer import Envelope, nats_config, nats_server
+from tests.benchmarks.hub_peer import Envelope, nats_config, nats_server, serve_app
 from tests.broker_processes import LOOPBACK
 
 STREAM: Final = "MAILBOX"
@@ -270,22 +269,7 @@ async def serve(port: int, nats_port: int, tokens: Mapping[str, str], keys: Mapp
         app.router.routes.append(
             Route("/mcp", Signed(StreamableHTTPASGIApp(manager), mailboxes, keys), methods=["POST"])
         )
-        config = uvicorn.Config(
-            app,
-            host=LOOPBACK,
-            port=port,
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-        )
-        await uvicorn.Server(config).serve()
+        await serve_app(app, port)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def found(
 
 
 def kinds(*notes: Delivery, mail: Mail | None = None) -> set[str]:
-    """Which kinds of findings there are."""
+    """The kinds of the findings of these notes."""
     return {finding.kind for finding in found(*notes, mail=mail)}
 
 
