@@ -264,7 +264,7 @@ def assert_tokens_and_tasks_are_there(backbone: Backbone, answered: Answered, ta
         return dict(operator.get(f"{TASKS}/{tasks[name]}").json())
 
     wait_until(lambda: shown("doomed")["status"] == "failed", PATIENCE_S, "the check has failed the doomed")
-    assert "process has ended" in shown("doomed")["error"]
+    assert "process ended" in shown("doomed")["error"]
     assert shown("survivor")["status"] == "running"
     assert shown("ended")["status"] == "cancelled"
     for number in range(len(backbone.urls)):
