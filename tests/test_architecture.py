@@ -28,8 +28,8 @@ SHARED_DELTA_FILES = {
 }
 ROOMS_ONLY, FOLDER_MODULES = ("schemas", "connectors"), 20
 PURE = ("schemas/wire", "schemas/fold", "schemas/streams")
-# The first two serve the notebooks. pyspark imports protobuf for its state store and does not require it.
-NOT_IMPORTED = {"delta-spark", "ipykernel", "protobuf"}
+# Both serve the notebooks.
+NOT_IMPORTED = {"delta-spark", "ipykernel"}
 IMPURE_LIBRARIES = {"socket", "ssl", "kafka", "confluent_kafka", "deltalake"}
 
 

@@ -1,0 +1,189 @@
+"""The local store of a partition: its changes are all or nothing, from one position to the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from schemas.state_store.partition_store import PartitionStore, Position, StoreDamaged, StoreMoved
+from tests.broker_processes import PROJECT_ROOT
+
+JOB, OTHER = "job/0badcafe", "job/0badcaff"
+
+
+def at(offset: int, chain: str = "c") -> Position:
+    """The position after the records before an offset."""
+    return Position("table", 1, 9, offset, chain)
+
+
+def content(store: PartitionStore, stream: str = JOB) -> dict[str, bytes]:
+    with store.snapshot() as snapshot:
+        return snapshot.entries(stream, "id/")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PartitionStore:
+    """A store at offset 1 with two streams."""
+    made = PartitionStore(tmp_path / "a store")
+    made.load(
+        None, at(1), [(JOB, "job", b"1"), (JOB, "progress", b"p"), (OTHER, "job", b"2"), (JOB, "id/0ff", b"i")]
+    )
+    return made
+
+
+def test_a_new_store_has_no_position_and_no_entries(tmp_path: Path) -> None:
+    store = PartitionStore(tmp_path / "new")
+    assert store.position() is None
+    assert content(store) == {}
+
+
+def test_entries_of_a_stream_are_read_without_those_of_others_and_without_those_that_are_kept_apart(
+    store: PartitionStore,
+) -> None:
+    more = [(JOB, "a", b"first"), (JOB, "ie", b"after"), (JOB, "z", b""), ("job", "x", b"y")]
+    store.advance(at(1), at(2), more)
+    assert content(store) == {"a": b"first", "ie": b"after", "job": b"1", "progress": b"p", "z": b""}
+    with store.snapshot() as snapshot:
+        assert snapshot.get(JOB, "id/0ff") == b"i"
+        assert snapshot.get(JOB, "nothing") is None
+        assert snapshot.position == at(2)
+
+
+def test_a_change_deletes_and_replaces_entries(store: PartitionStore) -> None:
+    store.advance(at(1), at(5), [(JOB, "progress", None), (JOB, "job", b"new"), (JOB, "absent", None)])
+    assert content(store) == {"job": b"new"}
+    assert store.position() == at(5)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        at(2),
+        at(1, "another history"),
+        Position("another table", 1, 9, 1, "c"),
+        Position("table", 2, 9, 1, "c"),
+        Position("table", 1, 8, 1, "c"),
+    ],
+)
+def test_a_change_from_another_position_changes_nothing(store: PartitionStore, other: Position) -> None:
+    with pytest.raises(StoreMoved, match="not at"):
+        store.advance(other, at(9), [(JOB, "job", b"wrong")])
+    for wrong in (other, None):
+        with pytest.raises(StoreMoved, match="not at"):
+            store.load(wrong, at(9), [(JOB, "job", b"wrong")])
+    assert store.position() == at(1)
+    assert content(store)["job"] == b"1"
+
+
+def test_a_second_writer_of_the_same_change_is_refused(store: PartitionStore, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from schemas.state_store.partition_store import *\n"
+        "store = PartitionStore(Path(sys.argv[1]))\n"
+        "store.advance(Position('table', 1, 9, 1, 'c'), Position('table', 1, 9, 3, 'c'), [])\n"
+    )
+    done = [
+        subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "a store")],
+            cwd=PROJECT_ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for _ in range(2)
+    ]
+    assert [one.returncode for one in done] == [0, 1]
+    assert "StoreMoved" in done[1].stderr
+    assert store.position() == at(3), "a store that is open sees what another process writes"
+
+
+def test_a_load_replaces_everything_or_nothing(store: PartitionStore) -> None:
+    def failing():
+        yield JOB, "job", b"half"
+        raise RuntimeError("the table is gone")
+
+    with pytest.raises(RuntimeError):
+        store.load(at(1), at(7), failing())
+    assert (store.position(), content(store)["job"]) == (at(1), b"1")
+    store.load(at(1), at(7), [(OTHER, "job", b"x"), (OTHER, "job", None), (OTHER, "progress", b"y")])
+    assert store.position() == at(7)
+    assert content(store) == {}
+    assert content(store, OTHER) == {"progress": b"y"}
+
+
+def test_a_snapshot_does_not_see_later_changes(store: PartitionStore) -> None:
+    with store.snapshot() as snapshot:
+        store.advance(at(1), at(2), [(JOB, "job", b"later")])
+        assert snapshot.get(JOB, "job") == b"1"
+        assert snapshot.position == at(1)
+    assert content(store)["job"] == b"later"
+
+
+def test_a_truncated_store_is_refused_when_it_is_opened(store: PartitionStore, tmp_path: Path) -> None:
+    store.load(at(1), at(1), [(f"job/{number:08x}", "job", b"x" * 400) for number in range(2000)])
+    store.close()
+    file = tmp_path / "a store" / "data.mdb"
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(StoreDamaged, match="truncated"):
+        PartitionStore(tmp_path / "a store")
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a store at all" * 1000])
+def test_a_file_that_is_no_store_is_refused_or_counts_as_new(tmp_path: Path, damage: bytes) -> None:
+    folder = tmp_path / "a store"
+    folder.mkdir()
+    (folder / "data.mdb").write_bytes(damage)
+    if damage:
+        with pytest.raises(StoreDamaged, match="cannot be opened"):
+            PartitionStore(folder)
+    else:
+        assert PartitionStore(folder).position() is None
+
+
+def test_a_changed_byte_in_an_entry_is_noticed(store: PartitionStore, tmp_path: Path) -> None:
+    store.advance(at(1), at(2), [(JOB, "job", b"the value of the entry")])
+    store.close()
+    file = tmp_path / "a store" / "data.mdb"
+    found = file.read_bytes()
+    assert b"the value of the entry" in found
+    file.write_bytes(found.replace(b"the value of the entry", b"the value of the entrz"))
+    with pytest.raises(StoreDamaged, match="job"):
+        content(PartitionStore(tmp_path / "a store"))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from schemas.state_store.partition_store import *
+store = PartitionStore(Path(sys.argv[1]))
+at = store.position() or Position("table", 1, 9, 0, "")
+if at.offset == 0:
+    store.load(None, at, [])
+while True:
+    after = Position("table", 1, 9, at.offset + 1, str(at.offset + 1))
+    store.advance(at, after, [(f"job/{n:08x}", "job", b"%d" % after.offset * 50) for n in range(200)])
+    at = after
+"""
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_whole_changes(tmp_path: Path) -> None:
+    folder, ends = tmp_path / "killed", []
+    for pause_s in (0.3, 0.31, 0.32, 0.33, 0.34):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], cwd=PROJECT_ROOT)
+        time.sleep(pause_s + 0.5)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(30)
+        store = PartitionStore(folder)
+        with store.snapshot() as snapshot:
+            assert snapshot.position is not None
+            ends.append(snapshot.position.offset)
+            values = {snapshot.get(f"job/{number:08x}", "job") for number in range(200)}
+        store.close()
+        assert values == {b"%d" % ends[-1] * 50}
+    assert ends == sorted(set(ends)), "each goes on where the one before ended"
