@@ -51,7 +51,6 @@ def prepare_session(settings: Settings) -> SparkSession:
             "Spark did not start, for the reason above. On a cluster: is the master of spark.master there, and "
             f"does SPARK_CONF_DIR hold the cluster's secret? ({str(error).splitlines()[0]})"
         ) from error
-    spark.conf.set("spark.sql.shuffle.partitions", settings.spark.shuffle_partitions)
     return spark
 
 

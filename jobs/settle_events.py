@@ -1,12 +1,11 @@
 """The job that settles the topic `trunk.events` into the Delta table `ledger`, exactly once, with Spark.
 
-Reads: every record of the Kafka topic, from its beginning.
-Owns: the table `ledger` and the checkpoint `settle_events`; no other program writes them.
+Reads: every record of the Kafka topic that is not in the ledger.
+Owns: the table `ledger`, its local state stores, and the checkpoint of the running query.
 Guarantees: one row for each record, whatever its bytes, and one commit for each micro-batch. A record is
 settled once, after all earlier records of its stream, also across kill -9.
-On restart: continues from the checkpoint. A micro-batch that is already in the table is settled again to update
-the state, but not written again. Without its checkpoint, the job continues from the ledger and `stream_entries`
-(jobs/recovery.py), or refuses with a reason.
+On restart: continues at the ledger's end, by a new query. Local stores that lag behind, or are missing, are
+brought there from the tables (jobs/settling/partition_state.py, decision 0029).
 
 jobs/run_streams.py runs it.
 """
@@ -16,38 +15,28 @@ from __future__ import annotations
 import functools
 import json
 import os
-import time
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import SecretStr
-from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.ledger.ledger_chain import LedgerChain
-from jobs.ledger.ledger_files import write_file
 from jobs.ledger.ledger_table import prepare_ledger
-from jobs.recovery import Recovery, find_start
-from jobs.settling.checkpoint_state import CheckpointGuard
-from jobs.settling.once_sink import OnceSink
-from jobs.settling.settling import SettleStreams
-from jobs.spark.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records
-from jobs.views.buckets import bucket_column
-from schemas.errors import TrunklineError
+from jobs.settling.ledger_sink import LedgerSink
+from jobs.settling.partition_state import StageSettings
+from jobs.settling.partition_task import KeyringSource, settle_partitions
+from jobs.settling.start_checks import check_conf, check_ledger_topic, check_log
+from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security
 from schemas.settings.settings import MASTER_KEY_VARIABLE, Settings
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
-from schemas.tables.spark_types import LEDGER_FILE, PACKED_RECORDS, PACKED_ROWS
-from schemas.wire.record import STANDARD_HEADERS
+from schemas.tables.spark_types import LEDGER_FILE
 
 QUERY_NAME = "settle_events"
-_POLL_S = 0.2
-# With this trigger, a query is idle for long after its first micro-batch, which comes at once.
-_ONE_BATCH = "1 hour"
-_Begin = Callable[[DataFrame, Mapping[str, Any]], StreamingQuery]
 
 
 def read_records(
@@ -75,71 +64,6 @@ def read_records(
     )
 
 
-def settled_rows(
-    records: DataFrame,
-    settings: Settings,
-    keyring_source: Callable[[], Keyring] | None = None,
-    state: GroupedData | None = None,
-) -> DataFrame:
-    """Return a streaming frame that settles Kafka records and has the resulting ledger rows.
-
-    Each cell has many ledger rows as an Arrow IPC stream (PACKED_ROWS).
-
-    Args:
-        records: The stream of records, as `read_records` returns it.
-        settings: The settings of Kafka and Spark.
-        keyring_source: Returns the master keys, called in each worker process. None: they are read from the key
-            file.
-        state: The initial state for a new checkpoint. Spark reads it only in a query's first micro-batch. None:
-            the state is empty.
-    """
-    processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
-    return (
-        bucketed(records, settings)
-        # A map task for each Kafka partition would start a Python worker for each.
-        .coalesce(settings.spark.shuffle_partitions)
-        .mapInArrow(pack_records, PACKED_RECORDS)
-        .groupBy("bucket")
-        .transformWithStateInPandas(processor, PACKED_ROWS, "Append", "None", state)
-    )
-
-
-def settle_frame(rows: DataFrame, settings: Settings) -> DataFrame:
-    """Return a frame that writes packed ledger rows into data files of the ledger.
-
-    The frame has one row for each file: path, size, statistics and Merkle roots (LEDGER_FILE). The files are
-    written when Spark evaluates the frame. OnceSink then adds them to the ledger by a commit.
-
-    Args:
-        rows: The frame that `settled_rows` returned.
-        settings: The settings with the path of the ledger.
-    """
-    return rows.mapInArrow(functools.partial(write_file, settings.table_path(LEDGER)), LEDGER_FILE)
-
-
-def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
-    """Return the Kafka records with their bucket, and with their headers in two flat columns.
-
-    The columns are `bucket` and RECORD_COLUMNS. If a record has exactly the standard headers, `usual_headers`
-    has their values as one binary cell, separated by SEPARATOR. Other headers (other names, missing values,
-    values with the separator) are JSON in `odd_headers`. Both are null for a record without headers.
-
-    Spark computes the size of an Arrow batch again after each record. For a list column, this takes time in
-    proportion to the size, so there is none.
-    """
-    separator = F.lit(SEPARATOR)
-    values = [F.get(F.col("headers"), F.lit(i))["value"] for i in range(len(STANDARD_HEADERS))]
-    names_are_usual = F.col("headers.key") == F.array(*[F.lit(name) for name in STANDARD_HEADERS])
-    usual = F.coalesce(names_are_usual & ~F.contains(F.concat(*values), separator), F.lit(False))
-    separated = [part for value in values for part in (separator, value)][1:]
-    columns: dict[str, Column] = {
-        "bucket": bucket_column(settings.kafka.partitions),
-        "usual_headers": F.when(usual, F.concat(*separated)),
-        "odd_headers": F.when(~usual, F.to_json("headers")),
-    }
-    return records.withColumns(columns).select("bucket", *RECORD_COLUMNS)
-
-
 def worker_keyring(key_file: Path) -> Keyring:
     """Return the master keys, read from `key_file` and the environment of the calling process.
 
@@ -149,74 +73,92 @@ def worker_keyring(key_file: Path) -> Keyring:
     return load_keyring(Settings(master_key_file=key_file, master_key=SecretStr(secret) if secret else None))
 
 
+def settle_frame(
+    records: DataFrame, settings: Settings, keyring_source: KeyringSource = worker_keyring
+) -> DataFrame:
+    """Return a frame that settles Kafka records and writes their ledger rows into data files.
+
+    The frame has one row for each file: path, size, statistics and Merkle roots (LEDGER_FILE). The files are
+    written when Spark evaluates the frame. LedgerSink then adds them to the ledger by a commit.
+
+    Args:
+        records: The stream of records, as `read_records` returns it.
+        settings: The settings of Kafka, Spark and the tables.
+        keyring_source: Returns the master keys in a file, called in each worker process.
+    """
+    at = StageSettings(
+        ledger=settings.table_path(LEDGER),
+        stream_entries=settings.table_path(STREAM_ENTRIES),
+        stores=settings.state_path / "settling",
+        epoch=settings.kafka.epoch,
+        key_file=settings.key_file,
+    )
+    # A task for each Kafka partition would start a Python worker for each.
+    columns = record_columns(records).coalesce(settings.spark.tasks)
+    return columns.mapInArrow(functools.partial(settle_partitions, at, keyring_source), LEDGER_FILE)
+
+
 def start(
     spark: SparkSession,
     settings: Settings,
     *,
     available_now: bool = False,
     after_batch: Callable[[int], None] | None = None,
+    keyring_source: KeyringSource = worker_keyring,
 ) -> StreamingQuery:
-    """Start the settling query and return it. The query runs in Spark's threads until it is stopped.
-
-    The query starts from its checkpoint. Without a checkpoint, it starts from the tables, or from the topic's
-    beginning if the ledger has no rows. A start from the tables first brings the views to the ledger's end. So
-    the thread that builds the views must not run yet.
+    """Start the settling query at the ledger's end, and return it. It runs until it is stopped.
 
     Args:
         spark: The session.
         settings: The settings of the tables, Kafka and Spark.
         available_now: True: the query ends when all current records of the topic are settled. False: it runs
             until it is stopped.
-        after_batch: Called with the number of each committed micro-batch, before Spark records its end. None:
-            nothing is called.
+        after_batch: Called with the number of each committed micro-batch. None: nothing is called.
+        keyring_source: Returns the master keys in a file, called in each worker process.
 
     Raises:
-        TrunklineError: The checkpoint is damaged, a start would lose or repeat records, or Kafka does not
-            answer.
+        Refused: The audit chain is ahead of the ledger.
+        StartRefused: A start would lose or repeat records.
+        BackboneUnreachable: Kafka does not answer.
     """
-    checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
-    recovery = find_start(spark, settings, checkpoint)
+    check_conf(spark.sparkContext.getConf())
     prepare_ledger(settings)
-
-    def begin(rows: DataFrame, trigger: Mapping[str, Any]) -> StreamingQuery:
-        guard, chain = CheckpointGuard(checkpoint), LedgerChain(settings)
-        sink = OnceSink(settings.table_path(LEDGER), after_batch, guard, chain)
-        writer = (
-            settle_frame(rows, settings)
-            .writeStream.queryName(QUERY_NAME)
-            .option("checkpointLocation", checkpoint)
-            .outputMode("append")
-            .foreachBatch(sink)
-        )
-        query = (writer.trigger(**trigger) if trigger else writer).start()
-        sink.started(query.id)
-        return query
-
-    if recovery is not None:
-        _load(spark, settings, recovery, begin)
-    trigger: dict[str, Any] = {}
+    check_ledger_topic(settings)
+    sink = LedgerSink(settings, after_batch)
+    check_log(settings.kafka, sink.ends)
+    checkpoint = settings.state_path / "checkpoint"
+    # The ledger has the progress. A checkpoint of an earlier query is of no use.
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    _distrust_stores(settings, sink.ends)
+    first = {str(number): sink.ends.get(number, 0) for number in range(settings.kafka.partitions)}
+    offsets = {"startingOffsets": json.dumps({settings.kafka.topic: first})}
+    writer = (
+        settle_frame(read_records(spark, settings, offsets), settings, keyring_source)
+        .writeStream.queryName(QUERY_NAME)
+        .option("checkpointLocation", checkpoint.as_uri())
+        .outputMode("append")
+        .foreachBatch(sink)
+    )
     if available_now:
-        trigger = {"availableNow": True}
+        writer = writer.trigger(availableNow=True)
     elif settings.spark.trigger_interval_ms:
-        trigger = {"processingTime": f"{settings.spark.trigger_interval_ms} milliseconds"}
-    return begin(settled_rows(read_records(spark, settings), settings), trigger)
+        writer = writer.trigger(processingTime=f"{settings.spark.trigger_interval_ms} milliseconds")
+    query = writer.start()
+    sink.started(query.id)
+    return query
 
 
-def _load(spark: SparkSession, settings: Settings, recovery: Recovery, begin: _Begin) -> None:
-    """Make a new checkpoint from the tables, by a separate run of the query's first micro-batch.
+def _distrust_stores(settings: Settings, ends: Mapping[int, int]) -> None:
+    """Delete the local stores of this machine if the run before this one has committed nothing.
 
-    A run with an initial state would plan it again in each later micro-batch.
+    A page of a damaged store may end the task's process, each time. No task could then say so.
     """
-    offsets = {"startingOffsets": json.dumps(recovery.starting_offsets(settings.kafka))}
-    records = read_records(spark, settings, offsets)
-    rows = settled_rows(records, settings, state=recovery.state(spark, settings))
-    query = begin(rows, {"processingTime": _ONE_BATCH})
-    while query.isActive and query.lastProgress is None:
-        time.sleep(_POLL_S)
-    query.stop()
-    failure = query.exception()
-    if failure is not None:
-        raise TrunklineError(f"the state could not be loaded from the tables: {failure}")
+    noted = settings.state_path / "started_at"
+    now = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
+    if noted.exists() and noted.read_text(encoding="utf-8") == now:
+        shutil.rmtree(settings.state_path / "settling", ignore_errors=True)
+    settings.state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    noted.write_text(now, encoding="utf-8")
 
 
 def is_ready(query: StreamingQuery) -> bool:

@@ -54,7 +54,7 @@ def _started(settings: Settings) -> SparkSession:
     scratch = tempfile.mkdtemp(prefix="trunkline-audit-")
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     builder = SparkSession.builder.appName("trunkline audit").config("spark.log.level", "ERROR")
-    builder = builder.config("spark.sql.shuffle.partitions", str(settings.spark.shuffle_partitions))
+    builder = builder.config("spark.sql.shuffle.partitions", str(settings.spark.tasks))
     builder = builder.config("spark.local.dir", scratch).config(
         "spark.sql.warehouse.dir", f"{scratch}/warehouse"
     )

@@ -23,7 +23,7 @@ from connectors.mqtt_link.topics import events_topic
 from jobs import build_views
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_ledger, tidy_views
-from jobs.settling.settling import settle_run
+from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import key_columns
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import ensure_keyring

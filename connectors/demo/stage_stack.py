@@ -25,7 +25,7 @@ from schemas.settings.settings import (
 )
 
 # The folders that are removed after the demo; tables, keys and logs stay.
-_SPENT: Final = ("kafka", "mosquitto", "checkpoints", "spark-scratch", "warehouse", "run", "publisher")
+_SPENT: Final = ("kafka", "mosquitto", "state", "spark-scratch", "warehouse", "run", "publisher")
 _RECEIPT_S: Final = 30.0
 # The default would take half a minute to miss a killed agent.
 _TASK_CHECK_S: Final = 2.0

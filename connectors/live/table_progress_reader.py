@@ -49,7 +49,7 @@ class LedgerProgress(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    # A part of the commit's metadata that jobs/settling/once_sink.py writes. Older commits lack it.
+    # A part of the commit's metadata that jobs/settling/ledger_sink.py writes. Older commits lack it.
     batch_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 

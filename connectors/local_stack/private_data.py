@@ -32,6 +32,7 @@ OUR_NAMES: Final = frozenset(
         "run",
         "sessions",
         "spark-scratch",
+        "state",
         "tables",
         "warehouse",
         "xml_pump",

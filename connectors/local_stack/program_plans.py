@@ -115,7 +115,6 @@ def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
         *("--driver-java-options", log_option()),
         *("--conf", f"spark.local.dir={scratch}"),
         *("--conf", f"spark.sql.warehouse.dir={settings.data_path / 'warehouse'}"),
-        *("--conf", f"spark.sql.shuffle.partitions={settings.spark.shuffle_partitions}"),
         str(_JOB),
     ]
 

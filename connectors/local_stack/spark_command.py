@@ -49,13 +49,13 @@ def executor_conf(spark: SparkSettings) -> dict[str, str]:
     return {
         "spark.executor.memory": spark.executor_memory,
         # More cores would never be used at once; the rest of the cluster is for other applications.
-        "spark.cores.max": str(spark.shuffle_partitions),
+        "spark.cores.max": str(spark.tasks),
         "spark.executor.extraClassPath": class_path(),
         "spark.executor.extraJavaOptions": log_option(),
         "spark.executorEnv.PYTHONPATH": str(PROJECT_ROOT),
-        # How long a task waits for the executor with its state, and how often the scheduler looks for waiting
-        # tasks. The defaults, 3 s and 1 s, are longer than the preceding tasks take: a worker that came back
-        # would settle nothing for a long time, or never.
+        # How long a task waits for the executor that has settled its partition before, and how often the
+        # scheduler looks for waiting tasks. The defaults, 3 s and 1 s, are longer than the preceding tasks
+        # take: a worker that came back would settle nothing for a long time, or never.
         "spark.locality.wait": "100ms",
         "spark.scheduler.revive.interval": "100ms",
     }

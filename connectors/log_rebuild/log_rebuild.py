@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from connectors.log_rebuild import rebuilt_topic
 from connectors.log_rebuild.ledger_log_reader import LedgerLog, LedgerRecord
-from schemas.errors import Refused, TrunklineError
+from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic, partition_for
 from schemas.settings.settings import Settings
@@ -27,8 +26,6 @@ from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STRE
 from schemas.wire.record import Record
 
 COMPARED, WRITTEN = "compared", "written"
-# The query that settles the log; its checkpoint has the offsets that it has planned.
-_QUERY: Final = "settle_events"
 Progress = Callable[[str, int, int], None]
 _KEPT: Final = (
     "Nothing was changed. A log that holds other records is not replaced: save what it holds, delete the topic "
@@ -92,12 +89,10 @@ class Rebuilt:
     Attributes:
         written: The number of written records.
         seconds: How long the rebuild took.
-        checkpoint: Where Spark's checkpoint was moved. None: it is still valid and was not moved.
     """
 
     written: int
     seconds: float
-    checkpoint: Path | None
 
 
 class LogRebuild:
@@ -148,8 +143,7 @@ class LogRebuild:
         """Write the missing records into the topic, compare them, and return what was done.
 
         If that is interrupted, the topic stays marked as unfinished, and no other program of Trunkline uses it.
-        `plan` and `run` of a new LogRebuild then continue from the topic's end. If records are lost (`lost` of
-        the plan), Spark's checkpoint is renamed, so that the Spark jobs make a new one.
+        `plan` and `run` of a new LogRebuild then continue from the topic's end.
 
         Args:
             plan: The result of `plan` of this object.
@@ -157,7 +151,7 @@ class LogRebuild:
         Raises:
             BackboneUnreachable: Kafka is unreachable.
             Refused: Another program has written to the topic meanwhile.
-            TrunklineError: A ledger row or Spark's checkpoint cannot be used.
+            TrunklineError: A ledger row cannot be used.
         """
         began = time.monotonic()
         if plan.replaces_topology:
@@ -178,8 +172,7 @@ class LogRebuild:
         if plan.missing or plan.is_rebuilding:
             rebuilt_topic.end_rebuilding(self._kafka)
         check_topic(self._settings)
-        aside = _set_aside(self._settings) if plan.lost else None
-        return Rebuilt(written, time.monotonic() - began, aside)
+        return Rebuilt(written, time.monotonic() - began)
 
     def _check_topology(self, ledger: LedgerLog) -> None:
         """Check that the ledger has the partitions and the epoch of the settings. Raises Refused."""
@@ -260,20 +253,14 @@ def _difference(mine: Record, theirs: Record | None) -> str:
     return f"another {', '.join(name for name in names if getattr(mine, name) != getattr(theirs, name))}"
 
 
-def _checkpoint(settings: Settings) -> Path | None:
-    """Return the folder of the checkpoint; None on an object store."""
-    root = settings.checkpoints_root.removeprefix("file:")
-    return None if "://" in root else Path(root) / _QUERY
-
-
 def planned_ends(settings: Settings) -> dict[int, int] | None:
     """Return the offsets up to which Spark had planned to settle the log, by partition.
 
     Spark only plans records that exist, so the log once had all records before these offsets. None means that
-    there is no checkpoint on a local disk, or that its newest plan cannot be read.
+    the checkpoint of Spark's last run is missing, or that its newest plan cannot be read.
     """
-    folder = _checkpoint(settings)
-    batches = [] if folder is None else [file for file in folder.glob("offsets/*") if file.name.isdigit()]
+    offsets = settings.state_path / "checkpoint" / "offsets"
+    batches = [file for file in offsets.glob("*") if file.name.isdigit()]
     if not batches:
         return None
     newest = max(batches, key=lambda file: int(file.name))
@@ -283,22 +270,3 @@ def planned_ends(settings: Settings) -> dict[int, int] | None:
         return {int(number): int(end) for number, end in source[settings.kafka.topic].items()}
     except (OSError, ValueError, LookupError, AttributeError):
         return None
-
-
-def _set_aside(settings: Settings) -> Path:
-    """Rename the checkpoint, so that `streams` makes a new one from the tables; return its new place.
-
-    Raises TrunklineError.
-    """
-    folder = _checkpoint(settings)
-    assert folder is not None  # noqa: S101  for the type checker: `planned_ends` has found it
-    number = 1
-    while (aside := folder.with_name(f"{_QUERY}.before-log-rebuild-{number}")).exists():
-        number += 1
-    try:
-        return folder.rename(aside)
-    except OSError as error:
-        raise TrunklineError(
-            f"the checkpoint {folder} plans records that the log no longer has, and cannot be moved: {error}; "
-            "delete that directory before streams starts"
-        ) from error

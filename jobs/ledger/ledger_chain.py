@@ -1,23 +1,31 @@
 """Makes the audit chain's entry for each commit of the settling query, bound to the entry before.
 
 Reads: the ledger's log and the chain file, once at a start.
-Guarantees: the chain has one entry for each commit of a micro-batch, in order, also after a crash, a lost
-checkpoint or a new query. This requires a single settling job for each ledger.
+Guarantees: the chain has one entry for each commit of a micro-batch, in order, also after a crash or a new
+start. This requires a single settling job for each ledger.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from typing import Final
 
 from deltalake import DeltaTable
+from pyarrow.fs import FileSystem
 
+from jobs.ledger.batch_plan import Place
 from jobs.views.view_changes import ends_of
-from schemas.errors import TrunklineError
+from schemas.errors import Refused, TrunklineError
 from schemas.integrity.audit_chain import (
     ChainEntry,
+    ChainLine,
     FirstEntry,
     PartitionRoot,
+    has_commit,
     last_in_file,
+    line_in_commit,
+    lines_from_end,
     lines_in_log,
     newest_entry,
     next_entry,
@@ -28,45 +36,58 @@ from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 
+# The number of commits among which the last one of each partition is looked for.
+_LOOK_BACK: Final = 20_000
+
 
 class LedgerChain:
     """The newest entry of the ledger's audit chain, from which the next commit's entry is made.
 
-    Each start of the settling query makes a new object. The first call of a method reads the chain from disk.
-    Not thread-safe.
+    Each start of the settling query makes a new object, which reads the chain from disk. Not thread-safe.
+
+    Attributes:
+        head: The newest entry, or the start of a chain without entries.
+
+    Raises:
+        Refused: The chain is ahead of the ledger, for example because an old copy of the ledger was put back.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._head: ChainEntry | FirstEntry | None = None
-
-    def holds(self, query: str, batch: int, roots: Iterable[str]) -> bool:
-        """Return whether the ledger already has this micro-batch, so that it must not be committed again.
-
-        This happens if Spark was killed after the ledger's commit and before its own, and now repeats the
-        micro-batch. The offsets in `roots` decide. Without roots, the query and the number decide.
-
-        Args:
-            query: The id of the query.
-            batch: The number of the micro-batch.
-            roots: The Merkle roots of the micro-batch's files, as `FileRoots.to_json` returned them.
-
-        Raises:
-            TrunklineError: The ledger has some of the micro-batch's offsets but not all.
-        """
-        head, brought = self._newest(), read_roots(roots)
-        ends = head.start if isinstance(head, FirstEntry) else head.ends
-        if not brought:
-            return isinstance(head, ChainEntry) and (head.query, head.batch) == (query, batch)
-        known = [root.last < ends.get(root.partition, 0) for root in brought]
-        if all(known):
-            return True
-        if any(known) or any(root.first < ends.get(root.partition, 0) for root in brought):
-            raise TrunklineError(
-                f"micro-batch {batch} brings {_places(brought)}; the ledger has a part of it already, and ends "
-                f"before {ends}: another settling job has written to it, or the checkpoint is of another ledger"
+        path = settings.table_path(LEDGER)
+        table = DeltaTable(path)
+        table_id = str(table.metadata().id)
+        self._file = chain_file(settings, table_id)
+        known = last_in_file(self._file)
+        storage = table_storage(path)
+        if known is not None and not _is_of(known, table.version(), storage):
+            raise Refused(
+                f"the audit chain {self._file} knows version {known.version} of the ledger, which is another "
+                "one or ends before: put the newer ledger back, or the chain file that belongs to this one"
             )
-        return False
+        # After an hour, entries may be in the chain file alone.
+        self._lines = lines_in_log(storage, -1 if known is None else known.version).lines
+        found = newest_entry(None if known is None else known.entry, self._lines)
+        # A ledger may be older than its chain, which then starts at the ledger's end.
+        self.head: ChainEntry | FirstEntry = found or FirstEntry(table_id, ends_of(table))
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """The first offset of each partition that is not in the ledger. Partitions without rows are absent."""
+        return self.head.start if isinstance(self.head, FirstEntry) else self.head.ends
+
+    def places(self) -> dict[int, Place]:
+        """Return for each partition the ledger's end, with the chain's value of the last commit of its rows.
+
+        If the partition was in none of the last 20,000 commits, the value is empty.
+        """
+        values: dict[int, str] = {}
+        lines = itertools.chain(reversed(self._lines), lines_from_end(self._file))
+        for line in itertools.islice(lines, _LOOK_BACK):
+            for root in line.entry.partitions:
+                values.setdefault(root.partition, line.value)
+            if len(values) == len(self.ends):
+                break
+        return {partition: Place(end, values.get(partition, "")) for partition, end in self.ends.items()}
 
     def entry(self, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
         """Return the audit chain's entry for the ledger's next commit.
@@ -77,29 +98,31 @@ class LedgerChain:
             query: The id of the query.
             batch: The number of the micro-batch.
             roots: The Merkle roots of the micro-batch's files, as `FileRoots.to_json` returned them.
-        """
-        return next_entry(self._newest(), query, batch, roots)
 
-    def _newest(self) -> ChainEntry | FirstEntry:
-        if self._head is None:
-            self._head = _find_head(self._settings)
-        return self._head
+        Raises:
+            TrunklineError: The micro-batch does not begin at the ledger's end.
+        """
+        ends = self.ends
+        texts = list(roots)
+        wrong = [root for root in read_roots(texts) if root.first != ends.get(root.partition, 0)]
+        if wrong:
+            raise TrunklineError(
+                f"micro-batch {batch} brings {_names(wrong)}; the ledger ends before {ends}: another settling "
+                "job has written to it"
+            )
+        return next_entry(self.head, query, batch, texts)
 
     def committed(self, entry: ChainEntry) -> None:
         """Make `entry` the newest one of the audit chain, after its commit to the ledger has succeeded."""
-        self._head = entry
+        self.head = entry
 
 
-def _find_head(settings: Settings) -> ChainEntry | FirstEntry:
-    """Return the chain's newest entry. After an hour, entries may be in the chain file alone."""
-    path = settings.table_path(LEDGER)
-    table = DeltaTable(path)
-    known = last_in_file(chain_file(settings, str(table.metadata().id)))
-    lines = lines_in_log(table_storage(path), -1 if known is None else known.version).lines
-    found = newest_entry(None if known is None else known.entry, lines)
-    # A ledger may be older than its chain, which then starts at the ledger's end.
-    return FirstEntry(str(table.metadata().id), ends_of(table)) if found is None else found
+def _is_of(known: ChainLine, version: int, storage: FileSystem) -> bool:
+    """Return whether the ledger, whose newest version is `version`, can be the one of a chain with this end."""
+    if known.version > version:
+        return False
+    return not has_commit(storage, known.version) or line_in_commit(storage, known.version) == known
 
 
-def _places(roots: Iterable[PartitionRoot]) -> str:
+def _names(roots: Iterable[PartitionRoot]) -> str:
     return ", ".join(f"offsets {root.first} to {root.last} of partition {root.partition}" for root in roots)

@@ -1,6 +1,6 @@
 """The ledger's data files: each Spark task writes its rows into one Parquet file.
 
-A file becomes part of the table with the commit that names it (once_sink.py). A file of a failed task, or
+A file becomes part of the table with the commit that names it (ledger_sink.py). A file of a failed task, or
 without a commit, is never read, and maintenance deletes it. So only a file's name, statistics and Merkle roots
 pass through the JVM. Before that, rows passed through it twice, and planning their 25 columns took a third of a
 micro-batch (decision 0012).
@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
-from jobs.spark.record_packing import from_cell, keep_modules
 from schemas.integrity.audit_chain import partition_root, roots_text
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
 from schemas.tables.delta_files import table_storage
@@ -70,21 +69,20 @@ def _plain(value: Any) -> Any:
 
 
 def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write packed ledger rows into one new Parquet file, and yield one row that describes the file.
+    """Write ledger rows into one new Parquet file, and yield one row that describes the file.
 
-    Spark's `mapInArrow` calls this function once in each Spark task. The file is not part of the table until a
-    commit names it.
+    The file is not part of the table until a commit names it.
 
     Args:
         table: The path or URI of the ledger. The file is written into this directory.
-        batches: Batches with the column `rows`. Each cell has ledger rows as an Arrow IPC stream.
+        batches: Ledger rows, with the columns LEDGER_ARROW. No batch is empty.
 
     Yields:
         A row with the columns of LEDGER_FILE: path, size, statistics and Merkle roots. No row and no file if
         there are no ledger rows.
     """
-    cells = (cell.as_buffer() for batch in batches for cell in batch.column("rows"))
-    first = next(cells, None)
+    rows = iter(batches)
+    first = next(rows, None)
     if first is None:
         return
     name, storage = f"part-{uuid.uuid4()}.parquet", table_storage(table)
@@ -93,13 +91,11 @@ def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         storage.open_output_stream(name) as stream,
         parquet.ParquetWriter(stream, LEDGER_ARROW, compression="snappy") as writer,
     ):
-        for cell in itertools.chain([first], cells):
-            rows = from_cell(cell)
-            statistics.add(rows)
-            roots.add(rows)
-            writer.write_batch(rows)
+        for batch in itertools.chain([first], rows):
+            statistics.add(batch)
+            roots.add(batch)
+            writer.write_batch(batch)
     size = storage.get_file_info(name).size
-    keep_modules("write")
     row = {"path": name, "size": size, "statistics": statistics.to_json(), "roots": roots.to_json()}
     yield pa.RecordBatch.from_pylist([row])
 
@@ -108,7 +104,7 @@ class FileRoots:
     """The Merkle roots of one data file, one root for each Kafka partition.
 
     Add the file's batches of rows in order, then call `to_json`. A partition's rows of a micro-batch are all in
-    one task, in the order of their offsets, because a bucket is a partition (buckets.py). Any other order is
+    one task, in the order of their offsets. Any other order is
     refused, because its root could not be checked later.
     """
 

@@ -1,4 +1,4 @@
-"""The settling query's stateful operator, its state, its sink and its checkpoint.
+"""The settling query: its tasks, their local stores, its sink and the checks before a start.
 
 Imports `ledger`, `spark` and `views`, but no job.
 """

@@ -1,4 +1,4 @@
-"""Packing of records in Spark's Python workers, and their memory.
+"""Kafka records on their way into Spark's Python workers, and the memory of these.
 
 Imports nothing else of the jobs.
 """

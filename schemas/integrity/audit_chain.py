@@ -311,21 +311,30 @@ def last_in_file(path: Path) -> ChainLine | None:
 
     Reads the file from its end. A missing file has no entries.
     """
+    return next(lines_from_end(path), None)
+
+
+def lines_from_end(path: Path) -> Iterator[ChainLine]:
+    """Yield the complete entries of a chain file that can be parsed, the last one first.
+
+    Reads the file from its end, a part at a time. A missing file has no entries.
+    """
     if not path.exists():
-        return None
+        return
     with path.open("rb") as file:
-        size, tail = file.seek(0, os.SEEK_END), _TAIL_BYTES
-        while True:
-            file.seek(max(0, size - tail))
-            texts = file.read().splitlines(keepends=True)
-            # The first of them may be only the end of a line.
-            for text in reversed(texts if tail >= size else texts[1:]):
+        before, rest = file.seek(0, os.SEEK_END), b""
+        while before > 0:
+            start = max(0, before - _TAIL_BYTES)
+            file.seek(start)
+            part = file.read(before - start) + rest
+            before = start
+            # The first text may be only the end of a line, and is read with the part before.
+            texts = part.splitlines(keepends=True)
+            rest = texts.pop(0) if start > 0 else b""
+            for text in reversed(texts):
                 found = _read_line(text) if text.endswith(b"\n") else None
                 if found is not None:
-                    return found
-            if tail >= size:
-                return None
-            tail *= 4
+                    yield found
 
 
 def _read_line(text: bytes) -> ChainLine | None:

@@ -207,8 +207,8 @@ class SparkSettings(Section):
     """Heap of the driver, such as `700m` or `2g`; at least 512m."""
     executor_memory: Heap = "1g"
     """Heap of each executor on a cluster; at least 512m."""
-    shuffle_partitions: int = Field(default=2, ge=1)
-    """How many tasks settle side by side. The checkpoint fixes it, so choose it before the first start."""
+    tasks: int = Field(default=2, ge=1)
+    """How many tasks settle side by side."""
     max_offsets_per_trigger: int = Field(default=60_000, ge=1)
     """Most records in one micro-batch. Times the body limit, it bounds the memory."""
     trigger_interval_ms: int = Field(default=0, ge=0)
@@ -252,12 +252,12 @@ class XmlPumpSettings(Section):
 
 
 class StorageSettings(Section):
-    """Where tables and checkpoints are stored: directories, or URIs of an object store."""
+    """Where the tables and the local state are stored."""
 
     tables: str | None = None
     """Directory or URI of the Delta tables. Unset: `<data_dir>/tables`."""
-    checkpoints: str | None = None
-    """Directory or URI of Spark's checkpoints. Unset: `<data_dir>/checkpoints`."""
+    state: Path | None = None
+    """Directory of the state stores, on a local disk of each machine. Unset: `<data_dir>/state`."""
 
 
 class AuditSettings(Section):

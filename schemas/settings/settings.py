@@ -123,9 +123,9 @@ class Settings(Section):
         return self.storage.tables or str(self.data_path / "tables")
 
     @property
-    def checkpoints_root(self) -> str:
-        """The directory or URI that has one folder for the checkpoint of each Spark streaming query."""
-        return self.storage.checkpoints or str(self.data_path / "checkpoints")
+    def state_path(self) -> Path:
+        """The directory of the local state stores. Everything in it is a cache and may be deleted."""
+        return self.data_path / "state" if self.storage.state is None else PROJECT_ROOT / self.storage.state
 
     @property
     def key_file(self) -> Path:

@@ -26,13 +26,11 @@ from deltalake import DeltaTable
 from pyspark.sql import Row
 
 from jobs.ledger.audit_trail import AuditTrail
-from jobs.ledger.ledger_chain import LedgerChain
 from jobs.ledger.ledger_files import FileRoots, write_file
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
-from jobs.settling.once_sink import OnceSink
-from jobs.settling.settling import settle_run
-from jobs.spark.record_packing import to_cell
+from jobs.settling.fold_run import settle_run
+from jobs.settling.ledger_sink import LedgerSink
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
@@ -76,16 +74,15 @@ def fill(settings: Settings, rows: pa.RecordBatch, wanted: int, commit_rows: int
     """Make the ledger; returns how many commits it has."""
     prepare_ledger(settings)
     path, trail = settings.table_path(LEDGER), AuditTrail(settings)
-    sink = OnceSink(path, chain=LedgerChain(settings))
+    sink = LedgerSink(settings)
     sink.started("bench")
     share, first, commits = commit_rows // PARTITIONS, 0, 0
     while first * PARTITIONS < wanted:
         count = min(share, wanted // PARTITIONS - first)
         files = []
         for task in range(2):
-            cells = [to_cell(placed(rows, p, first, count)) for p in range(task, PARTITIONS, 2)]
-            packed = pa.RecordBatch.from_pydict({"rows": pa.array(cells, pa.binary())})
-            files += [Row(**file) for written in write_file(path, [packed]) for file in written.to_pylist()]
+            batches = [placed(rows, p, first, count) for p in range(task, PARTITIONS, 2)]
+            files += [Row(**file) for written in write_file(path, batches) for file in written.to_pylist()]
         sink.commit(files, commits)
         first, commits = first + count, commits + 1
         if commits % 100 == 0:

@@ -10,6 +10,7 @@ JVM warms up from pass to pass, as the executors' do.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from connectors.local_stack.spark_command import executor_conf
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from schemas.settings.settings import Settings, SparkSettings, StorageSettings
 from tests.benchmarks.bench_report import Bench
 from tests.benchmarks.bench_stack import filled_topic
@@ -31,7 +33,7 @@ def passes(spark: SparkSession, settings: Settings, root: Path, count: int, expe
     """The rates of `count` passes over the topic, each into tables of its own."""
     rates = []
     for number in range(count):
-        at = StorageSettings(tables=str(root / f"{number}"), checkpoints=str(root / f"{number}-checkpoint"))
+        at = StorageSettings(tables=str(root / f"{number}"), state=root / f"{number}-state")
         query = start_pipeline(spark, settings.model_copy(update={"storage": at}))
         rate, _, words = spark_rate(query, expected)
         say(f"  {root.name}, pass {number + 1}: {rate:,.0f} records/s ({words})")
@@ -41,7 +43,7 @@ def passes(spark: SparkSession, settings: Settings, root: Path, count: int, expe
 
 def measure(events_wanted: int, warm_passes: int, workers: int, memory: str, work: Path) -> dict[str, Any]:
     """Fill a topic and drain it `1 + warm_passes` times in each mode."""
-    spark = SparkSettings(master=f"local[{workers}]", executor_memory=memory, shuffle_partitions=workers)
+    spark = SparkSettings(master=f"local[{workers}]", executor_memory=memory, tasks=workers)
     settings = stack_settings(work / "data", spark=spark)
     rates: dict[str, list[float]] = {}
     with filled_topic(settings, events_wanted) as count:
@@ -52,7 +54,9 @@ def measure(events_wanted: int, warm_passes: int, workers: int, memory: str, wor
         cluster = SparkCluster(work / "cluster", memory)
         try:
             cluster.start(workers)
-            conf = {**executor_conf(spark), **cluster.properties, "spark.master": cluster.url}
+            # The workers have an environment of their own, without the login to this Kafka.
+            login = {f"spark.executorEnv.{PASSWORD_VARIABLE}": os.environ[PASSWORD_VARIABLE]}
+            conf = {**executor_conf(spark), **cluster.properties, **login, "spark.master": cluster.url}
             session = start_session(work, workers, conf)
             rates["cluster"] = passes(session, settings, work / "on-cluster", 1 + warm_passes, count)
             session.stop()

@@ -62,12 +62,21 @@ def copy_frame(records: DataFrame) -> DataFrame:
     return records.select(*columns)
 
 
-def start_copy(spark: SparkSession, settings: Settings) -> StreamingQuery:
-    """The copy as a query that ends when all is copied, with a plain append a micro-batch."""
+def start_copy(spark: SparkSession, settings: Settings, *, available_now: bool = True) -> StreamingQuery:
+    """Start the copy as a query with one plain append for each micro-batch, and return it.
+
+    Args:
+        spark: The session, with Delta's classes.
+        settings: The settings of Kafka and the tables. A copy with the same `storage.state` is continued.
+        available_now: True: the query ends when all current records are copied. False: it runs until it is
+            stopped.
+    """
     sink = SparkAppend(settings.table_path(LEDGER))
     writer = copy_frame(settle_events.read_records(spark, settings)).writeStream
-    writer = writer.option("checkpointLocation", f"{settings.checkpoints_root}/copy").foreachBatch(sink)
-    return writer.trigger(availableNow=True).start()
+    writer = writer.option("checkpointLocation", (settings.state_path / "copy").as_uri()).foreachBatch(sink)
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    return writer.start()
 
 
 def spark_rate(query: StreamingQuery, expected: int) -> tuple[float, float, str]:
@@ -102,7 +111,7 @@ def one_pass(spark: SparkSession, settings: Settings, root: Path, expected: int)
     """One pass of each, in turn, each into tables of its own."""
     rates: dict[str, float] = {}
     for name in ("copy", "pipeline", "peer"):
-        own = StorageSettings(tables=str(root / name), checkpoints=str(root / f"{name}-checkpoint"))
+        own = StorageSettings(tables=str(root / name), state=root / f"{name}-state")
         at = settings.model_copy(update={"storage": own})
         words = "a commit a second"
         if name == "peer":
@@ -141,7 +150,7 @@ def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
     with filled_topic(settings, events_wanted) as count:
         say(f"{count:,} records in the topic")
         # The copy needs Delta's classes; both pay for them.
-        spark = start_session(work, settings.spark.shuffle_partitions, DELTA_CONF)
+        spark = start_session(work, settings.spark.tasks, DELTA_CONF)
         passes = []
         for number in range(1 + warm_passes):
             say(f"pass {number + 1} of {1 + warm_passes}")

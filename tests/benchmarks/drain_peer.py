@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 from deltalake import write_deltalake
 
 from connectors.log.kafka_records import message_record
-from jobs.settling.settling import settle_run
+from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.kafka_clients import librdkafka_options

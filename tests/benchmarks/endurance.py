@@ -155,7 +155,7 @@ def measure(settings: Settings, commits: int, rate: int, least_s: float, limit_s
     """Start, load, look on, compare."""
     memory, files, errors = MemoryLooks(MEMORY_AFTER_S), FileLooks(settings), []
     with LocalStack(settings) as stack:
-        times, load = BatchTimes(Path(settings.checkpoints_root) / "settle_events"), Load(settings, rate)
+        times, load = BatchTimes(settings.state_path / "checkpoint"), Load(settings, rate)
         began = told = looked = time.monotonic()
         times.start()
         load.start()

@@ -107,7 +107,7 @@ def measured(
     """A load at `rate`, and what it cost in its second half."""
     # It outlasts what is measured, and registers its jobs before that.
     load = Load(settings, rate, first, round_s=seconds + MARGIN_S, rounds=1)
-    times = BatchTimes(Path(settings.checkpoints_root) / "settle_events")
+    times = BatchTimes(settings.state_path / "checkpoint")
     with DoorLoads(settings, list(doors), DOOR_RATE) as door_loads:
         times.start()
         load.start()

@@ -1,178 +1,166 @@
-"""One way to run the fold, one sink, one file system: its throughput and its latency, for decision 0003.
+"""Measure the settling job beside a plain Spark copy of the log: its throughput, and how late its commits are.
 
-Latency is from Kafka's append time to the modification time of the commit that holds the record, at a
-steady rate; throughput is taken inside the micro-batches that hold events, after a first pass that warms
-the JVM. `--all` runs each combination that the decision compares, a process each.
+Both run in one Spark session, in turns. The copy writes the ledger's columns without any Python, so it shows
+what Kafka, Spark and Delta take. First each drains the full topic, in passes with new tables. Then each takes
+rounds under a steady load of new events.
 
-    ./trunkline bench settle_latency --all --json
+- `drain_eps` and `copy_eps`: records per second inside the micro-batches, the median of the warm passes.
+- `p50_s` and `p95_s`: seconds from Kafka's append to the commit, of the commits in the second half of a load.
+  `control_p50_s` and `control_p95_s` are those of the copy. All are medians of the rounds.
+- `batch_p50_ms`: how long a micro-batch of the settling job took then, in ms.
+
+`rounds` has the figures of each round.
+
+    ./trunkline bench settle_latency --json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.local_stack import free_port
 from connectors.local_stack.spark_command import DELTA_CONF
-from jobs.ledger.ledger_table import prepare_ledger
-from jobs.settle_events import read_records, settle_frame, settled_rows
-from jobs.settling.once_sink import OnceSink
-from schemas.settings.settings import KafkaSettings, Settings, SparkSettings, StorageSettings
-from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import Bench, quantile
+from jobs import settle_events
+from schemas.settings.settings import KafkaSettings, Settings, StorageSettings
+from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import filled_topic
+from tests.benchmarks.drain import spark_rate, start_copy
 from tests.benchmarks.event_load import SteadyLoad, jobs_for
-from tests.benchmarks.settle_forms import FORMS, build
-from tests.benchmarks.spark_append import SparkAppend
+from tests.benchmarks.growth import ledger_ages
 from tests.own_settings import stack_settings
 from tests.spark_session import start_session
 
-DEFAULT_FILE_SYSTEM = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
-LIMIT_S = 600
+FORMS = {"copy": start_copy, "drain": settle_events.start}
+CAUGHT_UP_WITHIN_S = 600
+
+say = teller("settle_latency")
 
 
-def start(
-    spark: SparkSession, settings: Settings, args: argparse.Namespace, available_now: bool
-) -> StreamingQuery:
-    """The query of one combination."""
-    records = read_records(spark, settings)
-    if args.sink == "files":
-        prepare_ledger(settings)
-        frame = settle_frame(settled_rows(records, settings), settings)
-    else:
-        frame = build(args.form, records, settings)
-    writer = frame.writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/q")
-    if available_now:
-        writer = writer.trigger(availableNow=True)
-    path = settings.table_path(LEDGER)
-    if args.sink == "delta":
-        return writer.format("delta").outputMode("append").start(path)
-    if args.sink == "spark":
-        return writer.foreachBatch(SparkAppend(path)).start()
-    sink = OnceSink(path)
-    query = writer.foreachBatch(sink).start()
-    sink.started(query.id)
-    return query
+def own_tables(settings: Settings, root: Path) -> Settings:
+    """Return the settings with tables and local state below `root`."""
+    return settings.model_copy(update={"storage": StorageSettings(tables=str(root), state=root / "state")})
 
 
-def throughput(spark: SparkSession, settings: Settings, args: argparse.Namespace, root: Path) -> dict[str, Any]:
-    """Records a second inside the micro-batches but the first, in a cold and in a warm JVM."""
-    rates = []
-    for number in range(args.passes):
-        own = StorageSettings(tables=str(root / f"t{number}"), checkpoints=str(root / f"c{number}"))
-        query = start(spark, settings.model_copy(update={"storage": own}), args, True)
-        assert query.awaitTermination(LIMIT_S), "a pass took longer than its limit"
-        progress = [p for p in query.recentProgress if p["numInputRows"]]
-        # The first micro-batch plans the query and holds the registrations: it is not counted.
-        progress = progress[1:]
-        spent = sum(p["durationMs"]["addBatch"] for p in progress)
-        rates.append(sum(p["numInputRows"] for p in progress) / spent * 1000)
-    return {"cold_eps": round(rates[0]), "warm_eps": round(statistics.median(rates[1:] or rates))}
+def drain_pass(spark: SparkSession, settings: Settings, root: Path, expected: int) -> dict[str, float]:
+    """Drain the topic by each form in turn, into new tables. Return the records per second of each."""
+    rates = {}
+    for form, start in FORMS.items():
+        query = start(spark, own_tables(settings, root / form), available_now=True)
+        rates[form], _, words = spark_rate(query, expected)
+        say(f"  {form}: {rates[form]:,.0f} records/s ({words})")
+    return rates
 
 
-def latency(spark: SparkSession, settings: Settings, args: argparse.Namespace, root: Path) -> dict[str, Any]:
-    """Seconds from append to commit, in the second half of a steady load."""
-    own = StorageSettings(tables=str(root / "lt"), checkpoints=str(root / "lc"))
-    at = settings.model_copy(update={"storage": own})
-    query = start(spark, at, args, False)
-    deadline = time.monotonic() + LIMIT_S
-    while (query.lastProgress is None or query.lastProgress["numInputRows"]) and time.monotonic() < deadline:
+def catch_up(query: StreamingQuery) -> None:
+    """Wait until the query has processed all records of the topic.
+
+    Raises:
+        RuntimeError: The query ended, or has not caught up within 600 seconds.
+    """
+    deadline = time.monotonic() + CAUGHT_UP_WITHIN_S
+    while query.status["message"] != "Waiting for data to arrive":
+        if time.monotonic() > deadline or not query.isActive:
+            raise RuntimeError(f"the query has not caught up: {query.exception()}")
         time.sleep(0.5)
-    began = time.time()
-    SteadyLoad(settings, args.rate, args.seconds, jobs_for(args.events)).run()
-    time.sleep(5)
-    batches = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
-    query.stop()
-    table = DeltaTable(at.table_path(LEDGER))
-    lags = []
-    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        landed = action["modification_time"] / 1000
-        if landed < began + args.seconds / 2:
-            continue
-        part = table.to_pyarrow_dataset().filesystem.open_input_file(action["path"])
-        lags += commit_lags(part, landed)
+
+
+def turn(spark: SparkSession, at: Settings, form: str, load: SteadyLoad, seconds: int) -> dict[str, float]:
+    """Run one form under a load, and return the figures of the load's second half.
+
+    Args:
+        spark: The session.
+        at: Settings with the tables of this form. It continues where it ended before.
+        form: The name of the form.
+        load: The load, not started.
+        seconds: How long the load lasts.
+    """
+    query = FORMS[form](spark, at, available_now=False)
+    try:
+        catch_up(query)
+        half = time.time() + seconds / 2
+        load.run()
+        catch_up(query)
+        took_ms = [
+            progress["durationMs"]["triggerExecution"]
+            for progress in query.recentProgress
+            if progress["numInputRows"] and datetime.fromisoformat(progress["timestamp"]).timestamp() >= half
+        ]
+    finally:
+        query.stop()
+    ages = ledger_ages(at, half)
     return {
-        "latency_p50_s": round(quantile(lags, 0.5), 3),
-        "latency_p95_s": round(quantile(lags, 0.95), 3),
-        "batch_p50_ms": statistics.median(batches[-50:]),
+        "p50_s": round(quantile(ages, 0.5), 3),
+        "p95_s": round(quantile(ages, 0.95), 3),
+        "batch_p50_ms": statistics.median(took_ms),
     }
 
 
-def commit_lags(file: Any, landed: float) -> list[float]:
-    """How old each row of a Parquet file was when its file was written."""
-    column = parquet.read_table(file, columns=["logged_at"])["logged_at"]
-    return [landed - moment.timestamp() for moment in column.to_pylist()]
+def one_round(
+    spark: SparkSession, settings: Settings, root: Path, args: argparse.Namespace, first_job: int
+) -> dict[str, float]:
+    """Run each form in turn under a load with new jobs, and return their figures."""
+    figures: dict[str, float] = {}
+    for number, form in enumerate(FORMS):
+        # The same events again would be duplicates, which are settled otherwise.
+        first = first_job + number * jobs_for(args.rate * args.seconds)
+        load = SteadyLoad(settings, args.rate, args.seconds, first)
+        found = turn(spark, own_tables(settings, root / form), form, load, args.seconds)
+        say(f"  {form}: {found}")
+        if form == "copy":
+            found = {f"control_{name}": found[name] for name in ("p50_s", "p95_s")}
+        figures |= found
+    return figures
 
 
-def measure(args: argparse.Namespace, work: Path) -> None:
-    """One combination, on a Kafka of its own; or all of them, each in a process of its own."""
-    if args.all:
-        measure_all(args)
-        return
-    settings = stack_settings(
-        work / "data",
-        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=args.partitions),
-        spark=SparkSettings(shuffle_partitions=args.shuffle_partitions),
-    )
-    # Jobs for both loads, and those that are only known.
-    jobs = max(jobs_for(args.events) + jobs_for(args.rate * args.seconds), args.known)
-    with filled_topic(settings, args.events, jobs):
-        conf = DEFAULT_FILE_SYSTEM if args.file_system == "hadoop" else {}
-        if args.sink != "files":
-            conf = conf | DELTA_CONF
-        spark = start_session(work, args.shuffle_partitions, conf)
-        result = {**throughput(spark, settings, args, work), **latency(spark, settings, args, work)}
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Fill a topic on a Kafka of its own, let both drain it, then let both follow a load."""
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=args.partitions)
+    settings = stack_settings(work / "data", kafka=kafka)
+    drained, per_round = jobs_for(args.events), len(FORMS) * jobs_for(args.rate * args.seconds)
+    with filled_topic(settings, args.events, drained + args.rounds * per_round) as count:
+        say(f"{count:,} records in the topic")
+        # The copy needs Delta's classes, which make the planning of each query slower: of both.
+        spark = start_session(work, settings.spark.tasks, DELTA_CONF)
+        passes = []
+        for number in range(1 + args.passes):
+            say(f"pass {number + 1} of {1 + args.passes}")
+            passes.append(drain_pass(spark, settings, work / f"pass-{number}", count))
+        rounds = []
+        for number in range(args.rounds):
+            say(f"round {number + 1} of {args.rounds}")
+            # Both continue the tables of the last pass, so nothing is drained again.
+            root, first = work / f"pass-{args.passes}", drained + number * per_round
+            rounds.append(one_round(spark, settings, root, args, first))
         spark.stop()
-    names = ("form", "sink", "file_system", "partitions", "shuffle_partitions", "known")
-    print(json.dumps({**{name: getattr(args, name) for name in names}, **result}), flush=True)
-
-
-def combinations() -> list[list[str]]:
-    """Return the options that decision 0003 compares: each form, then the chosen one with one change each."""
-    chosen = ["--form", "packed"]
-    return [["--form", form] for form in FORMS] + [
-        [*chosen, "--sink", "delta"],
-        [*chosen, "--sink", "files"],
-        [*chosen, "--file-system", "hadoop"],
-        [*chosen, "--known", "100000"],
-        ["--form", "blob", "--known", "100000"],
-    ]
-
-
-def measure_all(args: argparse.Namespace) -> None:
-    """Measure every combination of the decision."""
-    shared = ["--events", str(args.events), "--passes", str(args.passes), "--seconds", str(args.seconds)]
-    for combination in combinations():
-        command = [sys.executable, "-m", "tests.benchmarks.settle_latency", *combination, *shared]
-        subprocess.run(command, check=False)
+    warm = {form: [rates[form] for rates in passes[1:] or passes] for form in FORMS}
+    return {
+        **{f"{form}_eps": round(statistics.median(rates)) for form, rates in warm.items()},
+        **{name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]},
+        "rounds": rounds,
+        "cold": {f"{form}_eps": round(rate) for form, rate in passes[0].items()},
+        "partitions": args.partitions,
+        "records": count,
+    }
 
 
 def main() -> int:
-    """Run one combination, or all of them. The output is JSON with and without `--json`."""
+    """Run the benchmark; `--json` prints the result as one line."""
     bench = Bench("settle_latency", __doc__)
-    bench.add_argument("--form", choices=FORMS, default="packed")
-    bench.add_argument("--sink", choices=("spark", "files", "delta"), default="spark")
-    bench.add_argument("--file-system", choices=("bare", "hadoop"), default="bare")
-    bench.add_argument("--partitions", type=int, default=4)
-    bench.add_argument("--shuffle-partitions", type=int, default=2)
-    bench.add_argument("--known", type=int, default=0, help="jobs that are known and silent")
-    bench.add_argument("--events", type=int, default=180_000)
-    bench.add_argument("--passes", type=int, default=3)
-    bench.add_argument("--rate", type=int, default=500, help="events a second of the steady load")
-    bench.add_argument("--seconds", type=int, default=30)
-    bench.add_argument("--all", action="store_true", help="every combination of the decision")
+    bench.add_argument("--events", type=int, default=180_000, help="job events to drain (default 180,000)")
+    bench.add_argument("--passes", type=int, default=3, help="warm passes, of which the median counts")
+    bench.add_argument("--rate", type=int, default=500, help="events a second of the steady load (default 500)")
+    bench.add_argument("--seconds", type=int, default=30, help="length of each load (default 30)")
+    bench.add_argument("--partitions", type=int, default=4, help="partitions of the topic (default 4)")
+    bench.add_argument("--rounds", type=int, default=2, help="loads for each form (default 2)")
     return bench.run(measure)
 
 

@@ -1,29 +1,25 @@
-"""The ledger written by Spark, row by row: a plain copy, and the pipeline before decision 0012."""
+"""The sink of a plain copy of the log: Spark writes the ledger's columns, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from jobs.spark.record_packing import from_cell
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 LEDGER_SPARK: Final = from_arrow_schema(LEDGER_ARROW)
 
 
-def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: the ledger batches in the cells of the column `rows`."""
-    for batch in batches:
-        for cell in batch.column("rows"):
-            yield from_cell(cell.as_buffer())
-
-
 class SparkAppend:
-    """`foreachBatch` function: one plain append of ledger rows a micro-batch, not protected from repetition."""
+    """A `foreachBatch` function that appends the ledger rows of each micro-batch with Spark.
+
+    It does not protect against the repetition of a micro-batch.
+
+    Args:
+        path: The path or URI of the table.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

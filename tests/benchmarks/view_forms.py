@@ -72,7 +72,7 @@ def changes_stream(spark: SparkSession, settings: Settings, seen_version: int) -
     newest = DeltaTable(path).version()
     reader = spark.readStream.format("delta").option("startingVersion", min(seen_version + 1, newest))
     writer = reader.load(path).select(*CHANGE_COLUMNS).writeStream
-    writer = writer.option("checkpointLocation", f"{settings.checkpoints_root}/spark")
+    writer = writer.option("checkpointLocation", (settings.state_path / "spark").as_uri())
     return writer.trigger(processingTime=f"{settings.views.interval_ms} milliseconds")
 
 
@@ -104,9 +104,9 @@ def spark_merge(spark: SparkSession, settings: Settings) -> Stop:
     spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
     for name in VIEW_TABLES:
         path = settings.table_path(name)
-        frame = spark.createDataFrame(
-            DeltaTable(path).to_pyarrow_dataset().to_table(columns=VIEW_ARROW[name].names)
-        )
+        rows = DeltaTable(path).to_pyarrow_dataset().to_table(columns=VIEW_ARROW[name].names)
+        # PySpark cannot read columns without any chunk, as those of an empty data set are.
+        frame = spark.createDataFrame(rows if rows.num_rows else rows.schema.empty_table())
         frame.coalesce(1).write.format("delta").mode("overwrite").option("overwriteSchema", "true").option(
             "delta.enableDeletionVectors", "true"
         ).save(f"{path}.spark")

@@ -135,7 +135,7 @@ def own_tables(settings: Settings, work: Path, name: str, known: int) -> Setting
     tables.mkdir(parents=True)
     (tables / LEDGER).symlink_to(settings.table_path(LEDGER))
     own = settings.model_copy(
-        update={"storage": StorageSettings(tables=str(tables), checkpoints=str(work / name / "checkpoints"))}
+        update={"storage": StorageSettings(tables=str(tables), state=work / name / "state")}
     )
     version = DeltaTable(settings.table_path(LEDGER)).version()
     changes = known_jobs(known)

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs import settle_events
-from jobs.settling.once_sink import OnceSink
+from jobs.settling.ledger_sink import LedgerSink
 from schemas.settings.settings import load_settings
 from tests.spark_session import start_session
 
@@ -29,9 +29,9 @@ def die(spark: SparkSession) -> None:
 def main(point: str, batch: int, work_dir: Path) -> None:
     """Settle until the crash."""
     spark = start_session(work_dir)
-    append = OnceSink.__call__
+    append = LedgerSink.__call__
 
-    def call(sink: OnceSink, frame: DataFrame, batch_id: int) -> None:
+    def call(sink: LedgerSink, frame: DataFrame, batch_id: int) -> None:
         if point == "before" and batch_id == batch:
             die(spark)
         append(sink, frame, batch_id)
@@ -40,7 +40,7 @@ def main(point: str, batch: int, work_dir: Path) -> None:
         if point == "after" and batch_id == batch:
             die(spark)
 
-    OnceSink.__call__ = call  # type: ignore[method-assign]
+    LedgerSink.__call__ = call  # type: ignore[method-assign]
     query = settle_events.start(spark, load_settings(), available_now=True, after_batch=after)
     query.awaitTermination()
 

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from jobs.rebuild_views import rebuild
-from jobs.settling.settling import settle_run
+from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import (

@@ -26,12 +26,13 @@ from connectors.live.verdict_reader import newest_settled, verdict_in_ledger
 from connectors.live.view_reader import load_views
 from connectors.log.publisher import Position
 from jobs.build_views import ViewBuilder, read_changes
+from jobs.ledger.batch_plan import BatchPlan, Place
 from jobs.maintain_tables import tidy_ledger, tidy_views
 from jobs.rebuild_views import rebuild
-from jobs.recovery import ledger_ends
 from jobs.refold import check_views, table_rows
+from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.switch_fold import state_of
-from jobs.views.table_files import read_table
+from jobs.views.view_changes import ends_of
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
@@ -39,7 +40,6 @@ from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESS
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.wire.verdicts import REJECTED
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here
@@ -184,14 +184,30 @@ def test_a_reader_takes_files_of_all_writers(
     reader(mixed, tmp_path)
 
 
-def test_a_recovery_reads_files_of_all_writers(mixed: MixedTables, spark: SparkSession) -> None:
-    ledger, entries = (DeltaTable(mixed.settings.table_path(name)) for name in (LEDGER, STREAM_ENTRIES))
-    assert ledger_ends(spark, mixed.settings, ledger.version()) == mixed.builder.progress.offsets
-    columns = VIEW_ARROW[STREAM_ENTRIES]
-    frame = read_table(spark, mixed.settings.table_path(STREAM_ENTRIES), entries.version(), columns)
-    names = columns.names
-    found = Counter(tuple(bytes(c) if isinstance(c, bytearray) else c for c in row) for row in frame.collect())
-    assert found == Counter(tuple(row[name] for name in names) for row in table_rows(entries, STREAM_ENTRIES))
+@pytest.mark.parametrize("folder", [STREAM_ENTRIES, "no such table"])
+def test_a_local_store_is_loaded_from_files_of_all_writers(
+    mixed: MixedTables, tmp_path: Path, folder: str
+) -> None:
+    settings = mixed.settings
+    at = StageSettings(
+        ledger=settings.table_path(LEDGER),
+        stream_entries=settings.table_path(folder),
+        stores=tmp_path / "stores",
+        epoch=1,
+        key_file=settings.key_file,
+    )
+    ledger, entries = (DeltaTable(settings.table_path(name)) for name in (LEDGER, STREAM_ENTRIES))
+    places = {partition: Place(end) for partition, end in ends_of(ledger).items()}
+    plan = BatchPlan(str(ledger.metadata().id), ledger.version(), places, {})
+    found = 0
+    for partition in places:
+        with PartitionStates(at).at_end(plan, partition).snapshot() as snapshot:
+            for row in table_rows(entries, STREAM_ENTRIES):
+                if row["partition"] == partition:
+                    stream = f"{row['stream_kind']}/{row['stream_id']}"
+                    assert snapshot.get(stream, row["entry"]) == row["value"]
+                    found += 1
+    assert found == entries.count() > 0
 
 
 @pytest.mark.parametrize(

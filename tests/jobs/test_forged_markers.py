@@ -1,4 +1,4 @@
-"""The first micro-batch after a start is in the ledger once, whatever others write into its log."""
+"""A start finds the ledger's end, whatever others write into its log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
-from jobs.ledger.ledger_chain import LedgerChain
-from jobs.settling.once_sink import LastCommit, OnceSink, last_commit
-from schemas.errors import TrunklineError
+from jobs.settling.ledger_sink import LedgerSink
+from schemas.errors import Refused
 from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, newest_entry, next_entry
 from schemas.tables.spark_types import LEDGER_FILE
 from tests.audited_ledger import AuditedLedger, ledger_row_at
@@ -43,7 +42,8 @@ def write_metadata(ledger: AuditedLedger, metadata: Any) -> None:
 def settle(spark: SparkSession, ledger: AuditedLedger, batch: int, first: int, end: int) -> None:
     """The first micro-batch of a start."""
     files = ledger.files_of([ledger_row_at(0, at) for at in range(first, end)])
-    sink = OnceSink(ledger.path, chain=LedgerChain(ledger.settings))
+    sink = LedgerSink(ledger.settings)
+    assert sink.ends == {0: first}
     sink.started(QUERY)
     sink(spark.createDataFrame(files, LEDGER_FILE), batch)
 
@@ -52,19 +52,15 @@ def offsets_in(ledger: AuditedLedger) -> list[int]:
     return sorted(DeltaTable(ledger.path).to_pyarrow_table()["offset"].to_pylist())
 
 
-def test_a_micro_batch_that_is_there_is_not_committed_again(spark: SparkSession, ledger: AuditedLedger) -> None:
-    version = DeltaTable(ledger.path).version()
-    settle(spark, ledger, 1, 8, 12)
-    ledger.forget_log()
-    settle(spark, ledger, 1, 8, 12)
-    assert offsets_in(ledger) == list(range(12))
-    settle(spark, ledger, 2, 12, 12)
-    empty = DeltaTable(ledger.path).version()
-    settle(spark, ledger, 2, 12, 12)
-    assert version < empty == DeltaTable(ledger.path).version(), "an empty one has its commit, once"
-    settle(spark, ledger, 3, 12, 14)
+def test_a_start_finds_the_ledgers_end_also_when_its_log_has_been_cleaned(
+    spark: SparkSession, ledger: AuditedLedger
+) -> None:
+    settle(spark, ledger, 1, 12, 14)
     ledger.keep()
-    assert offsets_in(ledger) == list(range(14)) and verify(ledger.settings).findings == ()
+    ledger.forget_log()
+    settle(spark, ledger, 2, 14, 15)
+    ledger.keep()
+    assert offsets_in(ledger) == list(range(15)) and verify(ledger.settings).findings == ()
 
 
 @pytest.mark.parametrize("with_entry", [False, True])
@@ -76,7 +72,6 @@ def test_a_marker_that_somebody_wrote_makes_no_record_be_left_out(
     forged = next_entry(last.entry, QUERY, 2, ["[]"])
     audit = {"audit": commit_metadata(forged)} if with_entry else {}
     write_metadata(ledger, json.dumps({"query": QUERY, "batch": 2, **audit}))
-    assert last_commit(ledger.path, QUERY) == LastCommit(QUERY, 2 if with_entry else 1)
     settle(spark, ledger, 2, 12, 15)
     ledger.keep()
     assert offsets_in(ledger) == list(range(15))
@@ -115,29 +110,27 @@ def test_what_others_write_beside_a_commit_is_passed_over(
 ) -> None:
     write_metadata(ledger, metadata)
     write_metadata(ledger, json.dumps({"query": QUERY, "batch": 10**30}))
-    assert last_commit(ledger.path) == last_commit(ledger.path, QUERY) == LastCommit(QUERY, 1)
     settle(spark, ledger, 2, 12, 13)
     assert offsets_in(ledger) == list(range(13))
 
 
-def test_a_micro_batch_of_which_the_ledger_has_a_part_is_refused(
-    spark: SparkSession, ledger: AuditedLedger
-) -> None:
-    with pytest.raises(TrunklineError, match=r"offsets 10 to 13 of partition 0.*another settling job"):
-        settle(spark, ledger, 2, 10, 14)
-    assert offsets_in(ledger) == list(range(12))
-
-
-def test_a_micro_batch_from_before_there_was_a_chain_is_known_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_ledger_from_before_there_was_a_chain_goes_on_at_its_end(spark: SparkSession, tmp_path: Path) -> None:
     ledger = AuditedLedger(tmp_path)
-    plain = OnceSink(ledger.path)
-    plain.started(QUERY)
-    plain.commit(ledger.files_of([ledger_row_at(0, at) for at in range(3)]), 0)
-    assert last_commit(ledger.path) == LastCommit(QUERY, 0)
-    settle(spark, ledger, 0, 0, 3)
-    settle(spark, ledger, 1, 3, 5)
+    ledger.plant([ledger_row_at(0, at) for at in range(3)])
+    settle(spark, ledger, 0, 3, 5)
     ledger.keep()
     report = verify(ledger.settings)
     assert (report.findings, report.rows, report.rows_before_the_chain) == ((), 5, 3)
+
+
+def test_a_chain_that_is_ahead_of_the_ledger_is_refused(ledger: AuditedLedger) -> None:
+    log = Path(ledger.path, "_delta_log")
+    newest = max(log.glob("*.json"))
+    copy = newest.read_bytes()
+    newest.unlink()
+    with pytest.raises(Refused, match="put the newer ledger back"):
+        LedgerSink(ledger.settings)
+    # An old ledger was put back and has grown again, with other records.
+    newest.write_bytes(copy.replace(b"userMetadata", b"otherMetadata"))
+    with pytest.raises(Refused, match="put the newer ledger back"):
+        LedgerSink(ledger.settings)

@@ -16,13 +16,11 @@ from pyspark.sql import SparkSession
 
 from connectors.log.kafka_records import records_between
 from connectors.log.topic_consumer import LogTail
-from jobs.settle_events import bucketed
-from jobs.spark.record_packing import SEPARATOR, from_cell, pack_records, records_of
+from jobs.spark.kafka_columns import SEPARATOR, record_columns, records_of
 from schemas.fold.entries import Entries
 from schemas.log_access.kafka_clients import spark_security
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.tables.spark_types import PACKED_RECORDS
 from schemas.wire.record import STANDARD_HEADERS, Record
 from tests.connectors.log.test_live_tail import polls_until
 from tests.fuzz.fuzzing import mutated
@@ -87,7 +85,7 @@ def as_raw(headers: list[Header]) -> Raw:
 
 
 def by_spark(spark: SparkSession, settings: Settings) -> dict[Place, Record]:
-    """As the settling job has them, packed and unpacked."""
+    """As the settling job has them."""
     records = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
@@ -96,8 +94,7 @@ def by_spark(spark: SparkSession, settings: Settings) -> dict[Place, Record]:
         .option("includeHeaders", "true")
         .load()
     )
-    packed = bucketed(records, settings).coalesce(1).mapInArrow(pack_records, PACKED_RECORDS).collect()
-    found = [record for row in packed for record in records_of(from_cell(bytes(row.records)))]
+    found = [record for batch in record_columns(records).toArrow().to_batches() for record in records_of(batch)]
     return {(record.partition, record.offset): record for record in found}
 
 

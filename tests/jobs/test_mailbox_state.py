@@ -1,4 +1,4 @@
-"""Mailboxes in Spark's state: the ids of a week are kept apart from what waits, and found again."""
+"""Mailboxes in the local state: the ids of a week are kept apart from what waits, and found again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def verdicts(rows: Rows, since: int) -> Counter[tuple[str, str | None]]:
 @pytest.mark.parametrize(
     "lost",
     [pytest.param(False, marks=pytest.mark.slow), True],
-    ids=["a second start", "a lost checkpoint"],
+    ids=["a second start", "lost state"],
 )
 def test_ids_are_known_again_after(
     drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring, lost: bool
@@ -55,7 +55,7 @@ def test_ids_are_known_again_after(
     assert verdicts(drain(), 0) == {("accepted", None): COUNT + 1}
     if lost:
         build_views.catch_up(backbone_settings)
-        shutil.rmtree(backbone_settings.checkpoints_root)
+        shutil.rmtree(backbone_settings.state_path)
     again = [*posts(range(COUNT)), *posts(range(5), "[1]"), claim("q1", COUNT // 2), claim("q2", COUNT)]
     append_all(backbone_settings, [*again, *posts(range(COUNT, COUNT + 7))])
     expected = {("duplicate", None): COUNT + 1, ("rejected", "seq_conflict"): 5, ("accepted", None): 8}

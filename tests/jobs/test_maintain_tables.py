@@ -17,7 +17,7 @@ from jobs import build_views, maintain_tables, settle_events
 from jobs.build_views import ViewBuilder, ViewThread
 from jobs.maintain_tables import Maintenance, compact_ledger, tidy_ledger, tidy_views
 from jobs.refold import check_views
-from jobs.settling.once_sink import last_commit
+from jobs.settling.ledger_sink import LedgerSink
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.streams.kinds import STREAM_ENTRIES
@@ -163,7 +163,7 @@ def test_after_maintenance_both_jobs_go_on_where_they_were(
     builder = ViewBuilder(settings)
     while builder.build():
         pass
-    marker = last_commit(settings.table_path(LEDGER))
+    ends = LedgerSink(settings).ends
     pinned = ledger_of(settings)
     tidy_ledger(settings)
     assert pinned.to_pyarrow_table().num_rows == len(before), "a reader that holds a version can finish"
@@ -180,7 +180,7 @@ def test_after_maintenance_both_jobs_go_on_where_they_were(
     assert ledger_rows(settings) == before
     assert len(ledger_of(settings).file_uris()) == 1
     assert len(files_on_disk(settings.table_path(LEDGER))) == 1, "what was replaced is deleted"
-    assert last_commit(settings.table_path(LEDGER)) == marker, "the sink still finds its last micro-batch"
+    assert LedgerSink(settings).ends == ends, "the sink still finds the ledger's end"
     append_all(settings, (event(job, 3, "completed") for job in JOBS))
     rows = drain()
     assert len(rows) == len(before) + len(JOBS)

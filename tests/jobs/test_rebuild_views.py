@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from jobs import rebuild_views, refold
 from jobs.rebuild_views import rebuild
-from jobs.settling.settling import settle_run
+from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, key_columns
 from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import WrongViewTable, are_complete, open_tables

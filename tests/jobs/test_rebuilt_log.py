@@ -1,4 +1,4 @@
-"""Spark after the log was made again from the ledger: it goes on from its checkpoint, or from the tables."""
+"""Spark after the log was made again from the ledger: it goes on at the ledger's end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from connectors.log_rebuild.log_rebuild import planned_ends
 from connectors.log_rebuild.rebuilt_topic import delete_topic
 from jobs import settle_events
 from jobs.build_views import catch_up
-from jobs.recovery import RecoveryRefused
+from jobs.settling.start_checks import StartRefused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.connectors.log_rebuild.test_log_rebuild import made_anew, rebuild
 from tests.jobs.conftest import Rows
-from tests.jobs.test_lost_checkpoint import each_once
+from tests.jobs.test_lost_state import each_once
 from tests.jobs.topic_load import append_all, event, registration
 
 JOB = "0badcafe"
@@ -27,7 +27,7 @@ JOB = "0badcafe"
 
 def plan_another_batch(settings: Settings, more: int) -> None:
     """Plan a micro-batch with `more` records of partition 0 in the checkpoint, as Spark does before it runs."""
-    offsets = Path(settings.checkpoints_root) / "settle_events" / "offsets"
+    offsets = settings.state_path / "checkpoint" / "offsets"
     newest = max(int(file.name) for file in offsets.iterdir() if file.name.isdigit())
     version, options, source = (offsets / str(newest)).read_text().splitlines()
     ends = json.loads(source)
@@ -46,15 +46,14 @@ def test_records_that_come_after_a_rebuild_are_settled_where_spark_had_planned_l
     assert planned_ends(settings) == ends
     plan_another_batch(settings, 5)
     delete_topic(settings.kafka)
-    plan, done = rebuild(settings, keyring)
+    plan, _ = rebuild(settings, keyring)
     assert plan.lost == {0: (ends[0], ends[0] + 5)}
-    assert done.checkpoint is not None
     check_what_comes_next(settings, drain)
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("OP-31")
-def test_streams_with_their_checkpoint_refuse_a_log_that_was_made_anew_and_name_the_rebuild(
+def test_streams_refuse_a_log_that_was_made_anew_and_name_the_rebuild(
     spark: SparkSession,
     drain: Callable[[], Rows],
     backbone_settings: Settings,
@@ -65,19 +64,19 @@ def test_streams_with_their_checkpoint_refuse_a_log_that_was_made_anew_and_name_
     drain()
     catch_up(backbone_settings)
     made_anew(backbone_settings, tmp_path)
-    with pytest.raises(RecoveryRefused, match=r"'\./trunkline log rebuild' makes the log again"):
+    with pytest.raises(StartRefused, match=r"'\./trunkline log rebuild' makes the log again"):
         settle_events.start(spark, backbone_settings)
 
 
 @pytest.mark.slow
-def test_the_streams_go_on_from_their_checkpoint_after_a_rebuild(
+def test_the_streams_go_on_after_a_rebuild(
     drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started"), event(JOB, 2)])
     drain()
     delete_topic(backbone_settings.kafka)
-    plan, done = rebuild(backbone_settings, keyring)
-    assert (plan.lost, done.checkpoint) == ({}, None)
+    plan, _ = rebuild(backbone_settings, keyring)
+    assert plan.lost == {}
     check_what_comes_next(backbone_settings, drain)
 
 

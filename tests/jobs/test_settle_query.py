@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql import SparkSession
 
 from jobs import run_streams, settle_events
-from jobs.ledger.ledger_table import prepare_ledger
-from jobs.settling.once_sink import OnceSink
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, settings_environment
-from schemas.tables.ledger import LEDGER
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.planted_bug import TRIGGER, keyring_with_a_bug
 from tests.jobs.topic_load import append_all, append_raw, event, raw_event, registration
@@ -87,22 +82,6 @@ def test_a_second_start_goes_on_where_the_first_ended_and_knows_its_streams(
     assert len({(r["partition"], r["offset"]) for r in rows}) == len(rows) == 5
 
 
-def settled(records: DataFrame, settings: Settings, *source: Callable[[], Keyring]) -> StreamingQuery:
-    """Settle all records by a query of their own, to its end."""
-    prepare_ledger(settings)
-    sink = OnceSink(settings.table_path(LEDGER))
-    query = (
-        settle_events.settle_frame(settle_events.settled_rows(records, settings, *source), settings)
-        .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/own")
-        .trigger(availableNow=True)
-        .foreachBatch(sink)
-        .start()
-    )
-    sink.started(query.id)
-    assert query.awaitTermination(DRAIN_LIMIT_S)
-    return query
-
-
 def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
@@ -110,15 +89,15 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     events = (event(JOB, seq, "started" if seq == 1 else "progress") for seq in range(1, count + 1))
     append_all(backbone_settings, [registration(JOB, keyring)])
     append_all(backbone_settings, events)
-    spark_settings = {"max_offsets_per_trigger": 10 * count, "shuffle_partitions": 16}
+    spark_settings = {"max_offsets_per_trigger": 10 * count, "tasks": 16}
     settings = backbone_settings.model_copy(
         update={"spark": backbone_settings.spark.model_copy(update=spark_settings)}
     )
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "140")
     try:
-        # Several map tasks read one Kafka partition, each in chunks of 140.
-        query = settled(settle_events.read_records(spark, settings, {"minPartitions": "16"}), settings)
+        query = settle_events.start(spark, settings, available_now=True)
+        assert query.awaitTermination(DRAIN_LIMIT_S)
     finally:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [count + 2]
@@ -178,8 +157,8 @@ def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
             event(JOB, 3, "completed"),
         ],
     )
-    source = functools.partial(keyring_with_a_bug, settings.key_file)
-    settled(settle_events.read_records(spark, settings), settings, source)
+    query = settle_events.start(spark, settings, available_now=True, keyring_source=keyring_with_a_bug)
+    assert query.awaitTermination(DRAIN_LIMIT_S)
     job = [row for row in ledger_rows(settings) if row["stream_id"] == JOB]
     assert [(r["verdict"], r["reason"]) for r in job] == [
         ("accepted", None),

@@ -21,7 +21,7 @@ from connectors.local_stack.part import Part, PartFailed
 from connectors.local_stack.program_plans import streams_plan
 from connectors.log.kafka_records import to_record
 from jobs.refold import check_views
-from jobs.settling.settling import settle_run
+from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, SparkSettings, ViewSettings
@@ -93,7 +93,7 @@ def on_cluster(settings: Settings, cluster: SparkCluster, **spark: Any) -> Setti
 
 def batches(settings: Settings, folder: str) -> set[int]:
     """The micro-batches that Spark has begun (`offsets`) or finished (`commits`)."""
-    path = Path(settings.checkpoints_root) / "settle_events" / folder
+    path = settings.state_path / "checkpoint" / folder
     return {int(file.name) for file in path.glob("[0-9]*")} if path.exists() else set()
 
 
@@ -124,7 +124,7 @@ def folded_here(log: list[Record], keyring: Keyring) -> pa.Table:
 
 
 def settling_tasks(folder: Path) -> dict[str, int]:
-    """How many tasks have settled buckets, by executor: those that ended well and have read from a shuffle."""
+    """How many tasks have settled records, by executor: those that ended well and have read from Kafka."""
     tasks: dict[str, int] = {}
     for file in folder.iterdir():
         for line in file.read_text().splitlines():
@@ -132,15 +132,13 @@ def settling_tasks(folder: Path) -> dict[str, int]:
             with suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == "Success":
-                    read = event["Task Metrics"]["Shuffle Read Metrics"]
-                    settled = read["Local Blocks Fetched"] + read["Remote Blocks Fetched"] > 0
                     executor = event["Task Info"]["Executor ID"]
-                    tasks[executor] = tasks.get(executor, 0) + settled
+                    tasks[executor] = tasks.get(executor, 0) + 1
     return tasks
 
 
 def settled_by(cluster: SparkCluster, number: int, folder: Path) -> int:
-    """How many tasks have settled buckets on the executors that a worker has started."""
+    """How many tasks have settled records on the executors that a worker has started."""
     tasks = settling_tasks(folder)
     started = {path.name for path in (cluster.folder / f"worker-{number}").glob("app-*/*")}
     return sum(tasks.get(executor, 0) for executor in started)
@@ -214,18 +212,17 @@ def test_a_worker_that_is_killed_in_a_micro_batch_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_lost_checkpoint_is_made_anew_by_executors(
+def test_lost_state_is_made_anew_by_executors(
     streams: Callable[..., Part], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     log = RandomLog(20261124, keyring)
     part = streams()
     append(backbone_settings, log, 1_000)
     part.stop()
-    shutil.rmtree(backbone_settings.checkpoints_root)
+    shutil.rmtree(backbone_settings.state_path)
     part = streams()
     append(backbone_settings, log, 500)
     part.stop()
-    assert "no checkpoint at" in part.log_path.read_text()
     assert_it_is_the_fold_of_the_log(backbone_settings, keyring)
 
 

@@ -93,10 +93,7 @@ def _print_plan(settings: Settings, plan: RebuildPlan) -> None:
         ends = "; ".join(f"partition {n} from offset {plan.ledger[n]} on" for n in sorted(plan.missing))
         print(f"lost     every record that was acknowledged beyond the ledger: {ends}")
         if plan.planned is None:
-            print(
-                "unknown  what Spark had planned: no checkpoint on a local disk can be read. Delete one that is"
-            )
-            print("         elsewhere: Spark would wait for lost records for ever")
+            print("unknown  what Spark had planned to settle: the checkpoint of its last run cannot be read")
     if plan.lost:
         print(f"lost     for certain, because Spark had planned to settle them: {_ranges(plan.lost)}")
 
@@ -105,8 +102,6 @@ def _print_done(settings: Settings, plan: RebuildPlan, done: Rebuilt) -> None:
     if done.written:
         speed = f"{done.seconds:.1f} s, {done.written / max(done.seconds, 0.001):.0f} a second"
         print(f"wrote    {done.written} records in {speed}, and compared them")
-    if done.checkpoint is not None:
-        print(f"moved    Spark's checkpoint, which plans lost records, to {done.checkpoint}")
     print("The log has all that the ledger has. Start the rest: ./trunkline down; ./trunkline up")
 
 
@@ -125,5 +120,4 @@ def _fields(plan: RebuildPlan, done: Rebuilt | None) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in names},
         "written": None if done is None else done.written,
         "seconds": None if done is None else round(done.seconds, 3),
-        "checkpoint": None if done is None or done.checkpoint is None else str(done.checkpoint),
     }

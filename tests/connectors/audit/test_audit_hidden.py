@@ -96,7 +96,7 @@ def test_a_row_that_no_entry_covers_is_found_wherever_it_lies(
 ) -> None:
     ledger = AuditedLedger(tmp_path)
     ledger.commit_offsets({0: (0, 4)})
-    ledger.commit_offsets({0: (6, 9)})
+    ledger.commit_offsets({0: (6, 9)}, leaves_out=True)
     ledger.keep()
     gap = ("never_settled", 0, 4, 5)
     assert wrong(ledger, window_rows=window_rows) == [gap]
@@ -224,7 +224,7 @@ def test_cut_texts_and_times_are_no_lies_and_numbers_are_never_cut() -> None:
 
 def test_a_batch_that_was_never_settled_is_named_between_entries_and_within_one(tmp_path: Path) -> None:
     ledger = AuditedLedger(tmp_path)
-    ledger.commit_offsets({0: (0, 4), 1: (2, 4)})
+    ledger.commit_offsets({0: (0, 4), 1: (2, 4)}, leaves_out=True)
     ledger.commit([ledger_row_at(0, at) for at in (4, 5, 7)])
     ledger.keep()
     assert wrong(ledger) == [("never_settled", 1, 0, 1), ("never_settled", 0, 4, 7)]

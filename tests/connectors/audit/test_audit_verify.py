@@ -295,6 +295,7 @@ def test_rows_that_are_older_than_the_chain_are_counted_and_later_ones_are_not_t
     )
     with pytest.raises(NotFound):
         checked(ledger)
+    ledger.restart()
     ledger.commit_offsets({0: (5, 7), 1: (0, 2)})
     ledger.keep()
     report = checked(ledger)

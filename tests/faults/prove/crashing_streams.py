@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from jobs import maintain_tables, run_streams
 from jobs.build_views import ViewBuilder
-from jobs.settling.once_sink import OnceSink
+from jobs.settling.ledger_sink import LedgerSink
 from jobs.views.view_tables import ViewTable
 from tests.faults.prove.crash_points import Points
 
@@ -64,14 +64,14 @@ def dying_before_commit(points: Points, name: str, table: ViewTable) -> Abstract
 
 def install_ledger_points(points: Points) -> None:
     """Around the commit of a micro-batch to the ledger, whose files are written."""
-    commit = OnceSink.commit
+    commit = LedgerSink.commit
 
-    def committing(sink: OnceSink, *arguments: Any) -> None:
+    def committing(sink: LedgerSink, *arguments: Any) -> None:
         points.hit("before_ledger_commit")
         commit(sink, *arguments)
         points.hit("after_ledger_commit")
 
-    OnceSink.commit = committing  # type: ignore[method-assign]
+    LedgerSink.commit = committing  # type: ignore[method-assign]
 
 
 def install_view_points(points: Points) -> None:

@@ -167,14 +167,14 @@ def test_settings_cannot_be_changed_and_secrets_do_not_show() -> None:
         chosen.data_dir = Path("x")  # type: ignore[misc]
 
 
-def test_tables_checkpoints_and_keys_lie_below_the_data_directory_unless_told_otherwise(tmp_path: Path) -> None:
+def test_tables_state_and_keys_lie_below_the_data_directory_unless_told_otherwise(tmp_path: Path) -> None:
     chosen = Settings(data_dir=tmp_path)
     assert chosen.table_path("ledger") == str(tmp_path / "tables" / "ledger")
-    assert chosen.checkpoints_root == str(tmp_path / "checkpoints")
+    assert chosen.state_path == tmp_path / "state"
     assert chosen.key_file == tmp_path / "keys" / "master.json"
     assert Settings().data_path.is_absolute()
-    bucket = Settings(storage=StorageSettings(tables="s3a://b/t", checkpoints="s3a://b/c"))
-    assert (bucket.table_path("ledger"), bucket.checkpoints_root) == ("s3a://b/t/ledger", "s3a://b/c")
+    bucket = Settings(storage=StorageSettings(tables="s3a://b/t", state=Path("/local/state")))
+    assert (bucket.table_path("ledger"), bucket.state_path) == ("s3a://b/t/ledger", Path("/local/state"))
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=12)
@@ -209,7 +209,7 @@ ANY_SETTINGS = st.builds(
         master=st.sampled_from(("local", "local[*]", "local[4, 2]", "spark://a:7077,b:7077")),
         trigger_interval_ms=st.integers(0, 10**9),
     ),
-    storage=st.builds(StorageSettings, tables=st.none() | WORDS, checkpoints=st.none() | WORDS),
+    storage=st.builds(StorageSettings, tables=st.none() | WORDS, state=st.none() | PATHS),
 )
 
 

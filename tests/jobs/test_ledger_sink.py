@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from jobs.ledger.ledger_files import SKIPPING_COLUMNS, write_file
 from jobs.ledger.ledger_table import create_ledger, prepare_ledger
 from jobs.maintain_tables import tidy_ledger
-from jobs.settling.once_sink import LastCommit, OnceSink, last_commit
-from jobs.spark.record_packing import to_cell
+from jobs.settling.ledger_sink import LedgerSink, SecondWriter
+from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
@@ -30,14 +31,13 @@ def ledger_rows(*offsets: int, moment: datetime = datetime(2026, 1, 1, tzinfo=UT
 
 
 def files_of(path: str, *batches: pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the files of a task that settled these rows."""
-    cells = pa.RecordBatch.from_pydict({"rows": pa.array([to_cell(batch) for batch in batches], pa.binary())})
-    return [row for written in write_file(path, [cells]) for row in written.to_pylist()]
+    """Return the file of a task that settled these rows."""
+    return [row for written in write_file(path, batches) for row in written.to_pylist()]
 
 
-def sink_of(path: str, query_id: str) -> OnceSink:
+def sink_of(settings: Settings, query_id: str) -> LedgerSink:
     """A sink as a start makes it."""
-    sink = OnceSink(path)
+    sink = LedgerSink(settings)
     sink.started(query_id)
     return sink
 
@@ -64,46 +64,60 @@ def offsets_in(path: str) -> list[int]:
     return sorted(DeltaTable(path).to_pyarrow_table()["offset"].to_pylist())
 
 
-def test_a_micro_batch_that_comes_again_after_a_start_is_not_in_the_table_twice(
-    spark: SparkSession, path: str
+def marks_of(path: str) -> list[tuple[str, int]]:
+    """The query and the number of each micro-batch in the table, oldest first."""
+    history = DeltaTable(path).history()
+    texts = [commit["userMetadata"] for commit in reversed(history) if "userMetadata" in commit]
+    return [(mark["query"], mark["batch"]) for mark in map(json.loads, texts)]
+
+
+def test_a_micro_batch_that_does_not_begin_at_the_ledgers_end_is_refused(
+    spark: SparkSession, settings: Settings, path: str
 ) -> None:
-    sink_of(path, "one")(frame_of(spark, files_of(path, ledger_rows(0, 1))), 0)
-    again = sink_of(path, "one")
-    again(frame_of(spark, files_of(path, ledger_rows(0, 1))), 0)
-    again(frame_of(spark, files_of(path, ledger_rows(2))), 1)
+    sink_of(settings, "one")(frame_of(spark, files_of(path, ledger_rows(0, 1))), 0)
+    later = sink_of(settings, "two")
+    assert later.ends == {3: 2}
+    for offsets in ((0, 1), (1, 2), (3,)):
+        with pytest.raises(TrunklineError, match=f"offsets {offsets[0]} to .* of partition 3.*ends before"):
+            later(frame_of(spark, files_of(path, ledger_rows(*offsets))), 0)
+    later(frame_of(spark, files_of(path, ledger_rows(2))), 0)
     assert offsets_in(path) == [0, 1, 2]
-    another = sink_of(path, "two")
-    another(frame_of(spark, files_of(path, ledger_rows(3))), 0)
-    assert offsets_in(path) == [0, 1, 2, 3], "the batches of another query are counted apart"
+    assert marks_of(path) == [("one", 0), ("two", 0)]
 
 
-def test_an_empty_micro_batch_has_its_commit_too(spark: SparkSession, path: str) -> None:
-    sink_of(path, "one")(frame_of(spark, files_of(path, ledger_rows(0))), 0)
-    assert files_of(path) == []
-    sink_of(path, "two")(frame_of(spark, []), 0)
-    assert last_commit(path) == LastCommit("two", 0)
-    assert last_commit(path, "one") == LastCommit("one", 0)
-    assert last_commit(path, "three") is None
+def test_a_settling_job_that_another_one_has_replaced_commits_nothing_more(
+    spark: SparkSession, settings: Settings, path: str
+) -> None:
+    old = sink_of(settings, "old")
+    old(frame_of(spark, files_of(path, ledger_rows(0))), 0)
+    new = sink_of(settings, "new")
+    # Both have settled the same record, and the new one commits first.
+    theirs = [Row(**file) for file in files_of(path, ledger_rows(1))]
+    new(frame_of(spark, files_of(path, ledger_rows(1))), 0)
+    with pytest.raises(SecondWriter, match="another settling job"):
+        old.commit(theirs, 1)
+    with pytest.raises(SecondWriter, match="only one may run"):
+        old(frame_of(spark, files_of(path, ledger_rows(1))), 1)
+    new(frame_of(spark, files_of(path, ledger_rows(2))), 1)
+    assert offsets_in(path) == [0, 1, 2]
+    assert marks_of(path) == [("old", 0), ("new", 0), ("new", 1)]
 
 
-def test_what_must_be_looked_at_before_a_write_can_stop_it(spark: SparkSession, path: str) -> None:
-    def refuse() -> None:
-        raise RuntimeError("no")
-
-    sink = OnceSink(path, before_batch=refuse)
+def test_an_empty_micro_batch_makes_no_commit(spark: SparkSession, settings: Settings, path: str) -> None:
+    version, done = DeltaTable(path).version(), []
+    sink = LedgerSink(settings, done.append)
     sink.started("one")
-    with pytest.raises(RuntimeError, match="no"):
-        sink(frame_of(spark, files_of(path, ledger_rows(0))), 0)
-    assert offsets_in(path) == []
+    sink(frame_of(spark, []), 4)
+    assert (DeltaTable(path).version(), done) == (version, [4])
 
 
 def test_spark_and_delta_rs_read_the_same_rows_and_skip_files_by_the_same_statistics(
-    spark: SparkSession, path: str
+    spark: SparkSession, settings: Settings, path: str
 ) -> None:
-    sink = sink_of(path, "one")
+    sink = sink_of(settings, "one")
     moment = datetime(2026, 3, 4, 5, 6, 7, 89_000, tzinfo=UTC)
-    sink(frame_of(spark, files_of(path, ledger_rows(0, 5), ledger_rows(6, 7, moment=moment))), 0)
-    sink(frame_of(spark, files_of(path, ledger_rows(8))), 1)
+    sink(frame_of(spark, files_of(path, ledger_rows(0, 1), ledger_rows(2, 3, moment=moment))), 0)
+    sink(frame_of(spark, files_of(path, ledger_rows(4))), 1)
     ledger = spark.read.format("delta").load(path)
     assert ledger.toArrow().sort_by("offset").to_pylist() == (
         DeltaTable(path).to_pyarrow_table().sort_by("offset").to_pylist()
@@ -111,10 +125,10 @@ def test_spark_and_delta_rs_read_the_same_rows_and_skip_files_by_the_same_statis
     assert ledger.where("logged_at >= '2026-03-04T05:06:07.089Z'").count() == 2
     assert ledger.where("logged_at > '2026-03-04T05:06:07.089Z'").count() == 0
     (first, second) = pa.table(DeltaTable(path).get_add_actions(flatten=True)).sort_by("min.offset").to_pylist()
-    assert (first["num_records"], first["min.offset"], first["max.offset"]) == (4, 0, 7)
+    assert (first["num_records"], first["min.offset"], first["max.offset"]) == (4, 0, 3)
     assert (first["min.logged_at"], first["max.logged_at"]) == (datetime(2026, 1, 1, tzinfo=UTC), moment)
     assert (first["min.partition"], first["max.verdict"], first["null_count.offset"]) == (3, "accepted", 0)
-    assert second["min.offset"] == 8
+    assert second["min.offset"] == 4
     assert all(not LEDGER_ARROW.field(name).nullable for name in SKIPPING_COLUMNS)
 
 
@@ -122,7 +136,7 @@ def test_spark_and_delta_rs_read_the_same_rows_and_skip_files_by_the_same_statis
 def test_micro_batches_and_maintenance_commit_side_by_side(
     spark: SparkSession, settings: Settings, path: str
 ) -> None:
-    sink, done = sink_of(path, "one"), threading.Event()
+    sink, done = sink_of(settings, "one"), threading.Event()
     rounds: list[int] = []
 
     def tidy() -> None:
@@ -141,7 +155,7 @@ def test_micro_batches_and_maintenance_commit_side_by_side(
     assert offsets_in(path) == list(range(60))
     operations = [commit["operation"] for commit in DeltaTable(path).history()]
     assert "OPTIMIZE" in operations[:-5] and rounds
-    assert last_commit(path) == LastCommit("one", 59)
+    assert marks_of(path) == [("one", number) for number in range(60)]
 
 
 def test_a_ledger_without_comments_a_column_and_a_property_goes_on_after_a_start(
@@ -159,5 +173,5 @@ def test_a_ledger_without_comments_a_column_and_a_property_goes_on_after_a_start
     assert DeltaTable(path).metadata().configuration["delta.checkpointInterval"] == "10000"
     prepare_ledger(settings)
     assert DeltaTable(path).version() == version, "the next start finds nothing to do"
-    sink_of(path, "one")(frame_of(spark, files_of(path, ledger_rows(0))), 0)
+    sink_of(settings, "one")(frame_of(spark, files_of(path, ledger_rows(0))), 0)
     assert offsets_in(path) == [0]

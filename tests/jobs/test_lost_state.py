@@ -1,10 +1,9 @@
-"""The settling job after its checkpoint was lost: it goes on from the tables as if nothing had happened."""
+"""The settling job after its local state was lost: it goes on from the tables as if nothing had happened."""
 
 from __future__ import annotations
 
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,29 +16,17 @@ from schemas.settings.settings import Settings, StorageSettings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows, ledger_rows, settle_all
-from tests.jobs.test_crashes_around_the_commit import crash
 from tests.jobs.topic_load import append_all, event, raw_event, registration
 
 JOBS = [f"{number:08x}" for number in range(12)]
 ENDED, OPEN = JOBS[:6], JOBS[6:]
-# A JVM that starts, recovers and dies.
-CRASH_LIMIT_S = 240
 # A stream's last row in a micro-batch has these columns, and a second run may cut its batches elsewhere.
 OF_THE_BATCH = {"changes", "entries", "accepted_offset"}
 
 
-def lose_checkpoint(settings: Settings) -> Path:
-    """Delete the settling job's checkpoint; returns where it was."""
-    checkpoint = Path(settings.checkpoints_root) / "settle_events"
-    shutil.rmtree(checkpoint)
-    return checkpoint
-
-
 def undisturbed(spark: SparkSession, settings: Settings) -> Rows:
     """The ledger of a run over the same topic that never lost anything."""
-    own = StorageSettings(
-        tables=str(settings.data_path / "other"), checkpoints=str(settings.data_path / "other-cp")
-    )
+    own = StorageSettings(tables=str(settings.data_path / "other"), state=settings.data_path / "other-state")
     return settle_all(spark, settings.model_copy(update={"storage": own}))
 
 
@@ -77,13 +64,13 @@ def each_once(rows: Rows) -> bool:
     return all(found == list(range(len(found))) for found in offsets.values())
 
 
-@pytest.mark.slow
-def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
+@pytest.mark.requirement("ST-02")
+def test_what_comes_after_the_local_state_was_lost_is_settled_as_in_an_undisturbed_run(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, first_part(keyring))
     before = settle_all(spark, backbone_settings)
-    lose_checkpoint(backbone_settings)
+    shutil.rmtree(backbone_settings.state_path)
     append_all(backbone_settings, second_part(keyring))
     rows = settle_all(spark, backbone_settings)
     assert each_once(rows)
@@ -96,12 +83,11 @@ def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
         ("rejected", "malformed"),
     }
     assert {r["stream_id"] for r in later if r["late"]} == set(OPEN)
-    # And the new checkpoint carries on, which Spark reads without the tables.
     append_all(backbone_settings, [*first_part(keyring), *(event(job, 8, "completed") for job in OPEN)])
     rows = settle_all(spark, backbone_settings)
     assert each_once(rows)
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
-    # One audit chain, over both checkpoints, and the same roots after maintenance has put all files together.
+    # One audit chain over all starts, and the same roots after maintenance has put all files together.
     tidy_ledger(backbone_settings, 0)
     report = verify(backbone_settings, without_anchors=True)
     assert (report.findings, report.rows, report.rows_before_the_chain) == ((), len(rows), 0)
@@ -109,46 +95,8 @@ def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_lost_twice_with_nothing_new_in_the_topic_changes_no_row(
-    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
-) -> None:
-    append_all(backbone_settings, first_part(keyring))
-    before = settle_all(spark, backbone_settings)
-    for _ in range(2):
-        lose_checkpoint(backbone_settings)
-        assert settle_all(spark, backbone_settings) == before
-    append_all(backbone_settings, first_part(keyring))
-    rows = settle_all(spark, backbone_settings)
-    assert each_once(rows)
-    again = [row for row in rows if row not in before]
-    assert {row["verdict"] for row in again} == {"duplicate"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # Two more JVMs
-def test_a_kill_around_the_first_commit_after_a_recovery_neither_loses_nor_doubles_a_record(
-    spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
-) -> None:
-    append_all(backbone_settings, first_part(keyring))
-    before = settle_all(spark, backbone_settings)
-    checkpoint = lose_checkpoint(backbone_settings)
-    append_all(backbone_settings, second_part(keyring))
-    crash(backbone_settings, "before", 0, tmp_path / "first", CRASH_LIMIT_S)
-    assert ledger_rows(backbone_settings) == before
-    # It holds the state of the tables as they were; Spark alone would begin with an empty one.
-    assert (checkpoint / "metadata").exists()
-    assert list((checkpoint / "commits").glob("[0-9]*")) == []
-    crash(backbone_settings, "after", 0, tmp_path / "second", CRASH_LIMIT_S)
-    assert list((checkpoint / "commits").glob("[0-9]*")) == []
-    assert len(ledger_rows(backbone_settings)) > len(before)
-    append_all(backbone_settings, [event(job, 8, "completed") for job in OPEN])
-    rows = settle_all(spark, backbone_settings)
-    assert each_once(rows)
-    assert plain(rows) == plain(undisturbed(spark, backbone_settings))
-
-
-@pytest.mark.slow
-def test_a_checkpoint_deleted_under_load_costs_a_restart_and_no_record(
+@pytest.mark.requirement("ST-02")
+def test_state_that_is_deleted_under_load_costs_no_record(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
     settings, stopping = backbone_settings, threading.Event()
@@ -163,19 +111,25 @@ def test_a_checkpoint_deleted_under_load_costs_a_restart_and_no_record(
             append_all(settings, batch)
             sent.extend(batch)
 
+    def batches_done() -> int:
+        return int((query.lastProgress or {"batchId": 0})["batchId"])
+
     feeding = threading.Thread(target=feed)
     query = settle_events.start(spark, settings)
     feeding.start()
     try:
-        wait_until(lambda: (query.lastProgress or {"batchId": 0})["batchId"] >= 2, 60, "three micro-batches")
-        checkpoint = Path(settings.checkpoints_root) / "settle_events"
+        for _ in range(3):
+            goal = batches_done() + 3
+            wait_until(lambda goal=goal: batches_done() >= goal, 60, "three micro-batches")
+            shutil.rmtree(settings.state_path / "settling")
+        # The checkpoint of the running query is Spark's, which then stops.
+        checkpoint = settings.state_path / "checkpoint"
         while (checkpoint / "metadata").exists():
             shutil.rmtree(checkpoint, ignore_errors=True)
         wait_until(lambda: not query.isActive, 60, "the query notices")
-        assert "checkpoint" in str(query.exception())
         at_the_crash = len(ledger_rows(settings))
         query = settle_events.start(spark, settings)
-        wait_until(lambda: (query.lastProgress or {"batchId": 0})["batchId"] >= 2, 60, "the stream goes on")
+        wait_until(lambda: batches_done() >= 2, 60, "the stream goes on")
     finally:
         stopping.set()
         feeding.join(30)

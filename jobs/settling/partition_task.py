@@ -1,0 +1,146 @@
+"""The Spark task that settles whole Kafka partitions: records in, one data file of the ledger out.
+
+The task folds the records over the state in the local store of each partition. The store stays as it is: the
+next task of the partition brings it forward, when the file is committed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from jobs.ledger.batch_plan import PLAN_PROPERTY, BatchPlan, Place, read_plan
+from jobs.ledger.ledger_files import write_file
+from jobs.settling.fold_run import check_order, no_collection, settle_run
+from jobs.settling.partition_state import PartitionStates, StageSettings, position_at
+from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
+from jobs.spark.worker_heap import keep_modules
+from schemas.fold.entries import APART, Entries
+from schemas.keys.sealing import Keyring
+from schemas.state_store.partition_store import Snapshot, StoreDamaged, StoreMoved
+from schemas.tables.ledger import LedgerRow
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.ids import parse_stream_key
+from schemas.wire.record import Record
+
+ROWS_AT_ONCE = 20_000
+KeyringSource = Callable[[Path], Keyring]
+"""Returns the master keys in a file. Each worker process calls it once, so that no key is part of a task."""
+
+
+def settle_partitions(
+    at: StageSettings, keyring_source: KeyringSource, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Settle the Kafka records of a task, and write their ledger rows into one new data file.
+
+    Spark's `mapInArrow` calls this function once in each task.
+
+    Args:
+        at: The settings.
+        keyring_source: A function of a module, which returns the master keys.
+        batches: The records of one or more whole Kafka partitions, with the columns RECORD_COLUMNS.
+
+    Yields:
+        A row with the columns of LEDGER_FILE. No row and no file if there are no records.
+
+    Raises:
+        OrderError: The records do not follow the ledger's end.
+        StoreMoved: Another process changes the same store.
+    """
+    by_partition = _by_partition(batches)
+    if not by_partition:
+        return
+    context = TaskContext.get()
+    assert context is not None  # noqa: S101  for the type checker: Spark runs this function
+    plan = read_plan(context.getLocalProperty(PLAN_PROPERTY) or "")
+    states, keyring = _states(at), _keyring(keyring_source, at.key_file)
+    rows = (
+        ledger_batch(settled[start : start + ROWS_AT_ONCE])
+        for partition, records in sorted(by_partition.items())
+        for settled in [settle_partition(states, plan, partition, records, keyring, at)]
+        for start in range(0, len(settled), ROWS_AT_ONCE)
+    )
+    yield from write_file(at.ledger, rows)
+    keep_modules("settle")
+
+
+def settle_partition(
+    states: PartitionStates,
+    plan: BatchPlan,
+    partition: int,
+    batches: list[pa.RecordBatch],
+    keyring: Keyring,
+    at: StageSettings,
+) -> list[LedgerRow]:
+    """Settle the records of one partition in a micro-batch, and return their ledger rows. No store changes.
+
+    Args:
+        states: The local stores.
+        plan: The end of the ledger.
+        partition: The Kafka partition.
+        batches: Its records in the order of offsets, with the columns RECORD_COLUMNS.
+        keyring: The master keys.
+        at: The settings.
+
+    Raises:
+        OrderError: The records do not follow the ledger's end.
+        StoreMoved: Another process changes the store.
+    """
+    with no_collection():
+        records = [record for batch in batches for record in records_of(batch)]
+    place = plan.places.get(partition, Place())
+    check_order(records, place.offset)
+
+    def over_store() -> list[LedgerRow]:
+        with states.at_end(plan, partition).snapshot() as snapshot:
+            if snapshot.position != position_at(at, plan.table, place):
+                raise StoreMoved(f"partition {partition}: another process changes the state store")
+            return settle_run(records, opened(snapshot, records), keyring)
+
+    try:
+        return over_store()
+    except StoreDamaged:
+        states.discard(partition)
+        return over_store()
+
+
+def opened(snapshot: Snapshot, records: Iterable[Record]) -> dict[bytes | None, Entries]:
+    """Return the state of each stream among `records`, by record key. A key that names no stream has none."""
+    found: dict[bytes | None, Entries] = {}
+    for record in records:
+        key = record.key
+        if key not in found:
+            if key is None or parse_stream_key(key) is None:
+                found[key] = Entries()
+            else:
+                stream = key.decode("ascii")
+                fetch = functools.partial(snapshot.get, stream)
+                found[key] = Entries(snapshot.entries(stream, APART), fetch)
+    return found
+
+
+def _by_partition(batches: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
+    found: dict[int, list[pa.RecordBatch]] = {}
+    for batch in batches:
+        partitions = batch.column("partition")
+        present = pc.unique(partitions).to_pylist()
+        for partition in present:
+            rows = batch if len(present) == 1 else batch.filter(pc.equal(partitions, partition))
+            found.setdefault(partition, []).append(rows.select(list(RECORD_COLUMNS)))
+    return found
+
+
+# A worker process settles many micro-batches of one query.
+@functools.cache
+def _states(at: StageSettings) -> PartitionStates:
+    return PartitionStates(at)
+
+
+@functools.cache
+def _keyring(source: KeyringSource, key_file: Path) -> Keyring:
+    return source(key_file)
