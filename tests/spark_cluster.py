@@ -17,6 +17,7 @@ import psutil
 
 from connectors.local_stack import free_port
 from connectors.local_stack.programs import java_home, spark_home
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
 
 LOOPBACK = "127.0.0.1"
@@ -127,7 +128,9 @@ class SparkCluster:
         scratch = self.folder / f"{name}-scratch"
         scratch.mkdir(exist_ok=True)
         log4j = (PROJECT_ROOT / "conf" / "log4j2.properties").as_uri()
-        kept = {name: os.environ[name] for name in ("HOME", "PATH", "JDK_JAVA_OPTIONS") if name in os.environ}
+        # The executors read Kafka's password from their environment.
+        names = ("HOME", "PATH", "JDK_JAVA_OPTIONS", PASSWORD_VARIABLE)
+        kept = {name: os.environ[name] for name in names if name in os.environ}
         environment = {
             **kept,
             "JAVA_HOME": str(java_home()),

@@ -24,6 +24,7 @@ from jobs.refold import check_views
 from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import Settings, SparkSettings, ViewSettings
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
@@ -48,8 +49,11 @@ EVENT_LOG = {
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
+def cluster(
+    backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SparkCluster]:
     """A master with two workers, and a log of what the scheduler of a driver does."""
+    monkeypatch.setenv(PASSWORD_VARIABLE, kafka_password(backbone_settings.kafka))
     events = tmp_path / "events"
     events.mkdir()
     more = {**EVENT_LOG, "spark.eventLog.dir": events.as_uri()}
