@@ -65,7 +65,9 @@ def settle_partitions(
         for settled in [settle_partition(states, plan, partition, records, keyring, at)]
         for start in range(0, len(settled), ROWS_AT_ONCE)
     )
-    yield from write_file(at.ledger, rows)
+    # The collector would scan the many rows of a task again and again, and they have no cycles.
+    with no_collection():
+        yield from write_file(at.ledger, rows)
     keep_modules("settle")
 
 
@@ -91,8 +93,7 @@ def settle_partition(
         OrderError: The records do not follow the ledger's end.
         StoreMoved: Another process changes the store.
     """
-    with no_collection():
-        records = [record for batch in batches for record in records_of(batch)]
+    records = [record for batch in batches for record in records_of(batch)]
     place = plan.places.get(partition, Place())
     check_order(records, place.offset)
 
