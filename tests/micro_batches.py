@@ -122,9 +122,7 @@ class MicroBatches:
         """Settle records of one partition on a machine, and commit nothing."""
         states = self._states.setdefault(host, PartitionStates(self.at(host)))
         batches = [spark_batch(records)]
-        return settle_partition(
-            states, plan or self.plan(), records[0].partition, batches, self.keyring, self.at(host)
-        )
+        return settle_partition(states, plan or self.plan(), records[0].partition, batches, self.keyring)
 
     def files_of(self, rows: Sequence[LedgerRow]) -> list[Row]:
         """The data file with these rows."""

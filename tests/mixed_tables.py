@@ -103,8 +103,9 @@ class MixedTables:
         return {key: row for key, row in found.items() if row is not None}
 
     def writers(self, table: str) -> dict[str, set[tuple[str, bool]]]:
-        """Which operations wrote the live files, and the Arrow types of a required text column in these files,
-        each with whether it is nullable there.
+        """The operations that wrote the live files, with the Arrow types of a required text column in these.
+
+        Each type comes with whether it is nullable there.
         """
         path = Path(self.settings.table_path(table))
         column = "verdict" if table == LEDGER else key_columns(table)[-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from deltalake import DeltaTable
 from jobs.ledger.batch_plan import BatchPlan, Place
 from schemas.errors import TrunklineError
 from schemas.fold.settled import FOLD_VERSION
-from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, StoreMoved
+from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, Snapshot, StoreMoved
 from schemas.tables.delta_files import dataset_of, table_storage
 from schemas.tables.view_progress import read_progress
 
@@ -62,8 +63,9 @@ class PartitionStates:
         self._at = at
         self._opened: dict[int, PartitionStore] = {}
 
-    def at_end(self, plan: BatchPlan, partition: int) -> PartitionStore:
-        """Return the partition's store, brought to the ledger's end in `plan`.
+    @contextmanager
+    def at_end(self, plan: BatchPlan, partition: int) -> Iterator[Snapshot]:
+        """Read the partition's store at the ledger's end in `plan`, for the length of the block.
 
         Raises:
             StoreDamaged: The store must be discarded. It is then made again from the tables.
@@ -78,14 +80,23 @@ class PartitionStates:
                 after = position_at(self._at, plan.table, step.after)
                 store.advance(found, after, self._changes_in(step.path, partition))
                 found = after
-        if found == wanted:
-            return store
+        if found != wanted:
+            self._load(store, found, wanted, plan, partition)
+        with store.snapshot() as snapshot:
+            if snapshot.position != wanted:
+                raise StoreMoved(f"partition {partition}: another process changes the state store")
+            yield snapshot
+
+    def _load(
+        self, store: PartitionStore, found: Position | None, wanted: Position, plan: BatchPlan, partition: int
+    ) -> None:
+        """Load the store from the tables. Raises StoreMoved if the plan is an old one."""
         # At the start of a query, a store may be of a ledger that an older copy has replaced. Later, only a
         # task that comes too late finds a store beyond its plan.
-        if steps and found is not None and _is_beyond(found, wanted):
+        if plan.steps.get(partition) and found is not None and _is_beyond(found, wanted):
             raise StoreMoved(f"partition {partition}: the state store is at {found}, the task comes too late")
+        place = plan.places.get(partition, Place())
         store.load(found, wanted, self._from_tables(plan, partition, place))
-        return store
 
     def close(self) -> None:
         """Close all stores. They are opened again when they are needed."""

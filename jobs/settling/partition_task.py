@@ -17,12 +17,12 @@ from pyspark import TaskContext
 from jobs.ledger.batch_plan import PLAN_PROPERTY, BatchPlan, Place, read_plan
 from jobs.ledger.ledger_files import write_file
 from jobs.settling.fold_run import check_order, no_collection, settle_run
-from jobs.settling.partition_state import PartitionStates, StageSettings, position_at
+from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
 from jobs.spark.worker_heap import keep_modules
 from schemas.fold.entries import APART, Entries
 from schemas.keys.sealing import Keyring
-from schemas.state_store.partition_store import Snapshot, StoreDamaged, StoreMoved
+from schemas.state_store.partition_store import Snapshot, StoreDamaged
 from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.ids import parse_stream_key
@@ -62,7 +62,7 @@ def settle_partitions(
     rows = (
         ledger_batch(settled[start : start + ROWS_AT_ONCE])
         for partition, records in sorted(by_partition.items())
-        for settled in [settle_partition(states, plan, partition, records, keyring, at)]
+        for settled in [settle_partition(states, plan, partition, records, keyring)]
         for start in range(0, len(settled), ROWS_AT_ONCE)
     )
     # The collector would scan the many rows of a task again and again, and they have no cycles.
@@ -77,7 +77,6 @@ def settle_partition(
     partition: int,
     batches: list[pa.RecordBatch],
     keyring: Keyring,
-    at: StageSettings,
 ) -> list[LedgerRow]:
     """Settle the records of one partition in a micro-batch, and return their ledger rows. No store changes.
 
@@ -87,20 +86,16 @@ def settle_partition(
         partition: The Kafka partition.
         batches: Its records in the order of offsets, with the columns RECORD_COLUMNS.
         keyring: The master keys.
-        at: The settings.
 
     Raises:
         OrderError: The records do not follow the ledger's end.
         StoreMoved: Another process changes the store.
     """
     records = [record for batch in batches for record in records_of(batch)]
-    place = plan.places.get(partition, Place())
-    check_order(records, place.offset)
+    check_order(records, plan.places.get(partition, Place()).offset)
 
     def over_store() -> list[LedgerRow]:
-        with states.at_end(plan, partition).snapshot() as snapshot:
-            if snapshot.position != position_at(at, plan.table, place):
-                raise StoreMoved(f"partition {partition}: another process changes the state store")
+        with states.at_end(plan, partition) as snapshot:
             return settle_run(records, opened(snapshot, records), keyring)
 
     try:

@@ -201,7 +201,7 @@ def test_a_local_store_is_loaded_from_files_of_all_writers(
     plan = BatchPlan(str(ledger.metadata().id), ledger.version(), places, {})
     found = 0
     for partition in places:
-        with PartitionStates(at).at_end(plan, partition).snapshot() as snapshot:
+        with PartitionStates(at).at_end(plan, partition) as snapshot:
             for row in table_rows(entries, STREAM_ENTRIES):
                 if row["partition"] == partition:
                     stream = f"{row['stream_kind']}/{row['stream_id']}"
