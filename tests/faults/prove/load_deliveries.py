@@ -53,6 +53,8 @@ class Consumer:
     ) -> None:
         self._own, self._draw, self._log = own, draw, log
         self._oracle, self._clock, self._is_over = oracle, clock, is_over
+        # Each seed has to drain something, also a slow one.
+        self._is_to_drain = isinstance(own, HubMailbox)
 
     def run(self) -> None:
         """Take until the load ends, and then all that is left."""
@@ -64,6 +66,8 @@ class Consumer:
         last_s = LEASE_MOST_S + AGAIN_WITHIN_S
         while True:
             is_last = self._is_over() and self._all_came()
+            if self._is_to_drain and not is_last:
+                self._drain(wait_s=1)
             lease = self._own.take(
                 uuid.uuid4().hex, limit=10, lease_s=LEASE_MOST_S, wait_s=last_s if is_last else 1
             )
@@ -82,7 +86,7 @@ class Consumer:
     def _turn(self) -> None:
         roll, request = self._draw.random(), uuid.uuid4().hex
         if roll < 0.1 and isinstance(self._own, HubMailbox):
-            self._own.take(request, limit=2)
+            self._drain()
             time.sleep(_PAUSE_S)
             return
         if roll < 0.15 and isinstance(self._own, McpMailbox):
@@ -95,6 +99,11 @@ class Consumer:
         self._work(lease)
         if not lease.got:
             time.sleep(_PAUSE_S)
+
+    def _drain(self, wait_s: float = 0) -> None:
+        """Take messages for good."""
+        if self._own.take(uuid.uuid4().hex, limit=2, wait_s=wait_s).got:
+            self._is_to_drain = False
 
     def _again(self, lease: Lease, request: str, size: dict[str, int]) -> None:
         """Ask once more with the same id: the same messages, while they are leased."""
