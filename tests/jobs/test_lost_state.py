@@ -94,6 +94,22 @@ def test_what_comes_after_the_local_state_was_lost_is_settled_as_in_an_undisturb
     assert report.entries >= 3
 
 
+@pytest.mark.requirement("ST-02")
+def test_a_start_after_a_run_that_committed_nothing_makes_the_stores_anew(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    stores = backbone_settings.state_path / "settling"
+    append_all(backbone_settings, first_part(keyring))
+    settle_all(spark, backbone_settings)
+    settle_all(spark, backbone_settings)
+    assert any(stores.iterdir()), "the run before had committed something"
+    settle_all(spark, backbone_settings)
+    assert not stores.exists()
+    append_all(backbone_settings, second_part(keyring))
+    rows = settle_all(spark, backbone_settings)
+    assert plain(rows) == plain(undisturbed(spark, backbone_settings))
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("ST-02")
 def test_state_that_is_deleted_under_load_costs_no_record(
