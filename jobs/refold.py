@@ -21,6 +21,7 @@ from schemas.fold.entries import Entries, Writes
 from schemas.fold.settled import FOLD_VERSION, AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
+from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
@@ -34,6 +35,7 @@ _WINDOW: Final = 20_000
 _SHOWN: Final = 50
 _COMPARED: Final = ("verdict", "reason", "late", "status_after")
 _MOMENT: Final = pa.int64()
+_NONE: Final = Entries()
 
 
 class CheckResult(msgspec.Struct):
@@ -103,7 +105,9 @@ class Refold:
         # A record whose key names no stream has no earlier entries, and leaves none.
         known = self._streams.get(record.key)
         entries = Entries() if known is None else known
-        settled = settle(record, entries, self._keyring)
+        of_macs = macs_stream(row.partition).encode("ascii")
+        macs = entries if record.key == of_macs else self._streams.get(of_macs, _NONE)
+        settled = settle(record, entries, self._keyring, macs)
         for name in _COMPARED:
             if getattr(settled, name) != getattr(row, name):
                 self._result.differ(

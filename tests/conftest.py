@@ -222,12 +222,12 @@ def start_bridge(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callab
         bridge.kill()
 
 
-_GIVEN = (b"control/topology", b"agent/")
+_GIVEN = (b"control/topology", b"control/macs-", b"agent/")
 
 
 @pytest.fixture
 def read_topic(backbone_settings: Settings) -> Callable[..., list[Any]]:
-    """Reads the whole topic, waiting until it holds `at_least` records beside the topology and the
+    """Reads the whole topic, waiting until it holds `at_least` records beside the first ones and the
     agents that each gateway declares."""
 
     def read(at_least: int = 0, timeout_s: float = 30.0) -> list[Any]:

@@ -27,11 +27,11 @@ from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import key_columns
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import ensure_keyring
-from schemas.log_access.event_topic import partition_for
 from schemas.streams.mailboxes.mailbox_requests import read_record
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow
+from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord, Record
 from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration
@@ -72,7 +72,7 @@ class MixedTables:
                 Record(self.settings.kafka.topic, partition, offset, moment, key, value, names, values)
             )
             self._entries.setdefault(key, Entries())
-        tasks = [settle_run(part, self._entries, self.keyring) for part in mine]
+        tasks = [settle_run(part, self._entries, self.keyring, Entries()) for part in mine]
         self.ledger.commit(*tasks)
         self.rows += sorted(itertools.chain(*tasks), key=lambda row: row.logged_at)
         while self.builder.build():

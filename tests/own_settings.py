@@ -9,7 +9,7 @@ from typing import Any
 from kafka.admin import NewTopic
 
 from connectors.local_stack import free_port
-from connectors.log.publisher import Publisher
+from connectors.log.kafka_topic import append_first_records
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import (
@@ -22,7 +22,6 @@ from schemas.settings.settings import (
     Settings,
     XmlPumpSettings,
 )
-from schemas.streams.control.control_fold import topology_record
 from tests.broker_processes import LOOPBACK, BrokerProcess, kafka_at
 
 
@@ -80,5 +79,4 @@ def make_topic(settings: Settings) -> None:
     with admin_client(kafka) as admin:
         admin.create_topics([topic])
         admin.wait_for_topics([kafka.topic], timeout_ms=10_000)
-    with Publisher(settings) as publisher:
-        publisher.append(topology_record(kafka.partitions, kafka.epoch)).result(kafka.delivery_timeout_s)
+    append_first_records(settings)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.streams.agents import participants
 from schemas.streams.job.job_event import JOB_EVENT
@@ -28,7 +29,7 @@ from tests.jobs.topic_load import raw_event
 from tests.random_mailboxes import RandomMailboxes
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
-from tests.raw_records import Raw, any_name, raw
+from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
 
@@ -49,6 +50,7 @@ class RandomLog:
     def __init__(self, seed: int, keyring: Keyring) -> None:
         self._draw = random.Random(seed)
         self._keyring = keyring
+        self._mac_key = keyring.mac_key(GATEWAY)
         self._jobs: list[_Job] = []
         # Few, so that much of what is sent about a message finds it there.
         mailboxes = RandomMailboxes(self._draw, WORKERS[:4], WORKERS)
@@ -84,7 +86,7 @@ class RandomLog:
         weights = [weight for weight, _ in self._actions]
         for _ in range(count):
             ((_, make),) = self._draw.choices(self._actions, weights)
-            record = make() if self._jobs else self._register()
+            record = with_mac(make() if self._jobs else self._register(), self._mac_key)
             if len(self._sent) < 5000:
                 self._sent.append(record)
             else:
@@ -283,6 +285,8 @@ def _spoilt(draw: random.Random, good: Raw) -> Raw:
         good._replace(key=b"refused/mqtt", headers=_subject(headers, b"refused/mqtt")),
         good._replace(headers=[]),
         good._replace(headers=headers[:-3]),
+        good._replace(headers=headers[:7]),
+        good._replace(headers=[*headers[:-1], (headers[-1][0], b"0" * 32)]),
         good._replace(headers=[*headers, headers[1]]),
         good._replace(headers=[*headers, ("x-null", None)]),
         good._replace(headers=[(name, None) for name, _ in headers]),

@@ -13,6 +13,7 @@ from jobs.views.view_tables import open_tables
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.view_progress import ViewProgress
@@ -33,7 +34,9 @@ def records_in_topic(settings: Settings) -> dict[int, list[Record]]:
 def settled_rows(records: list[Record], keyring: Keyring) -> list[LedgerRow]:
     """The ledger rows of a partition's records, from its first on, as one micro-batch."""
     entries: dict[bytes | None, Entries] = {record.key: Entries() for record in records}
-    return settle_run(records, entries, keyring)
+    of_macs = {macs_stream(record.partition).encode() for record in records}
+    macs = [entries.setdefault(key, Entries()) for key in of_macs]
+    return settle_run(records, entries, keyring, *macs) if records else []
 
 
 def settle_topic(

@@ -47,7 +47,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     for offset, made in enumerate(RandomLog(1, KEYRING).records(RECORDS)):
         now_us += draw.choice([0, 1_000, 5_000, 50_000])
         record = logged(made, offset, now_us)
-        settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING)
+        settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING, Entries())
         told = (settled.verdict, settled.reason, settled.status_after)
         assert mailboxes.differs(record, told) is None
         for change in settled.changes:

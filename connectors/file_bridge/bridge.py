@@ -27,8 +27,10 @@ from connectors.file_bridge.records import claims_of
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import QueueError
 from connectors.file_queue.message_record import is_name
-from connectors.log.publisher import RecordRefused, RenewingPublisher
+from connectors.log.publisher import RecordRefused
+from connectors.log.renewing_publisher import RenewingPublisher
 from schemas.errors import BackboneUnreachable
+from schemas.keys.record_macs import FILE_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.wire.record import OutgoingRecord
@@ -142,7 +144,7 @@ class FileBridge:
         self._ready = ready
         self._progress_file = settings.data_path / "file_bridge" / "progress.json"
         self._progress = Progress.load(self._progress_file)
-        self._publisher = RenewingPublisher(settings, close_s=_ACK_GRACE_S)
+        self._publisher = RenewingPublisher(settings, signer=FILE_BRIDGE, close_s=_ACK_GRACE_S)
         self._audit = self._progress.audit
         self._held: list[Mapping[str, Any]] = []
         self._found: dict[str, frozenset[str]] = {}

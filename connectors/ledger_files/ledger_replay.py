@@ -15,14 +15,17 @@ from connectors.ledger_files.ledger_lines import JSON_COLUMNS
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.publisher import Position
 from schemas.errors import NotFound, Refused, UsageError
+from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
+from schemas.streams.authentication import has_valid_mac
 from schemas.streams.control.control_fold import CONTROL_FOLD_SWITCHED, CONTROL_TOPOLOGY
+from schemas.streams.control.record_macs import MAC_MODELS
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.tables.ledger import LedgerRow, record_of_row
 from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import OutgoingRecord, read_envelope
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, TOO_LARGE
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, TOO_LARGE, UNAUTHENTICATED_RECORD
 
 _MICROS: Final = 1_000_000
 _POSITION: Final = re.compile("([0-9]{1,18})/([0-9]{1,18})")
@@ -77,6 +80,10 @@ def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
         raise Refused(f"{at} has no envelope that could be read, so it cannot be sent again")
     if row["type"] == REQUEST_REFUSED:
         raise Refused(f"{at} records a refused request; its sender may send the request again")
+    if row["reason"] == UNAUTHENTICATED_RECORD:
+        raise Refused(f"{at} has no valid MAC: nobody knows who appended it, so it is not appended again")
+    if row["type"] in MAC_MODELS:
+        raise Refused(f"{at} is about MACs; use ./trunkline keys instead")
     if row["type"] == CONTROL_TOPOLOGY:
         raise Refused(f"{at} describes a topic; it is written once, at the topic's beginning")
     if row["type"] == CONTROL_FOLD_SWITCHED:
@@ -91,6 +98,11 @@ def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
         raise Refused(f"{at} has no value, or its key names no stream")
     try:
         envelope = read_envelope(record)
+        # A new MAC must not vouch for a record of which nobody knows who appended it.
+        if envelope.type not in SIGNED_BY_AUTHOR and not has_valid_mac(record, envelope, keyring):
+            raise Refused(
+                f"{at} was logged without a MAC: nobody knows who appended it; send it again by its door"
+            )
         headers = dict(zip(record.header_names, record.header_values, strict=True))
         traceparent = (headers.get("traceparent") or b"").decode("ascii")
     except ValueError as error:

@@ -17,6 +17,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange, Settled
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
+from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.kinds import VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow
@@ -24,6 +25,7 @@ from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 
 _NEVER: Final = -1
+_NONE: Final = Entries()
 # The tables keep messages in a final status for ever. Here only the newest of them are kept.
 FINAL_MESSAGES: Final = 50_000
 FINAL_BODIES_CHARACTERS: Final = 64 * 1024 * 1024
@@ -87,6 +89,9 @@ class LiveState:
         Returns:
             The settled record. None if the state that was loaded from the tables includes the record, so that
             nothing changes.
+
+        Raises:
+            MissingKeyError: The record's MAC is under a master key that this process lacks.
         """
         stream = None
         if record.key is not None and parse_stream_key(record.key) is not None:
@@ -95,8 +100,10 @@ class LiveState:
             return None
         known = None if stream is None else self.entries_by_stream.get(stream)
         entries = Entries() if known is None else known
+        of_macs = macs_stream(record.partition)
+        macs = entries if stream == of_macs else self.entries_by_stream.get(of_macs, _NONE)
         with self._lock:
-            settled = settle(record, entries, self._keyring)
+            settled = settle(record, entries, self._keyring, macs)
             if entries.take_writes() and stream is not None:
                 self.entries_by_stream[stream] = entries
         for change in settled.changes:

@@ -21,6 +21,8 @@ from connectors.local_stack.spark_command import class_path, log_option, place_o
 from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_link.mqtt_credentials import load_role_passwords
+from schemas.keys.record_macs import FILE_BRIDGE, MQTT_BRIDGE, write_mac_key
+from schemas.keys.sealing import load_keyring
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
@@ -40,6 +42,15 @@ def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
         f"{ENV_PREFIX}MQTT__PASSWORD": passwords[BRIDGE_ROLE].get_secret_value(),
         f"{ENV_PREFIX}MQTT__SOCKET_DIR": str(socket_dir(settings)),
     }
+
+
+def _mac_key(settings: Settings, signer: str) -> Mapping[str, str]:
+    """Write the key for the MACs of a bridge's records, and return the variable that names the file."""
+    if settings.mac_key_file is not None:
+        return {}
+    path = settings.data_path / "keys" / f"mac-{signer}.json"
+    write_mac_key(load_keyring(settings), signer, path)
+    return {f"{ENV_PREFIX}MAC_KEY_FILE": str(path)}
 
 
 def _python(module: str) -> Callable[[], list[str]]:
@@ -64,12 +75,15 @@ def _program_plan(settings: Settings, name: str, summary: str, command: Callable
 def bridge_plan(settings: Settings) -> PartPlan:
     """Return the plan by which the stack runs the bridge from MQTT to Kafka."""
     plan = _program_plan(settings, BRIDGE, "MQTT bridge", _python("mqtt_bridge"))
-    return replace(plan, credentials=lambda: _bridge_credentials(settings))
+    return replace(
+        plan, credentials=lambda: {**_bridge_credentials(settings), **_mac_key(settings, MQTT_BRIDGE)}
+    )
 
 
 def files_plan(settings: Settings) -> PartPlan:
     """Return the plan by which the stack runs the bridge between the file queue and the mailboxes."""
-    return _program_plan(settings, FILES, f"file bridge at {queue_root(settings)}", _python("file_bridge"))
+    plan = _program_plan(settings, FILES, f"file bridge at {queue_root(settings)}", _python("file_bridge"))
+    return replace(plan, credentials=lambda: _mac_key(settings, FILE_BRIDGE))
 
 
 def gateway_plan(settings: Settings) -> PartPlan:

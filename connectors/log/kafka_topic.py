@@ -1,4 +1,4 @@
-"""Creates the one Kafka topic, with its topology as the first record, and reports the state of its replicas."""
+"""Creates the one Kafka topic, with its first records, and reports the state of its replicas."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from schemas.log_access.event_topic import (
 )
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.control.control_fold import topology_record
+from schemas.streams.control.record_macs import macs_required_records
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,10 @@ def replication(kafka: KafkaSettings) -> Replication:
 
 
 def ensure_topic(settings: Settings) -> bool:
-    """Create the topic if it is missing, with its topology as the first record, and check its settings.
+    """Create the topic if it is missing, with its first records, and check its settings.
 
-    Several callers may run at once: one of them creates the topic, and a second topology record is a duplicate.
+    The first records are the topology, and in each partition `control.macs_required`. Several callers may run
+    at once: one of them creates the topic, and first records that come twice are duplicates.
 
     Returns:
         Whether this call created the topic.
@@ -81,6 +83,7 @@ def ensure_topic(settings: Settings) -> bool:
     Raises:
         LogLostError: The topic is missing, but the ledger has its records.
         TrunklineError: Kafka is unreachable, or the topic does not fit the settings.
+        SettingsError: There are no master keys, by which the first records are authenticated.
     """
     was_made = False
     kafka = settings.kafka
@@ -96,10 +99,18 @@ def ensure_topic(settings: Settings) -> bool:
         admin.wait_for_topics([kafka.topic], timeout_ms=int(REACH_TIMEOUT_S * 1000))
         count = partition_count(admin, kafka.topic)
     if count == kafka.partitions and _is_empty(kafka):
-        with Publisher(settings) as publisher:
-            publisher.append(topology_record(kafka.partitions, kafka.epoch)).result(kafka.delivery_timeout_s)
+        append_first_records(settings)
     check_topic(settings)
     return was_made
+
+
+def append_first_records(settings: Settings) -> None:
+    """Append the topology and the requirement of MACs to an empty topic. Raises as `ensure_topic`."""
+    kafka = settings.kafka
+    first = (topology_record(kafka.partitions, kafka.epoch), *macs_required_records(kafka.partitions))
+    with Publisher(settings) as publisher:
+        for append in [publisher.append(record) for record in first]:
+            append.result(kafka.delivery_timeout_s)
 
 
 def _is_empty(kafka: KafkaSettings) -> bool:

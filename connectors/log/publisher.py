@@ -26,9 +26,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.log.topic_consumer import client_options
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
-from schemas.log_access.event_topic import REACH_TIMEOUT_S, check_topic, partition_for, reach_kafka
+from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
+from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings, Settings
+from schemas.wire.partitions import partition_for
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 
 OUTSTANDING_LIMIT_BYTES: Final = 64 * 1024 * 1024
@@ -97,18 +99,27 @@ class Publisher:
     Args:
         settings: The settings of Kafka and the payload limit.
         linger_ms: How long a record waits for others, to be sent together; 0 sends each at once.
+        signer: The signer whose key makes the MACs of the records, one of `schemas.keys.record_macs.SIGNERS`.
         cut_beyond: A value of more bytes is cut to its first KiB. None: `limits.payload_bytes`.
         in_flight: The number of simultaneous requests to Kafka. With 1, records that arrive during a request
             are sent with the next one.
 
     Raises:
         BackboneUnreachable: Kafka cannot be reached within 10 s.
+        SettingsError: There is no key for MACs.
     """
 
     def __init__(
-        self, settings: Settings, *, linger_ms: int = 0, cut_beyond: int | None = None, in_flight: int = 5
+        self,
+        settings: Settings,
+        *,
+        signer: str = GATEWAY,
+        linger_ms: int = 0,
+        cut_beyond: int | None = None,
+        in_flight: int = 5,
     ) -> None:
         kafka = settings.kafka
+        self._mac_key = load_mac_key(settings, signer)
         self._kafka = kafka
         self._cut_beyond = settings.limits.payload_bytes if cut_beyond is None else cut_beyond
         self._room = threading.Condition()
@@ -273,12 +284,15 @@ class Publisher:
                 raise librdkafka_unreachable(self._kafka, known or why, f", topic {self._kafka.topic!r}")
 
     def _send(self, record: OutgoingRecord, answered: _Answered) -> None:
+        partition = record.partition
+        if partition is None:
+            partition = partition_for(record.key, self._kafka.partitions)
         self._producer.produce(
             self._kafka.topic,
             key=record.key,
             value=record.value,
-            headers=record.headers(),
-            partition=partition_for(record.key, self._kafka.partitions),
+            headers=record.headers(mac=mac_headers(record, self._mac_key)),
+            partition=partition,
             on_delivery=answered,
         )
 
@@ -355,44 +369,3 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
         "queue.buffering.max.messages": 0,
         "queue.buffering.max.kbytes": 4 * OUTSTANDING_LIMIT_BYTES // 1024,
     }
-
-
-class RenewingPublisher:
-    """A holder of one publisher, which `live` replaces after a failure. Thread-safe; end it with `close`.
-
-    Records wait `linger_ms` for others. The end of a publisher waits `close_s` seconds for acknowledgements.
-    """
-
-    def __init__(self, settings: Settings, *, linger_ms: int = 0, close_s: float = 5.0) -> None:
-        self._settings = settings
-        self._linger_ms = linger_ms
-        self._close_s = close_s
-        self._lock = threading.Lock()
-        self._current: Publisher | None = None
-
-    def live(self) -> Publisher:
-        """Return a publisher that has not failed. If there is none, check the topic and open a new one.
-
-        The holder closes the publisher, not the caller. Call `live` again after an append has failed.
-
-        Raises:
-            BackboneUnreachable: Kafka cannot be reached within 10 s.
-            TrunklineError: the topic does not fit the settings.
-        """
-        with self._lock:
-            if self._current is not None and self._current.failed:
-                self._end()
-            if self._current is None:
-                check_topic(self._settings)
-                self._current = Publisher(self._settings, linger_ms=self._linger_ms)
-            return self._current
-
-    def close(self) -> None:
-        """Close the current publisher, if there is one."""
-        with self._lock:
-            self._end()
-
-    def _end(self) -> None:
-        if self._current is not None:
-            publisher, self._current = self._current, None
-            publisher.close(self._close_s)

@@ -19,7 +19,7 @@ from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import RECORD_COLUMNS, rows_between
-from schemas.wire.record import JSON_CONTENT, NOT_UTF8, STANDARD_HEADERS, Record
+from schemas.wire.record import JSON_CONTENT, MAC_HEADERS, NOT_UTF8, STANDARD_HEADERS, Record
 
 # The limit of one window: the sum of its values, and of the overhead of each row.
 _WINDOW_BYTES: Final = 64 * 1024 * 1024
@@ -27,7 +27,7 @@ _ROW_BYTES: Final = 1024
 _SCAN_ROWS: Final = 8_192
 _GAPS_NAMED: Final = 5
 _TIME, _CONTENT_TYPE = STANDARD_HEADERS.index("ce_time"), STANDARD_HEADERS.index("content-type")
-_KEPT: Final = tuple(at for at in range(len(STANDARD_HEADERS)) if at not in (_TIME, _CONTENT_TYPE))
+_LOST: Final = (_TIME, _CONTENT_TYPE)
 
 
 class LedgerRecord(NamedTuple):
@@ -65,8 +65,8 @@ class LedgerRecord(NamedTuple):
 
 def _headers(record: Record, is_whole: bool) -> object:
     names, values = record.header_names, record.header_values
-    if names == STANDARD_HEADERS:
-        return values if is_whole else tuple([values[at] for at in _KEPT])
+    if names in (STANDARD_HEADERS, MAC_HEADERS):
+        return values if is_whole else tuple([one for at, one in enumerate(values) if at not in _LOST])
     # As `read_envelope` reads names: they end at the first NUL, and bytes that are not UTF-8 are unknown.
     names = tuple([name.partition("\0")[0] for name in names])
     return NOT_UTF8 if any(NOT_UTF8 in name for name in names) else (names, values)

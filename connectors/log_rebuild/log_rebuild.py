@@ -20,9 +20,11 @@ from connectors.log_rebuild import rebuilt_topic
 from connectors.log_rebuild.ledger_log_reader import LedgerLog, LedgerRecord
 from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import check_topic, partition_for
+from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
+from schemas.streams.control.record_macs import macs_stream
+from schemas.wire.partitions import partition_for
 from schemas.wire.record import Record
 
 COMPARED, WRITTEN = "compared", "written"
@@ -125,7 +127,7 @@ class LogRebuild:
         ledger = self._ledger = LedgerLog(self._settings, self._keyring)
         self._check_topology(ledger)
         state = rebuilt_topic.topic_state(self._kafka)
-        replaces = state is not None and self._is_topology_alone(ledger, state)
+        replaces = state is not None and self._has_first_records_alone(ledger, state)
         if state is not None and not replaces:
             self._compare(ledger, state)
         return RebuildPlan(
@@ -188,20 +190,24 @@ class LogRebuild:
                 f"epoch={wanted[1]}: set both to what they were. Nothing was changed"
             )
 
-    def _is_topology_alone(self, ledger: LedgerLog, state: rebuilt_topic.TopicState) -> bool:
-        """Return whether the topology is the topic's only record, as after a first start.
+    def _has_first_records_alone(self, ledger: LedgerLog, state: rebuilt_topic.TopicState) -> bool:
+        """Return whether the topic has only the records with which each new topic begins.
 
-        Then the record has the ledger's content and another time.
+        That is so after a first start that did not know of the ledger. The records have another time than
+        those in the ledger.
         """
         where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
-        if any(end > (number == where) for number, end in state.ends.items()):
+        if not state.ends[where] or any(end > 1 + (number == where) for number, end in state.ends.items()):
             return False
-        if not state.ends[where]:
-            return False
-        mine = next(ledger.windows(where, 0, 1))[0]
-        with closing(rebuilt_topic.records(self._kafka, where, 0, 1)) as found:
-            record = next(found, None)
-        return record is not None and mine.is_same_content(record) and not mine.is_same(record)
+        for number, end in state.ends.items():
+            with closing(rebuilt_topic.records(self._kafka, number, 0, end)) as found:
+                records = list(found)
+            first = {TOPOLOGY_STREAM.encode(), macs_stream(number).encode()}
+            if not first >= {record.key for record in records}:
+                return False
+            if number == where and next(ledger.windows(where, 0, 1))[0].is_same(records[0]):
+                return False
+        return True
 
     def _compare(self, ledger: LedgerLog, state: rebuilt_topic.TopicState) -> None:
         """Compare the records in the topic with the ledger. Raises Refused if one differs."""

@@ -16,13 +16,14 @@ from typing import Final
 
 import structlog
 
-from connectors.log.publisher import RenewingPublisher
+from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import backoff_s
 from schemas.errors import BackboneUnreachable
+from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 
 COUNTER_LINE_S: Final = 30.0
@@ -68,7 +69,9 @@ class BrokerBridge:
         self._log = structlog.stdlib.get_logger(__name__).bind(broker=broker_name(settings.mqtt))
         self.tally = Tally()
         self._oversized: set[str] = set()
-        self._publisher = RenewingPublisher(settings, linger_ms=_LINGER_MS, close_s=_FINISH_S)
+        self._publisher = RenewingPublisher(
+            settings, signer=MQTT_BRIDGE, linger_ms=_LINGER_MS, close_s=_FINISH_S
+        )
         self._connection: BridgeConnection | None = None
         self._cut_off = False
         self._failures = 0

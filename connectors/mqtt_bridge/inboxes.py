@@ -26,12 +26,14 @@ import structlog
 
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.log.publisher import RecordRefused, RenewingPublisher
+from connectors.log.publisher import RecordRefused
+from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_records import DOOR
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
 from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, MqttConnection
 from connectors.mqtt_link.topics import inbox_topic
 from schemas.errors import TrunklineError
+from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
@@ -90,7 +92,7 @@ class AgentInboxes:
         self._lock = threading.Lock()
         self._handed: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._unclaimed: dict[str, list[str]] = {}
-        self._publisher = RenewingPublisher(settings, close_s=_ACK_GRACE_S)
+        self._publisher = RenewingPublisher(settings, signer=MQTT_BRIDGE, close_s=_ACK_GRACE_S)
         self._asked_agents_at = -math.inf
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"inboxes-{number}", daemon=True)

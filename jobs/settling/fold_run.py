@@ -43,6 +43,7 @@ def settle_run(
     records: list[Record],
     entries: Mapping[bytes | None, Entries],
     keyring: Keyring,
+    macs: Entries,
 ) -> list[LedgerRow]:
     """Settle the records of one partition in a micro-batch, and return their ledger rows in the same order.
 
@@ -52,7 +53,12 @@ def settle_run(
         records: The records, in the order of their offsets.
         entries: The stream state for each record key. The key of every record must be in it. The states are
             updated.
-        keyring: The master keys for secrets in records.
+        keyring: The master keys for secrets and MACs of records.
+        macs: The state of the partition's stream `macs_stream`, which is also in `entries` if a record has its
+            key.
+
+    Raises:
+        MissingKeyError: A MAC is under a master key that is missing here.
     """
     last = {record.key: position for position, record in enumerate(records)}
     changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
@@ -61,7 +67,7 @@ def settle_run(
     with no_collection():
         for position, record in enumerate(records):
             stream = entries[record.key]
-            settled = settle(record, stream, keyring)
+            settled = settle(record, stream, keyring, macs)
             if settled.verdict == ACCEPTED:
                 accepted[record.key] = record.offset
             for change in settled.changes:

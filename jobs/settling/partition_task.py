@@ -23,6 +23,7 @@ from jobs.spark.worker_heap import keep_modules
 from schemas.fold.entries import APART, Entries
 from schemas.keys.sealing import Keyring
 from schemas.state_store.partition_store import Snapshot, StoreDamaged
+from schemas.streams.control.record_macs import macs_stream
 from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.ids import parse_stream_key
@@ -96,7 +97,9 @@ def settle_partition(
 
     def over_store() -> list[LedgerRow]:
         with states.at_end(plan, partition) as snapshot:
-            return settle_run(records, opened(snapshot, records), keyring)
+            macs = macs_stream(partition)
+            entries = opened(snapshot, macs, records)
+            return settle_run(records, entries, keyring, entries[macs.encode("ascii")])
 
     try:
         return over_store()
@@ -105,11 +108,13 @@ def settle_partition(
         return over_store()
 
 
-def opened(snapshot: Snapshot, records: Iterable[Record]) -> dict[bytes | None, Entries]:
-    """Return the state of each stream among `records`, by record key. A key that names no stream has none."""
+def opened(snapshot: Snapshot, stream: str, records: Iterable[Record]) -> dict[bytes | None, Entries]:
+    """Return the state of `stream` and of each stream among `records`, by record key.
+
+    A key that names no stream has no state.
+    """
     found: dict[bytes | None, Entries] = {}
-    for record in records:
-        key = record.key
+    for key in (stream.encode("ascii"), *(record.key for record in records)):
         if key not in found:
             if key is None or parse_stream_key(key) is None:
                 found[key] = Entries()

@@ -1,6 +1,6 @@
 """The leaves of the ledger's Merkle trees: one hash for each row, over all of its columns.
 
-The hashed bytes of a row, by encoding 1 (decision 0020 gives the reasons), are three parts:
+The hashed bytes of a row (decision 0020 gives the reasons) are three parts:
 
 1. For each column, in the encoding's order, one byte: 1 for a value, 0 for null.
 2. For each column eight bytes, big-endian and signed: a number, a boolean as 0 or 1, a time as microseconds
@@ -29,7 +29,10 @@ from schemas.tables.ledger import COLUMNS
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 # A version that adds columns, always at the end, adds an encoding. Hashes by an older encoding stay valid.
-ENCODINGS: Final[dict[int, tuple[str, ...]]] = {1: COLUMNS[: COLUMNS.index("wire") + 1]}
+ENCODINGS: Final[dict[int, tuple[str, ...]]] = {
+    1: COLUMNS[: COLUMNS.index("wire") + 1],
+    2: COLUMNS[: COLUMNS.index("mac") + 1],
+}
 NEWEST_ENCODING: Final = max(ENCODINGS)
 # Stands for a row with a value in a column that its encoding does not include. No row hashes to it.
 NO_LEAF: Final = bytes(32)

@@ -12,14 +12,16 @@ import copy
 import hashlib
 import hmac
 import json
+import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from schemas.errors import TrunklineError
 from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.wire.ids import is_name
@@ -28,10 +30,31 @@ from schemas.wire.signing import Signer
 _NONCE_BYTES: Final = 12
 _KEY_BYTES: Final = 32
 _SIGNER_CACHE: Final = 50_000
+_MAC_KEY: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127}):([0-9a-f]{16})/([a-z]{1,16})")
 
 
 class UnsealError(Exception):
     """A sealed value cannot be opened: the key id is unknown, the purpose differs, or bytes were changed."""
+
+
+class MissingKeyError(TrunklineError):
+    """A record of the log has a MAC under a master key that this process does not have. It must stop."""
+
+
+class MacKey(NamedTuple):
+    """A key for the MACs of records.
+
+    Attributes:
+        name: its name in the header `ce_mackey`, `<id of the master key>:<proof>/<signer>`.
+        master: the id of the master key from which it is derived.
+        signer: the process, or group of processes, that has the key (`schemas.keys.record_macs`).
+        key: its 32 bytes.
+    """
+
+    name: str
+    master: str
+    signer: str
+    key: bytes
 
 
 class Keyring:
@@ -43,12 +66,15 @@ class Keyring:
         keys: maps the id of each master key (1 to 128 letters, digits, dots, underscores and hyphens) to its 32
             bytes, oldest first.
         active: the id of the active key.
+        reload: reads the keys again, from where these were read. `None`: nothing can be read again.
 
     Raises:
         ValueError: an id or a key has the wrong form, or `active` is not in `keys`.
     """
 
-    def __init__(self, keys: Mapping[str, bytes], active: str) -> None:
+    def __init__(
+        self, keys: Mapping[str, bytes], active: str, reload: Callable[[], Keyring] | None = None
+    ) -> None:
         if active not in keys or not all(is_name(i) and len(k) == _KEY_BYTES for i, k in keys.items()):
             raise ValueError("a keyring needs keys of 32 bytes with names as ids, one of them active")
         self.active = active
@@ -56,6 +82,8 @@ class Keyring:
         self._nonce_keys = {i: hmac.digest(key, b"trunkline nonce", "sha256") for i, key in keys.items()}
         self._derive_keys = {i: hmac.digest(key, b"trunkline derive", "sha256") for i, key in keys.items()}
         self._signers: dict[str, tuple[str, Signer]] = {}
+        self._mac_keys: dict[str, MacKey] = {}
+        self._reload = reload
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -110,6 +138,49 @@ class Keyring:
         return equal bytes. They are as secret as the master key.
         """
         return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
+
+    def mac_key(self, signer: str) -> MacKey:
+        """Return the key for the MACs of records that `signer` appends, derived from the active key."""
+        name = f"{self.active}:{self._proof_of(self.active)}/{signer}"
+        return MacKey(name, self.active, signer, self.derive(f"record-mac/{signer}"))
+
+    def known_mac_key(self, name: str) -> MacKey | None:
+        """Return the key with the name `name`, or `None` if this installation never made a key of that name.
+
+        A name has a proof, made with the oldest master key, that the master key in it exists. So a forged name
+        is told from the name of a key that was added after this process read its keys. In the latter case, the
+        keys are read again.
+
+        Raises:
+            MissingKeyError: the master key exists, and is not even among the keys that were read again.
+        """
+        known = self._mac_keys.get(name)
+        if known is not None:
+            return known
+        parts = _MAC_KEY.fullmatch(name)
+        if parts is None or not hmac.compare_digest(parts[2], self._proof_of(parts[1])):
+            return None
+        master, signer = parts[1], parts[3]
+        if master not in self._ciphers:
+            self._read_again(master)
+        self._mac_keys[name] = self.under(master).mac_key(signer)
+        return self._mac_keys[name]
+
+    def _proof_of(self, master: str) -> str:
+        return self.oldest.derive(f"master-key/{master}")[:8].hex()
+
+    def _read_again(self, master: str) -> None:
+        found = None if self._reload is None else self._reload()
+        if found is None or master not in found._ciphers:
+            raise MissingKeyError(
+                f"the log has records under the master key {master}, which this process does not have: "
+                "copy the file of the master keys to this machine, and start again"
+            )
+        self._ciphers, self._nonce_keys, self._derive_keys = (
+            found._ciphers,
+            found._nonce_keys,
+            found._derive_keys,
+        )
 
     def open(self, sealed: str, purpose: str) -> bytes:
         """Decrypt a text that `seal` made for the same purpose, and return the plaintext.
@@ -198,10 +269,10 @@ def value_purpose(topic: str, partition: int, offset: int) -> str:
     return f"value/{topic}/{partition}/{offset}"
 
 
-def _parse_keys(text: str) -> Keyring:
+def _parse_keys(text: str, settings: Settings) -> Keyring:
     document = json.loads(text)
     keys = {i: base64.b64decode(k, validate=True) for i, k in document["keys"].items()}
-    return Keyring(keys, document["active"])
+    return Keyring(keys, document["active"], lambda: load_keyring(settings))
 
 
 def load_keyring(settings: Settings) -> Keyring:
@@ -213,12 +284,12 @@ def load_keyring(settings: Settings) -> Keyring:
     """
     try:
         if settings.master_key is not None:
-            return _parse_keys(settings.master_key.get_secret_value())
+            return _parse_keys(settings.master_key.get_secret_value(), settings)
         path = settings.key_file
         mode = path.stat().st_mode
         if mode & 0o077:
             raise SettingsError(f"master_key_file: {path} is readable by others; run: chmod 600 {path}")
-        return _parse_keys(path.read_text(encoding="utf-8"))
+        return _parse_keys(path.read_text(encoding="utf-8"), settings)
     except FileNotFoundError:
         raise SettingsError(
             f"master_key_file: {settings.key_file} is missing; './trunkline up' makes it, "

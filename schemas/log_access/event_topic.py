@@ -11,14 +11,12 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 from kafka.admin import ConfigResource, ConfigResourceType  # type: ignore[import-untyped]
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError  # type: ignore[import-untyped]
-from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.log_access.kafka_clients import (
@@ -31,9 +29,9 @@ from schemas.log_access.kafka_clients import (
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
 from schemas.tables.ledger import LEDGER
+from schemas.wire.partitions import partition_for
 
 REACH_TIMEOUT_S: Final = 10.0
-_HASH_CACHE: Final = 65_536
 REBUILDING_TIMESTAMPS: Final = "CreateTime"
 """The topic's message.timestamp.type while the log is rebuilt from the ledger."""
 _GROWING: Final = "neither can change in a topic: to grow, raise kafka.epoch and choose a new kafka.topic"
@@ -53,20 +51,6 @@ class LogLostError(TopicMissingError):
 
 class LogUnfinishedError(TopicMismatchError):
     """The topic is being rebuilt from the ledger and is not complete yet."""
-
-
-@lru_cache(maxsize=_HASH_CACHE)
-def _positive_hash(key: bytes) -> int:
-    return int(murmur2(key)) & 0x7FFFFFFF
-
-
-def partition_for(key: bytes, partitions: int) -> int:
-    """Return the number of the partition to which records with the key `key` are appended.
-
-    It is the choice of Kafka's default partitioner for Java (murmur2). `partitions` is the partition count of
-    the topic. Hashes are cached, because murmur2 in Python is slow.
-    """
-    return _positive_hash(key) % partitions
 
 
 def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:

@@ -77,6 +77,8 @@ class Settings(Section):
     """File with the master keys, mode 0600. Unset: `<data_dir>/keys/master.json`."""
     master_key: SecretStr | None = None
     """The master keys themselves. Only from the environment."""
+    mac_key_file: Path | None = None
+    """File with the key of a bridge that does not have the master keys, mode 0600. Unset: the master keys."""
     tls_dir: Path | None = None
     """Folder of the local authority's certificates and keys. Unset: `<data_dir>/keys/tls`."""
     kafka: KafkaSettings = KafkaSettings()

@@ -1,8 +1,8 @@
 """The fold: the pure function that decides the verdict on a record and its effect on its stream.
 
-`settle` checks a record in this order: `too_large`, `malformed`, `schema_version`, `malformed` again, then the
-rules of the stream's kind. The fold reads no clock, no file and no network. Its only time is the time at which
-Kafka appended the record, so Spark and the gateway always get the same result.
+`settle` checks a record in this order: `unauthenticated_record`, `too_large`, `malformed`, `schema_version`,
+`malformed` again, then the rules of the stream's kind. The fold reads no clock, no file and no network. Its
+only time is the time at which Kafka appended the record, so Spark and the gateway always get the same result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Final
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Outcome, Settled, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, MissingKeyError
+from schemas.streams.authentication import authentication_fault
 from schemas.streams.kinds import KINDS
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.field_checks import SCHEMA_VERSION as EVENT_VERSION
@@ -44,23 +45,31 @@ _UNKNOWN_KIND: Final = StreamKind(
 )
 
 
-def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
+def settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) -> Settled:
     """Decide the verdict on one record and update the state of its stream.
 
-    A runner calls it once for each record, in the order of offsets. Never raises: an error in the fold's own
-    code becomes a rejection with the reason `fold_failed`.
+    A runner calls it once for each record, in the order of offsets. An error in the fold's own code becomes a
+    rejection with the reason `fold_failed`.
 
     Args:
         record: the record to settle, as it was read from Kafka.
         entries: the state of the record's stream. It is changed only if the record is accepted. The caller
             stores the changes, which `entries.take_writes` returns.
-        keyring: the master keys that open the sealed secrets of jobs and agents.
+        keyring: the master keys that open the sealed secrets of jobs and agents, and check MACs.
+        macs: the state of the stream `macs_stream(record.partition)`, which says whether records need a MAC. It
+            is the same object as `entries` for a record of that stream.
 
     Returns:
         The verdict, its reason, and the rows of views that the record changes. The caller writes the rows.
+
+    Raises:
+        MissingKeyError: the record's MAC is under a master key that this process lacks. The caller must stop
+            before this record, because another process can decide on it.
     """
     try:
-        settled = _settle(record, entries, keyring)
+        settled = _settle(record, entries, keyring, macs)
+    except MissingKeyError:
+        raise
     except Exception as error:  # noqa: BLE001  a bug must affect one record, not its stream
         kind, name = parse_stream_key(record.key) or UNKEYED
         masked, shown = mask_opaque(record.value)
@@ -72,7 +81,7 @@ def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
     return settled
 
 
-def _settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
+def _settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) -> Settled:
     stream = parse_stream_key(record.key)
     kind, name = stream or UNKEYED
     value = record.value
@@ -81,6 +90,9 @@ def _settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
     except BadEnvelopeError as error:
         reason = TOO_LARGE if value is not None and len(value) > VALUE_LIMIT_BYTES else MALFORMED
         return _opaque(record, kind, name, None, rejected(reason, str(error)))
+    fault = authentication_fault(record, envelope, stream is not None, macs, keyring)
+    if fault is not None:
+        return _opaque(record, kind, name, envelope, fault)
     if value is not None and (envelope.body_bytes is not None or len(value) > VALUE_LIMIT_BYTES):
         size = envelope.body_bytes or len(value)
         return _opaque(record, kind, name, envelope, rejected(TOO_LARGE, f"a body of {size} bytes"))

@@ -12,7 +12,7 @@ from schemas.fold.settled import FOLD_VERSION, AppliedChange, Settled
 from schemas.fold.view_rows import Moment
 from schemas.keys.sealing import Keyring, value_purpose
 from schemas.wire.ids import parse_stream_key
-from schemas.wire.record import STANDARD_HEADERS, Record
+from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, Record
 
 LEDGER: Final = "ledger"
 Int32 = Annotated[int, "32 bits"]
@@ -43,9 +43,9 @@ class LedgerRow(NamedTuple):
     stream_id: str
     """Name of the stream within its kind."""
     door: str | None
-    """Door that appended the record. Null if the headers cannot be read."""
+    """Door that appended the record; as claimed, if there is no MAC. Null if the headers cannot be read."""
     principal: str | None
-    """Principal that sent the record, as the door authenticated it."""
+    """Principal that sent the record, as the door authenticated it; as claimed, if the record has no MAC."""
     ce_id: str | None
     """CloudEvents id of the record."""
     type: str | None
@@ -82,6 +82,10 @@ class LedgerRow(NamedTuple):
     """Offset of the stream's last accepted record, in the same row as `changes`."""
     wire: str | None
     """Key and headers, as JSON in base64, if the other columns do not contain them."""
+    mac_key: str | None
+    """Name of the key of the record's MAC: `<id of the master key>:<proof>/<signer>`."""
+    mac: str | None
+    """MAC of the record in hex."""
 
 
 COLUMNS: Final = LedgerRow._fields
@@ -146,12 +150,14 @@ def ledger_row(
         sorted(writes.items()) if writes else None,
         accepted_offset,
         _wire_of(record, settled),
+        None if envelope is None else envelope.mac_key,
+        None if envelope is None else envelope.mac,
     )
 
 
 def _wire_of(record: Record, settled: Settled) -> str | None:
-    is_standard = settled.envelope is not None and record.header_names == STANDARD_HEADERS
-    if is_standard and parse_stream_key(record.key) is not None:
+    is_usual = record.header_names in (STANDARD_HEADERS, MAC_HEADERS)
+    if settled.envelope is not None and is_usual and parse_stream_key(record.key) is not None:
         return None
     headers = list(zip(record.header_names, record.header_values, strict=True))
     return _to_json(_Wire(record.key, headers)).decode("utf-8")
@@ -180,8 +186,10 @@ def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
     else:
         key = f"{row.stream_kind}/{row.stream_id}".encode("ascii")
         source = f"{row.door}/{row.principal}"
-        texts = ("1.0", row.ce_id, source, row.type, "", None, "")
-        pairs = zip(STANDARD_HEADERS, texts, strict=True)
+        texts = ["1.0", row.ce_id, source, row.type, "", None, ""]
+        if row.mac_key is not None:
+            texts += (row.mac_key, row.mac)
+        pairs = zip(MAC_HEADERS, texts, strict=False)
         headers = [(name, key if text is None else text.encode("utf-8")) for name, text in pairs]
     names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
     return Record(row.topic, row.partition, row.offset, row.logged_at, key, value, names, values)

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 LEDGER_ARROW: Final = columns_of(LedgerRow)
 # The columns that `record_of_row` reads. All columns before `seq` name the record and its sender.
-RECORD_COLUMNS: Final = (*COLUMNS[: COLUMNS.index("seq")], "logged_at", "value", "value_sealed", "wire")
+RECORD_COLUMNS: Final = (
+    *COLUMNS[: COLUMNS.index("seq")],
+    *("logged_at", "value", "value_sealed", "wire", "mac_key", "mac"),
+)
 _ROWS_AT_ONCE: Final = 1000
 
 

@@ -7,6 +7,7 @@ that receives a body over the limit sends `oversized(...)`: the body's size, its
 from __future__ import annotations
 
 import hashlib
+import struct
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, TypedDict
@@ -32,6 +33,10 @@ STANDARD_HEADERS: Final = (
     "ce_subject",
     "content-type",
 )
+_MAC_KEY: Final = "ce_mackey"
+_MAC: Final = "ce_mac"
+MAC_HEADERS: Final = (*STANDARD_HEADERS, _MAC_KEY, _MAC)
+"""The headers of nearly every record that has a MAC, in this order."""
 NOT_UTF8: Final = "\ufffd"
 """The replacement character: a header's name contained bytes that are not UTF-8."""
 _REQUIRED: Final = ("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject")
@@ -39,6 +44,8 @@ _ID_LIMIT: Final = 512
 _SENDER_LIMIT: Final = 1024
 _EXTENSION_SIZE: Final = "ce_bodysize"
 _EXTENSION_SHA256: Final = "ce_bodysha256"
+_MAC_INPUT: Final = ("ce_id", "ce_source", "ce_type", _EXTENSION_SIZE, _EXTENSION_SHA256)
+_MAC_LIMIT: Final = 256
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +69,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     """The values of a record's CloudEvents headers, checked.
 
     `door` and `principal` are the two parts of `ce_source`. `body_bytes` is the original size of a body that a
-    door shortened because it was too long, else None.
+    door shortened because it was too long, else None. `mac` is the record's MAC in hex, and `mac_key` names the
+    key of which it was made; None if the record has no MAC. Nothing but their form is checked here.
     """
 
     ce_id: str
@@ -70,6 +78,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     principal: str
     type: str
     body_bytes: int | None = None
+    mac_key: str | None = None
+    mac: str | None = None
 
 
 class BadEnvelopeError(ValueError):
@@ -100,6 +110,7 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
         body_bytes: the original size of a shortened body, else None.
         body_sha256: the SHA-256 of a shortened body in hex, else None.
         traceparent: the W3C trace context of the request, or None without tracing.
+        partition: the Kafka partition, or None for the one that the stream's key decides.
     """
 
     stream: str
@@ -112,17 +123,30 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
     body_bytes: int | None = None
     body_sha256: str | None = None
     traceparent: str | None = None
+    partition: int | None = None
 
     @property
     def key(self) -> bytes:
         """The Kafka key: `stream` as ASCII bytes. All records of a stream are in one partition."""
         return self.stream.encode("ascii")
 
-    def headers(self, now: datetime | None = None) -> list[tuple[str, bytes]]:
+    @property
+    def mac_input(self) -> bytes:
+        """The bytes of which the record's MAC is made (`mac_input`)."""
+        size = None if self.body_bytes is None else str(self.body_bytes)
+        source = f"{self.door}/{self.principal}"
+        texts = (self.ce_id, source, self.type, size, None if size is None else self.body_sha256 or "")
+        return mac_input(self.key, *(None if one is None else one.encode() for one in texts), self.value)
+
+    def headers(
+        self, now: datetime | None = None, mac: tuple[str, str] | None = None
+    ) -> list[tuple[str, bytes]]:
         """Return the Kafka headers of the record as pairs of name and value, in a fixed order.
 
-        `now` (UTC) becomes the header `ce_time`. `None` means the current time. The header is only information,
-        because the fold uses Kafka's append time.
+        Args:
+            now: the header `ce_time` (UTC). `None` means the current time. The header is only information,
+                because the fold uses Kafka's append time.
+            mac: the name of the key of the record's MAC, and the MAC in hex. `None`: the record has no MAC.
         """
         moment = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         found = [
@@ -134,6 +158,8 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
             ("ce_subject", self.stream),
             ("content-type", self.content_type),
         ]
+        if mac is not None:
+            found += zip((_MAC_KEY, _MAC), mac, strict=True)
         if self.body_bytes is not None:
             found.append((_EXTENSION_SIZE, str(self.body_bytes)))
             found.append((_EXTENSION_SHA256, self.body_sha256 or ""))
@@ -153,6 +179,31 @@ def content_id(*parts: bytes) -> str:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def mac_input(*parts: bytes | None) -> bytes:
+    """Return the bytes of which a record's MAC is made.
+
+    The lengths of all parts come first, as eight bytes each, so that the same bytes divided otherwise give
+    another result. An absent part has the length -1.
+
+    Args:
+        parts: the key, `ce_id`, `ce_source`, `ce_type`, `ce_bodysize`, `ce_bodysha256` and the value.
+    """
+    lengths = [-1 if part is None else len(part) for part in parts]
+    return struct.pack(f">{len(parts)}q", *lengths) + b"".join([part for part in parts if part])
+
+
+def record_mac_input(record: Record) -> bytes:
+    """Return the bytes of which the MAC of a record is made that was read from Kafka (`mac_input`).
+
+    Call it only for a record whose headers `read_envelope` accepts.
+    """
+    values = record.header_values
+    if record.header_names == MAC_HEADERS:
+        return mac_input(record.key, values[1], values[2], values[3], None, None, record.value)
+    found = dict(zip(_read_names(record.header_names), values, strict=True))
+    return mac_input(record.key, *(found.get(name) for name in _MAC_INPUT), record.value)
 
 
 def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
@@ -209,13 +260,13 @@ def read_envelope(record: Record) -> Envelope:
             `ce_subject` is not the Kafka key.
     """
     names, values = record.header_names, record.header_values
-    size = None
-    if names != STANDARD_HEADERS:
-        # C clients end a name at its first NUL, Java does not. Cut it here, so that all runtimes read the same.
-        names = tuple([name.partition("\0")[0] for name in names])
+    size = mac_key = mac = None
     if names == STANDARD_HEADERS:
         version, ce_id, source, kind, _, subject, _ = values
+    elif names == MAC_HEADERS:
+        version, ce_id, source, kind, _, subject, _, mac_key, mac = values
     else:
+        names = _read_names(names)
         found = dict(zip(names, values, strict=True))
         # Runtimes differ in how they decode such bytes, and so in whether two such names are equal.
         if any(NOT_UTF8 in name for name in names):
@@ -228,6 +279,7 @@ def read_envelope(record: Record) -> Envelope:
         version, ce_id, source, kind, subject = (found[name] for name in _REQUIRED)
         if _EXTENSION_SIZE in found:
             size = _size(found[_EXTENSION_SIZE])
+        mac_key, mac = found.get(_MAC_KEY), found.get(_MAC)
     if version != b"1.0":
         raise BadEnvelopeError("ce_specversion is not 1.0")
     if subject != record.key:
@@ -236,9 +288,24 @@ def read_envelope(record: Record) -> Envelope:
         raise BadEnvelopeError("a header that is empty or too long")
     door, principal, record_type = _sender(source, kind)
     try:
-        return Envelope(ce_id.decode("utf-8"), door, principal, record_type, size)
+        if mac_key is None or mac is None:
+            return Envelope(ce_id.decode("utf-8"), door, principal, record_type, size)
+        return Envelope(
+            ce_id.decode("utf-8"), door, principal, record_type, size, _mac_text(mac_key), _mac_text(mac)
+        )
     except UnicodeDecodeError:
         raise BadEnvelopeError("ce_id is not UTF-8") from None
+
+
+def _read_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    # C clients end a name at its first NUL, Java does not. Cut it here, so that all runtimes read the same.
+    return tuple([name.partition("\0")[0] for name in names])
+
+
+def _mac_text(raw: bytes) -> str:
+    if len(raw) > _MAC_LIMIT or not raw.isascii():
+        raise BadEnvelopeError("ce_mac or ce_mackey is too long or not ASCII")
+    return raw.decode("ascii")
 
 
 def _size(text: bytes | None) -> int:

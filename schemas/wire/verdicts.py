@@ -10,6 +10,7 @@ ACCEPTED: Final = "accepted"
 DUPLICATE: Final = "duplicate"
 REJECTED: Final = "rejected"
 
+UNAUTHENTICATED_RECORD: Final = "unauthenticated_record"
 TOO_LARGE: Final = "too_large"
 MALFORMED: Final = "malformed"
 SCHEMA_VERSION: Final = "schema_version"
@@ -28,6 +29,7 @@ FOLD_FAILED: Final = "fold_failed"
 # In the order of the checks: the first that fails gives the reason. `malformed` is checked before and after
 # `schema_version`, and listed once.
 REASONS: Final[dict[str, str]] = {
+    UNAUTHENTICATED_RECORD: "The record has no valid MAC, so no process of this installation appended it.",
     TOO_LARGE: "The body is longer than the limit of the doors, or of the log.",
     MALFORMED: "The body is not JSON of the expected form, or key and body name different streams.",
     SCHEMA_VERSION: "The body has a schema version that this backbone does not read.",

@@ -39,7 +39,6 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring, ensure_keyring
-from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
 from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined, definition_record
@@ -52,6 +51,7 @@ from schemas.streams.task import task_registry as tasks
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
+from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from tests.benchmarks.bench_report import Bench, not_held, teller
@@ -94,7 +94,7 @@ def _folded(job: str, events: int, offset: int) -> tuple[Sequence[TableRow], Tab
     """Rows of `stream_entries` and the row of `registry_jobs` of one job, and the next offset."""
     entries, row = Entries(), None
     for outgoing in _records(job, events):
-        row = settle(as_read(outgoing, offset, partition=0), entries, _KEYRING).changes[0].row
+        row = settle(as_read(outgoing, offset, partition=0), entries, _KEYRING, Entries()).changes[0].row
         offset += 1
     assert row is not None
     stored = [("job", job, key, value, FOLD_VERSION, 0, offset - 1) for key, value in entries.stored().items()]

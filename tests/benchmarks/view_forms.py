@@ -43,7 +43,7 @@ def known_jobs(count: int) -> dict[str, dict[Key, RowChange]]:
     records: list[OutgoingRecord] = [*registrations(1, keyring)]
     records += [event(0, seq, kind) for seq, kind in enumerate(kinds, 1)]
     for offset, record in enumerate(records):
-        settled = settle(as_read(record, offset, logged_at_us=1, partition=0), entries, keyring)
+        settled = settle(as_read(record, offset, logged_at_us=1, partition=0), entries, keyring, Entries())
     shown = settled.changes[0].row
     assert shown is not None
     row = msgspec.structs.asdict(shown)

@@ -69,7 +69,7 @@ class FoldedJobs:
     def _append(self, outgoing: OutgoingRecord, ago_s: float) -> None:
         record = as_read(outgoing, self._offset, int((time.time() - ago_s) * 1e6))
         entries = self._entries.setdefault(outgoing.stream, Entries())
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         assert settled.verdict == ACCEPTED, settled
         for change in settled.changes:
             assert change.row is not None

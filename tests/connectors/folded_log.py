@@ -12,6 +12,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION, Settled
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.view_arrow import VIEW_ARROW
@@ -38,7 +39,9 @@ class FoldedLog:
         """Settle one record."""
         stream = record.key.decode() if parse_stream_key(record.key) else None
         entries = Entries(dict(self.entries.get(stream, {})))
-        found = settle(record, entries, self._keyring)
+        of_macs = macs_stream(record.partition)
+        macs = entries if stream == of_macs else Entries(self.entries.get(of_macs, {}))
+        found = settle(record, entries, self._keyring, macs)
         self.settled[record.partition, record.offset] = found
         self.next_offsets[record.partition] = record.offset + 1
         writes = entries.take_writes()

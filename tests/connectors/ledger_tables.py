@@ -64,5 +64,5 @@ class LedgerTable:
         offset = next(self._offsets)
         record = as_read(outgoing, offset, FIRST_MOMENT_US + offset * STEP_US, partition=0)
         entries = self._entries.setdefault(outgoing.stream, Entries())
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         return ledger_row(record, settled, KEYRING, settled.changes)

@@ -19,10 +19,12 @@ from connectors.live.live_view import LiveView
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from schemas.streams.control.record_macs import MACS
 from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.wire.ids import CONTROL
 
 State = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,7 +86,9 @@ def state_of_refold(ledger: pa.Table, keyring: Keyring) -> State:
     for found in ledger.to_pylist():
         row = LedgerRow(**{name: micros(found[name]) for name in COLUMNS})
         record = record_of_row(row, keyring)
-        settled = settle(record, streams.setdefault((row.stream_kind, row.stream_id), Entries()), keyring)
+        macs = streams.setdefault((CONTROL, f"{MACS}{row.partition}"), Entries())
+        entries = streams.setdefault((row.stream_kind, row.stream_id), Entries())
+        settled = settle(record, entries, keyring, macs)
         told = (settled.verdict, settled.reason, settled.late, settled.status_after, settled.masked)
         assert told == (row.verdict, row.reason, row.late, row.status_after, row.masked), row
         for change in settled.changes:

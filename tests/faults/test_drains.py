@@ -102,7 +102,7 @@ def claims_in(ledger: pa.Table, keyring: Keyring) -> dict[str, list[str]]:
         ledger = ledger.set_column(ledger.schema.get_field_index(column), column, moments)
     for values in ledger.select(list(COLUMNS)).to_pylist():
         row = LedgerRow(**values)
-        settled = settle(record_of_row(row, keyring), entries, keyring)
+        settled = settle(record_of_row(row, keyring), entries, keyring, Entries())
         assert settled.verdict == row.verdict, row
         for change in settled.changes:
             if row.type == MESSAGE_CLAIMED and isinstance(change.row, MessageRow):

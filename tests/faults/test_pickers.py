@@ -20,6 +20,7 @@ from connectors.log.publisher import Publisher
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import JOB_PICKED
@@ -119,7 +120,8 @@ def folded(settings: Settings, keyring: Keyring) -> Iterator[tuple[Record, str]]
     """Each record of the log with its verdict."""
     entries: dict[bytes | None, Entries] = {}
     for record in map(to_record, read_to_end(settings.kafka)):
-        settled = settle(record, entries.setdefault(record.key, Entries()), keyring)
+        macs = entries.setdefault(macs_stream(record.partition).encode(), Entries())
+        settled = settle(record, entries.setdefault(record.key, Entries()), keyring, macs)
         yield record, settled.verdict
 
 

@@ -91,7 +91,10 @@ def test_json_is_refused_by_its_rules_or_read_in_one_way_alone(case: bytes) -> s
 
 def _a_job() -> Entries:
     entries = Entries()
-    assert settle(document_record(registration(), "job.registered"), entries, KEYRING).verdict == "accepted"
+    assert (
+        settle(document_record(registration(), "job.registered"), entries, KEYRING, Entries()).verdict
+        == "accepted"
+    )
     return entries
 
 
@@ -108,12 +111,12 @@ def test_no_record_fails_the_fold_and_its_row_gives_it_back(case: Any) -> str:
     the same record is made.
     """
     record = _record(case)
-    settled = settle(record, known_stream(record.key), KEYRING)
+    settled = settle(record, known_stream(record.key), KEYRING, Entries())
     assert settled.reason != "fold_failed", settled.why
     row = ledger_row(record, settled, KEYRING)
     again = record_of_row(row, KEYRING)
     assert (again.key, again.value) == (record.key, record.value)
-    assert ledger_row(again, settle(again, known_stream(again.key), KEYRING), KEYRING) == row
+    assert ledger_row(again, settle(again, known_stream(again.key), KEYRING, Entries()), KEYRING) == row
     return settled.reason or settled.verdict
 
 
@@ -121,7 +124,7 @@ def test_no_record_fails_the_fold_and_its_row_gives_it_back(case: Any) -> str:
 @fuzzed(mutated(written(EVENT)) | mutated_json(EVENT), examples=120)
 def test_only_what_was_signed_is_accepted_as_an_event(case: bytes) -> str:
     """Of all mutations of a signed event the fold accepts what says the same, in any notation."""
-    settled = settle(make_record(case), _a_job(), KEYRING)
+    settled = settle(make_record(case), _a_job(), KEYRING, Entries())
     if settled.verdict == "accepted":
         assert json.loads(case) == EVENT
     return settled.reason or settled.verdict
@@ -145,7 +148,7 @@ def test_a_sealed_text_opens_to_what_was_sealed_or_not_at_all(case: bytes) -> st
 
 
 def _row(record: Record) -> LedgerRow:
-    return ledger_row(record, settle(record, _a_job(), KEYRING), KEYRING)
+    return ledger_row(record, settle(record, _a_job(), KEYRING, Entries()), KEYRING)
 
 
 ROW = _row(make_record(None, key=b"x"))
@@ -166,7 +169,7 @@ def test_a_row_that_somebody_wrote_is_a_record_or_an_error_of_its_own(case: Any)
         made = record_of_row(row, KEYRING)
     except (ValueError, UnsealError):
         return "refused"
-    assert settle(made, Entries(), KEYRING).reason != "fold_failed"
+    assert settle(made, Entries(), KEYRING, Entries()).reason != "fold_failed"
     return "a record"
 
 

@@ -77,7 +77,7 @@ def test_two_runners_agree_though_one_of_them_seals_under_the_key_of_before(
     for row in ledger_rows(backbone.settings):
         record = record_of_row(row, after)
         mine, other = streams.setdefault(record.key, (Entries(), Entries()))
-        assert settle(record, mine, after) == settle(record, other, not_yet)
+        assert settle(record, mine, after, Entries()) == settle(record, other, not_yet, Entries())
         assert mine.take_writes() == other.take_writes()
     for job_id in (OLD_JOB, NEW_JOB):
         mine, _ = streams[f"job/{job_id}".encode()]

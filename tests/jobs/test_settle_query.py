@@ -68,7 +68,7 @@ def test_each_record_has_one_row_with_its_verdict_bytes_changes_and_entries(
     assert [r["accepted_offset"] for r in job] == [None] * 5 + [job[3]["offset"]], "the last that was accepted"
     assert {r["accepted_offset"] for r in rows if r["verdict"] == "rejected" and r not in job} == {None}
     assert verdicts(rows)["rejected", "unknown_stream"] == 1
-    assert verdicts(rows)["accepted", None] == 5, "the four of the job and the topology"
+    assert verdicts(rows)["accepted", None] == 9, "the four of the job and the five first ones"
 
 
 def test_a_second_start_goes_on_where_the_first_ended_and_knows_its_streams(

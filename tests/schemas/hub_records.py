@@ -182,4 +182,6 @@ def hub_told(entries: Entries, record_type: str, body: dict[str, Any], **changed
     """Settle one record of these streams. Without `ce_id` its id contains the request's id."""
     ce_id = changed.pop("ce_id", None) or f"{record_type} {body.get('request_id', '')}"
     key = changed.pop("key", None) or HUB_GOOD[record_type][0]
-    return settle(document_record(body, record_type, key=key, ce_id=ce_id, **changed), entries, KEYRING)
+    return settle(
+        document_record(body, record_type, key=key, ce_id=ce_id, **changed), entries, KEYRING, Entries()
+    )

@@ -24,7 +24,9 @@ HUB: Final[dict[str, Any]] = {"door": "http", "principal": "bo"}
 
 def at(offset_us: int, made: OutgoingRecord, entries: Entries) -> Settled:
     """Settle a record that is logged `offset_us` after the start."""
-    return settle(msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us), entries, KEYRING)
+    return settle(
+        msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us), entries, KEYRING, Entries()
+    )
 
 
 def post_at(offset_us: int, entries: Entries, message_id: str = "m1", **changed: Any) -> Settled:

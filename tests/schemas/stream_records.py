@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+import msgspec
+
 from schemas.fold.entries import Entries
+from schemas.keys.record_macs import GATEWAY, mac_of
+from schemas.streams.control.record_macs import MAC_MODELS
 from schemas.streams.fold import settle
 from schemas.tables.ledger import LedgerRow, ledger_row, record_of_row
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import MAC_HEADERS, OutgoingRecord, Record, record_mac_input
 from tests.schemas import job_records
 from tests.schemas.hub_records import HUB_FIRST, HUB_GOOD
 
@@ -104,6 +108,8 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
         b"control/fold",
         {"schema_version": 1, "from_version": 4, "to_version": 5, "offsets": {"0": 7}},
     ),
+    "control.macs_required": (b"control/macs-1", {"schema_version": 1, "partition": 1, "partitions": 4}),
+    "control.mac_key_ended": (b"control/macs-1", {"schema_version": 1, "partition": 1, "key_id": "k0"}),
     **HUB_GOOD,
 }
 _FIRST: Final = (
@@ -113,6 +119,7 @@ _FIRST: Final = (
     "principal.added",
     "control.topology",
     "control.fold_switched",
+    "control.macs_required",
     *HUB_FIRST,
 )
 
@@ -120,7 +127,16 @@ _FIRST: Final = (
 def good_record(record_type: str, **changed: Any) -> Record:
     """A record of this type that is right in itself."""
     key, body = GOOD[record_type]
-    return job_records.document_record(body, record_type, key=key, **changed)
+    record = job_records.document_record(body, record_type, key=key, **changed)
+    return with_mac(record) if record_type in MAC_MODELS else record
+
+
+def with_mac(record: Record) -> Record:
+    """The record with the MAC that the gateway would have made."""
+    mac_key = job_records.KEYRING.mac_key(GATEWAY)
+    made = (mac_key.name.encode(), mac_of(mac_key, record_mac_input(record)).encode())
+    names = (*record.header_names, *MAC_HEADERS[-2:])
+    return msgspec.structs.replace(record, header_names=names, header_values=(*record.header_values, *made))
 
 
 def known_stream(key: bytes | None) -> Entries:
@@ -129,7 +145,7 @@ def known_stream(key: bytes | None) -> Entries:
     for record_type in _FIRST:
         if GOOD[record_type][0] == key:
             assert (
-                settle(good_record(record_type, ce_id="first"), entries, job_records.KEYRING).verdict
+                settle(good_record(record_type, ce_id="first"), entries, job_records.KEYRING, Entries()).verdict
                 == "accepted"
             )
     entries.take_writes()
@@ -143,10 +159,10 @@ def accepted_and_refolded(records: Iterable[Record]) -> tuple[list[LedgerRow], E
     """
     entries, refolded, rows = Entries(), Entries(), list[LedgerRow]()
     for record in records:
-        settled = settle(record, entries, job_records.KEYRING)
+        settled = settle(record, entries, job_records.KEYRING, Entries())
         assert (settled.verdict, settled.reason) == ("accepted", None), record
         rows.append(ledger_row(record, settled, job_records.KEYRING))
-        again = settle(record_of_row(rows[-1], job_records.KEYRING), refolded, job_records.KEYRING)
+        again = settle(record_of_row(rows[-1], job_records.KEYRING), refolded, job_records.KEYRING, Entries())
         assert again.changes == settled.changes
     assert refolded.stored() == entries.stored()
     return rows, entries

@@ -1,19 +1,24 @@
-"""Lists and rotates keys: the master keys, which seal secrets, the keys of agents, and the secrets of jobs.
+"""Lists, rotates and ends keys: the master keys, the keys of agents, and the secrets of jobs.
 
   trunkline keys list
   trunkline keys rotate master                          while the stack is down
   trunkline keys rotate agent builder builder.pem       the same as 'trunkline agents rotate'
   trunkline keys rotate job 0a1b2c3d --overlap 10m      a new secret for a job, which is printed once
+  trunkline keys end k0a1b2c3d                          records under this master key count no more
+  trunkline keys mac file /etc/trunkline/file.key       the key of a bridge on a machine without the master keys
 
-After a rotation the new master key seals, and the older ones stay to open: nothing is sealed anew, and a refold
-of the ledger gives the same rows. Every program reads the keys at its start, and cannot open what a key seals
-that it has not read. So the stack must be down. If programs run on other machines, rotate in two steps:
+A master key seals secrets and proves who appended a record. After a rotation the new master key does both, and
+the older ones stay to open: nothing is sealed anew, and a refold of the ledger gives the same rows. Every
+program reads the keys at its start, and cannot open what a key seals that it has not read. So the stack must be
+down. If programs run on other machines, rotate in two steps:
 
   trunkline keys rotate master --add-only               then copy the file to all, and restart them all
   trunkline keys rotate master --activate k0a1b2c3d     then restart them again at any time
 
+If somebody knows the old key, end it as soon as all programs were restarted with the new one.
+
 Exit codes: 0; 2 wrong arguments; 3 no such key, agent or job; 4 refused, as while the stack runs, or for a job
-that has ended; 5 the gateway does not answer (for an agent or a job).
+that has ended; 5 the gateway or Kafka does not answer.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from connectors.cli.shared.actions import Action, Actions, argument, flag, one_o
 from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, path, request_id
 from connectors.cli.shared.call import Call
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import Refused, UsageError
+from schemas.errors import NotFound, Refused, UsageError
 
 ACTIONS: Final = Actions()
 _KINDS: Final = Actions()
@@ -45,6 +50,57 @@ def _list(call: Call) -> int:
     for key in found:
         print(f"master  {key.key_id}  {'seals and opens' if key.is_active else 'opens'}")
     print("Keys of an agent: trunkline agents status NAME")
+    return 0
+
+
+@ACTIONS.add(
+    argument("key_id", "the id of the master key", metavar="ID"), example="trunkline keys end k0a1b2c3d"
+)
+def _end(call: Call) -> int:
+    """End a master key for new records: from now on, the log takes none that were made with it."""
+    from connectors.log.publisher import Publisher
+    from connectors.tls_keys.master_keys import master_keys
+    from schemas.log_access.event_topic import check_topic
+    from schemas.streams.control.record_macs import mac_key_ended_records
+
+    known, kafka = {key.key_id: key for key in master_keys(call.settings)}, call.settings.kafka
+    if call.key_id not in known:
+        raise NotFound(f"there is no master key {call.key_id!r}; 'trunkline keys list' shows all keys")
+    if known[call.key_id].is_active:
+        raise Refused(
+            f"{call.key_id} is the active key: first 'trunkline keys rotate master', and restart all programs"
+        )
+    check_topic(call.settings)
+    with Publisher(call.settings) as publisher:
+        appends = [publisher.append(record) for record in mac_key_ended_records(kafka.partitions, call.key_id)]
+        ends = {
+            str(at.partition): at.offset for at in (one.result(kafka.delivery_timeout_s) for one in appends)
+        }
+    if call.json:
+        print(json.dumps({"key_id": call.key_id, "ended_at": ends}))
+    else:
+        print(f"master key {call.key_id} ends: later records that were made with it are rejected")
+    return 0
+
+
+@ACTIONS.add(
+    argument("signer", "the bridge: mqtt or file", choices=("mqtt", "file")),
+    argument("file", "write the key to this file, for the setting mac_key_file", metavar="FILE", type=Path),
+    example="trunkline keys mac file /etc/trunkline/file.key",
+)
+def _mac(call: Call) -> int:
+    """Write the key of a bridge that runs without the master keys. It is for that bridge's records alone."""
+    from schemas.keys.record_macs import write_mac_key
+    from schemas.keys.sealing import load_keyring
+
+    file: Path = call.file
+    if not file.parent.is_dir():
+        raise UsageError(f"FILE: there is no folder {file.parent}")
+    key = write_mac_key(load_keyring(call.settings), call.signer, file)
+    if call.json:
+        print(json.dumps({"signer": key.signer, "master": key.master, "file": str(file)}))
+    else:
+        print(f"key of the {key.signer} bridge, from master key {key.master}: {file}")
     return 0
 
 

@@ -21,7 +21,7 @@ from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
-from connectors.gateway.services.switch_keeper import append_noted_switch
+from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
 from connectors.gateway.web.access_log import StrangersRequests
@@ -114,6 +114,7 @@ class Hub:
         self.pending.load(self.live_view.all(JobRow))
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)
+        append_lacking_mac_rules(self.settings, self.live_view, self.appender)
         # Reading a long ledger takes time, and no request needs to wait for it.
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for service in self.background_services:

@@ -1,7 +1,8 @@
-"""Records a switch of the fold's version in the log when `fold switch` was killed before it could.
+"""Completes at the gateway's start the records of `control/…` that a killed program could not append.
 
-The switch is a note in the ledger first, and then a record (`control.fold_switched`). Auditors find the record,
-and it ends any gateway that still runs the previous version.
+A switch of the fold's version is a note in the ledger first, and then a record (`control.fold_switched`).
+Auditors find the record, and it ends any gateway that still runs the previous version. A new topic, or a switch
+to a version with MACs, is complete when each partition has the record `control.macs_required`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from schemas.settings.settings import Settings
 from schemas.streams.control.control_fold import FOLD_STREAM, FoldSwitched, is_recorded, switched_record
+from schemas.streams.control.record_macs import macs_required_records, rules_of
 from schemas.tables.fold_version import noted_switch
 
 log = structlog.stdlib.get_logger(__name__)
@@ -38,3 +40,14 @@ def append_noted_switch(settings: Settings, live_view: LiveView, appender: LogAp
     if not is_recorded(record, live_view.entries(FOLD_STREAM)):
         log.info("fold_switch_said", from_version=body.from_version, to_version=body.to_version)
         appender.append_unattended(record)
+
+
+def append_lacking_mac_rules(settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
+    """Append `control.macs_required` to each partition that does not require MACs.
+
+    The gateway calls this function at its start. It does not wait for the verdicts, as `append_noted_switch`.
+    """
+    for record in macs_required_records(settings.kafka.partitions):
+        if rules_of(live_view.entries(record.stream)) is None:
+            log.warning("macs_required", partition=record.partition)
+            appender.append_unattended(record)

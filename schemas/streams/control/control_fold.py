@@ -1,4 +1,4 @@
-"""The fold of the streams `control/<name>`: the log's topology, the fold version and the pump's listeners."""
+"""The fold of the streams `control/<name>`: the log's topology, fold version and MACs; the pump's listeners."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from schemas.fold.settled import Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
 from schemas.streams.control.organism_fold import settle_organism
+from schemas.streams.control.record_macs import MAC_MODELS, MACS, settle_macs
 from schemas.wire.ids import CONTROL, stream_key
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
@@ -102,14 +103,15 @@ def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
 def settle_control(given: FoldInput) -> Outcome:
     """Settle a record of `control/<name>`: check the body, update the state, return verdict and changed rows.
 
-    The name decides what the record is about: `topology`, `fold` or `organism`. The first topology is valid for
-    good; a different one is rejected as `seq_conflict`. The fold version can only increase. The changes of the
-    stream state, `given.entries`, count only if the record is accepted.
+    The name decides what the record is about: `topology`, `fold`, `organism` or `macs-<partition>`. The first
+    topology is valid for good; a different one is rejected as `seq_conflict`. The fold version can only
+    increase. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
-    settle = _SETTLE_BY_NAME.get(given.name)
-    if settle is None or (given.name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):
+    name = MACS if given.name.startswith(MACS) else given.name
+    settle = _SETTLE_BY_NAME.get(name)
+    if settle is None or (name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):
         return rejected(UNKNOWN_STREAM, "no such control stream")
-    model = _MODELS_BY_NAME[given.name].get(given.type)
+    model = _MODELS_BY_NAME[name].get(given.type)
     fault = "ce_type: no type of this stream" if model is None else body_fault(model, given.body)
     if fault is None:
         return settle(given)
@@ -140,11 +142,17 @@ def _to_version(switched: bytes | None) -> int:
     return 0 if switched is None else int(orjson.loads(switched)["to_version"])
 
 
-_SETTLE_BY_NAME: Final = {TOPOLOGY: _settle_topology, FOLD: _settle_switch, ORGANISM: settle_organism}
+_SETTLE_BY_NAME: Final = {
+    TOPOLOGY: _settle_topology,
+    FOLD: _settle_switch,
+    ORGANISM: settle_organism,
+    MACS: settle_macs,
+}
 _MODELS_BY_NAME: Final[dict[str, dict[str, type[WireBody]]]] = {
     TOPOLOGY: {CONTROL_TOPOLOGY: Topology},
     FOLD: {CONTROL_FOLD_SWITCHED: FoldSwitched},
     ORGANISM: dict(ORGANISM_MODELS),
+    MACS: MAC_MODELS,
 }
 CONTROL_KIND: Final = StreamKind(
     name=CONTROL,

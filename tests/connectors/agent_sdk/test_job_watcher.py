@@ -51,7 +51,7 @@ class Backbone:
         names, values = tuple(n for n, _ in headers), tuple(v for _, v in headers)
         self.offset += 1
         record = Record("t", 3, self.offset, 1_790_000_000_000_000, outgoing.key, outgoing.value, names, values)
-        return settle(record, self.entries, self.keyring)
+        return settle(record, self.entries, self.keyring, Entries())
 
 
 def _messages(rng: random.Random) -> list[bytes]:

@@ -24,6 +24,8 @@ from tests.jobs.topic_load import append_all, event, registration
 from tests.raw_records import begin_transaction
 
 JOB = "0badcafe"
+# The topology, and that each of the four partitions requires MACs.
+FIRST = 5
 
 
 def records_of(settings: Settings, count: int) -> list[Record]:
@@ -73,10 +75,10 @@ def test_the_status_says_how_many_records_of_the_log_ledger_and_views_lack(
     trunkline: CommandLine, hub_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(hub_settings, [registration(JOB, keyring), event(JOB, 1, "started"), event(JOB, 2)])
-    records = records_of(hub_settings, 4)  # the topology, too
+    records = records_of(hub_settings, FIRST + 3)
     of_the_job = [record for record in records if record.key == f"job/{JOB}".encode()]
     write_ledger(hub_settings, keyring, [one for one in records if one != of_the_job[-1]])
-    assert status(trunkline)["left"] == {"ledger": 1, "views": 4}
+    assert status(trunkline)["left"] == {"ledger": 1, "views": FIRST + 3}
     write_views(hub_settings, keyring, [one for one in records if one not in of_the_job[1:]])
     found = status(trunkline)
     assert (found["left"], found["why"]) == ({"ledger": 1, "views": 2}, None)
@@ -98,14 +100,15 @@ def test_the_end_of_a_transaction_is_nothing_that_is_left_and_holds_up_no_switch
     trunkline: CommandLine, hub_settings: Settings, keyring: Keyring, ending: str
 ) -> None:
     getattr(begin_transaction(hub_settings.kafka), ending)(20)
-    topology, strange = sorted(records_of(hub_settings, 2), key=lambda record: record.key == b"job/0a1b2c3d")
-    write_ledger(hub_settings, keyring, [topology])
-    write_views(hub_settings, keyring, [topology])
+    found = records_of(hub_settings, FIRST + 1)
+    *first, strange = sorted(found, key=lambda record: record.key == b"job/0a1b2c3d")
+    write_ledger(hub_settings, keyring, first)
+    write_views(hub_settings, keyring, first)
     left = status(trunkline)["left"]
     assert left["ledger"] == left["views"] >= 1
-    write_ledger(hub_settings, keyring, [topology, strange])
+    write_ledger(hub_settings, keyring, found)
     assert status(trunkline)["left"] == {"ledger": 0, "views": 1}
-    write_views(hub_settings, keyring, [topology, strange])
+    write_views(hub_settings, keyring, found)
     assert status(trunkline)["left"] == {"ledger": 0, "views": 0}
     settle_by_an_earlier_version(hub_settings)
     switched = trunkline.call("fold", "switch", "--json")
@@ -116,7 +119,7 @@ def test_the_end_of_a_transaction_is_nothing_that_is_left_and_holds_up_no_switch
 def test_while_kafka_does_not_answer_the_status_says_so_and_all_else(
     trunkline: CommandLine, hub_settings: Settings, keyring: Keyring
 ) -> None:
-    write_ledger(hub_settings, keyring, records_of(hub_settings, 1))
+    write_ledger(hub_settings, keyring, records_of(hub_settings, FIRST))
     away = {"TRUNKLINE__KAFKA__BOOTSTRAP_SERVERS": f"{LOOPBACK}:{free_port()}"}
     told = trunkline.call("fold", "status", **away)
     assert told.returncode == 0, told.stderr
@@ -125,13 +128,13 @@ def test_while_kafka_does_not_answer_the_status_says_so_and_all_else(
     found = json.loads(trunkline.call("fold", "status", "--json", **away).stdout)
     assert (found["log"], found["left"]) == (None, None)
     assert "Kafka does not answer at" in found["why"]
-    assert sum(found["ledger"].values()) == 1
+    assert sum(found["ledger"].values()) == FIRST
 
 
 def test_nothing_is_switched_while_the_stack_has_a_part_beside_its_brokers(
     trunkline: CommandLine, hub_settings: Settings, keyring: Keyring
 ) -> None:
-    records = records_of(hub_settings, 1)
+    records = records_of(hub_settings, FIRST)
     write_ledger(hub_settings, keyring, records)
     write_views(hub_settings, keyring, records)
     settle_by_an_earlier_version(hub_settings)

@@ -94,7 +94,7 @@ class FoldedPlan:
     def _settle(self, outgoing: OutgoingRecord) -> Settled:
         outgoing = oversized(outgoing, LIMIT_BYTES)
         record = as_read(outgoing, len(self.rows))
-        settled = settle(record, self._entries.setdefault(outgoing.stream, Entries()), KEYRING)
+        settled = settle(record, self._entries.setdefault(outgoing.stream, Entries()), KEYRING, Entries())
         self.rows.append(ledger_row(record, settled, KEYRING))
         return settled
 

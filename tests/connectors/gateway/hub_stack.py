@@ -187,13 +187,13 @@ class HubStack:
 
 
 def read_log(settings: Settings) -> list[Logged]:
-    """All records of the topic but the first, which is about the topic itself."""
+    """All records of the topic but the first ones, which are about the topic itself."""
     found: list[Logged] = []
     for record in read_to_end(settings.kafka):
         headers = {name: value.decode() for name, value in record.headers}
         said = (headers["ce_type"], headers["ce_source"], json.loads(record.value))
         found.append(Logged(record.key.decode(), *said))
-    return [one for one in found if one.stream != "control/topology"]
+    return [one for one in found if not one.stream.startswith("control/")]
 
 
 def processes_with(text: str) -> list[int]:

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.principal.principals import token_hash
+from schemas.wire.partitions import partition_for
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import server_events
 from tests.connectors.gateway.hub_stack import (

@@ -13,6 +13,7 @@ from connectors.live.live_view import LiveView
 from connectors.live.view_reader import load_views
 from connectors.log.publisher import Position
 from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.streams.fold import settle
@@ -23,7 +24,7 @@ from schemas.tables.ledger import LEDGER, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
 from tests.connectors.folded_log import FoldedLog
-from tests.connectors.live.test_live_view import assert_agrees, opened, topology_of
+from tests.connectors.live.test_live_view import assert_agrees, first_records_of, opened
 from tests.random_log import trouble
 from tests.raw_records import Raw, append_raw
 from tests.schemas.hub_records import public_key
@@ -32,7 +33,8 @@ from tests.schemas.hub_records import public_key
 @pytest.fixture
 def log(backbone_settings, keyring):
     """All records of a log full of trouble, by partition and offset."""
-    records = [topology_of(backbone_settings), *append_raw(backbone_settings, trouble(800, keyring, seed=7))]
+    records = first_records_of(backbone_settings)
+    records += append_raw(backbone_settings, trouble(800, keyring, seed=7))
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
@@ -253,4 +255,4 @@ def test_rows_and_entries_come_out_of_the_tables_as_they_were_put_in(backbone_se
         record for record in log if folded.settled[record.partition, record.offset].verdict == "accepted"
     )
     stream = again.key.decode()
-    assert settle(again, state.entries(stream), keyring).verdict != "accepted"
+    assert settle(again, state.entries(stream), keyring, Entries()).verdict != "accepted"

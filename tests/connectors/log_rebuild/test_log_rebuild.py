@@ -14,10 +14,11 @@ from connectors.log_rebuild.log_rebuild import WRITTEN, LogRebuild, RebuildPlan,
 from connectors.log_rebuild.rebuilt_topic import delete_topic, end_rebuilding, topic_state
 from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, check_topic, partition_for
+from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.wire.record import STANDARD_HEADERS, OutgoingRecord, Record
+from schemas.wire.partitions import partition_for
+from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import with_kafka
@@ -44,7 +45,7 @@ def rebuild(settings: Settings, keyring: Keyring) -> tuple[RebuildPlan, Rebuilt]
 def known(record: Record) -> object:
     """All of a record but the two headers that the ledger does not keep of one of ours."""
     values = list(record.header_values)
-    if record.header_names == STANDARD_HEADERS:
+    if record.header_names in (STANDARD_HEADERS, MAC_HEADERS):
         for at in NOT_IN_THE_LEDGER:
             values[at] = None
     return record.partition, record.offset, record.logged_at_us, record.key, record.value, values
@@ -59,7 +60,8 @@ def written_log(settings: Settings, keyring: Keyring, count: int = 60) -> dict[i
 def made_anew(settings: Settings, folder: Path) -> None:
     """Delete the topic and make it as a first start does, which knows of no ledger."""
     delete_topic(settings.kafka)
-    ensure_topic(settings.model_copy(update={"data_dir": folder / "of another start"}))
+    elsewhere = {"data_dir": folder / "of another start", "master_key_file": settings.key_file}
+    ensure_topic(settings.model_copy(update=elsewhere))
 
 
 @pytest.mark.requirement("OP-30")

@@ -53,7 +53,7 @@ class Folded:
         """Settle a record that a door has made."""
         self._offset += 1
         record = as_read(made, self._offset)
-        settled = settle(record, self._entries.setdefault(made.stream, Entries()), KEYRING)
+        settled = settle(record, self._entries.setdefault(made.stream, Entries()), KEYRING, Entries())
         for change in settled.changes:
             if change.row is not None:
                 self._rows[change.view, change.key] = change.row

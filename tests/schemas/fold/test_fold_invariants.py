@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.fold.stream_kind import FoldInput
+from schemas.streams.control.record_macs import MAC_MODELS
 from schemas.streams.fold import settle
 from schemas.streams.kinds import KINDS, RECORD_TYPES
 from schemas.tables.ledger import ledger_row, record_of_row
@@ -29,7 +30,7 @@ from tests.schemas.job_records import (
     registration,
     signed,
 )
-from tests.schemas.stream_records import GOOD, JOB_KEY, known_stream
+from tests.schemas.stream_records import GOOD, JOB_KEY, known_stream, with_mac
 
 JSON = st.recursive(
     st.none()
@@ -88,7 +89,8 @@ def nearly_right(draw: st.DrawFn) -> Record:
     body = body | draw(st.dictionaries(fields, JSON, max_size=2))
     for name in draw(st.sets(fields, max_size=1)):
         body.pop(name, None)
-    return document_record(body, record_type, key=key)
+    record = document_record(body, record_type, key=key)
+    return with_mac(record) if record_type in MAC_MODELS else record
 
 
 @st.composite
@@ -109,7 +111,7 @@ def a_running_job() -> Entries:
     """The entries of a job that was registered and has had its first event."""
     entries = Entries()
     for record in (document_record(registration(), "job.registered"), document_record(signed(1, "started"))):
-        assert settle(record, entries, KEYRING).verdict == "accepted"
+        assert settle(record, entries, KEYRING, Entries()).verdict == "accepted"
     return entries
 
 
@@ -129,7 +131,7 @@ def test_no_record_makes_the_fold_raise_or_fail_and_only_an_accepted_one_changes
 ) -> None:
     entries = past_of(record, known)
     before = dict(entries.stored())
-    settled = settle(record, entries, KEYRING)
+    settled = settle(record, entries, KEYRING, Entries())
     assert settled.reason != "fold_failed"
     assert (settled.reason in REASONS) == (settled.verdict == "rejected")
     if settled.verdict != "accepted":
@@ -142,7 +144,7 @@ def test_a_record_that_comes_again_is_a_duplicate_or_refused_for_the_same_reason
     record: Record, known: bool
 ) -> None:
     entries = past_of(record, known)
-    first, again = settle(record, entries, KEYRING), settle(record, entries, KEYRING)
+    first, again = settle(record, entries, KEYRING, Entries()), settle(record, entries, KEYRING, Entries())
     if first.verdict == "rejected":
         assert again == first
     else:
@@ -153,10 +155,10 @@ def test_a_record_that_comes_again_is_a_duplicate_or_refused_for_the_same_reason
 @settings(max_examples=150, deadline=None)
 def test_a_record_made_of_its_ledger_row_settles_to_the_same_row(record: Record, known: bool) -> None:
     entries, refolded = (past_of(record, known) for _ in range(2))
-    row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
+    row = ledger_row(record, settle(record, entries, KEYRING, Entries()), KEYRING)
     copy = record_of_row(row, KEYRING)
     assert (copy.key, copy.value) == (record.key, record.value)
-    assert ledger_row(copy, settle(copy, refolded, KEYRING), KEYRING) == row
+    assert ledger_row(copy, settle(copy, refolded, KEYRING, Entries()), KEYRING) == row
     assert refolded.stored() == entries.stored()
 
 
@@ -171,14 +173,14 @@ def test_no_body_of_any_type_under_any_kind_of_stream_makes_the_fold_fail(
     record_type: str, known: bool, key: bytes, value: bytes
 ) -> None:
     record = make_record(value, record_type, key=key)
-    assert settle(record, past_of(record, known), KEYRING).reason != "fold_failed"
+    assert settle(record, past_of(record, known), KEYRING, Entries()).reason != "fold_failed"
 
 
 @given(st.dictionaries(ENTRY_KEYS, st.binary(max_size=40)), any_records())
 @settings(max_examples=100, deadline=None)
 def test_entries_that_cannot_be_read_are_left_as_they_are(stored: dict[str, bytes], record: Record) -> None:
     entries = Entries(dict(stored))
-    settled = settle(record, entries, KEYRING)
+    settled = settle(record, entries, KEYRING, Entries())
     if settled.verdict != "accepted":
         assert entries.stored() == stored
 
@@ -192,11 +194,11 @@ def test_replaying_any_prefix_of_a_job_changes_nothing(seqs: list[int], length: 
     records.append(document_record(signed(13, "completed"), offset=99))
     entries = Entries()
     for record in records:
-        settle(record, entries, KEYRING)
+        settle(record, entries, KEYRING, Entries())
     entries.take_writes()
     before = dict(entries.stored())
     for record in records[:length]:
-        assert settle(record, entries, KEYRING).verdict == "duplicate"
+        assert settle(record, entries, KEYRING, Entries()).verdict == "duplicate"
     assert (dict(entries.stored()), entries.take_writes()) == (before, {})
 
 
@@ -213,11 +215,11 @@ def test_a_bug_in_the_fold_costs_one_record_and_changes_nothing(monkeypatch: pyt
     record = document_record(signed(2))
     with monkeypatch.context() as patch:
         _break_the_fold(patch)
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
     assert (settled.verdict, settled.reason, settled.why) == ("rejected", "fold_failed", "RuntimeError")
     assert (settled.stream_kind, settled.stream_id, settled.changes) == ("job", JOB_ID, ())
     assert entries.stored() == before
-    assert settle(record, entries, KEYRING).verdict == "accepted", "the stream goes on"
+    assert settle(record, entries, KEYRING, Entries()).verdict == "accepted", "the stream goes on"
 
 
 def test_what_a_broken_fold_wrote_before_it_failed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +231,7 @@ def test_what_a_broken_fold_wrote_before_it_failed_is_dropped(monkeypatch: pytes
     entries = a_running_job()
     before = dict(entries.stored())
     monkeypatch.setitem(KINDS, JOB, KINDS[JOB]._replace(settle=writes_and_fails))
-    assert settle(document_record(signed(2)), entries, KEYRING).reason == "fold_failed"
+    assert settle(document_record(signed(2)), entries, KEYRING, Entries()).reason == "fold_failed"
     assert (entries.stored(), entries.get("job")) == (before, before["job"])
 
 
@@ -237,8 +239,8 @@ def test_a_record_that_the_fold_failed_on_can_be_refolded_later(monkeypatch: pyt
     entries, record = a_running_job(), document_record(signed(2, detail="wrote /etc/passwd"))
     with monkeypatch.context() as patch:
         _break_the_fold(patch)
-        row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
+        row = ledger_row(record, settle(record, entries, KEYRING, Entries()), KEYRING)
     copy = record_of_row(row, KEYRING)
     assert msgspec.structs.replace(copy, header_values=record.header_values) == record
-    settled: Settled = settle(copy, entries, KEYRING)
+    settled: Settled = settle(copy, entries, KEYRING, Entries())
     assert settled.verdict == "accepted"

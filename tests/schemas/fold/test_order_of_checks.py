@@ -42,7 +42,7 @@ def told(*events: dict[str, Any], registered: bool = True) -> Entries:
     entries = Entries()
     records = [document_record(registration(), "job.registered")] if registered else []
     for record in records + [document_record(body) for body in events]:
-        assert settle(record, entries, KEYRING).verdict == "accepted"
+        assert settle(record, entries, KEYRING, Entries()).verdict == "accepted"
     return entries
 
 
@@ -69,8 +69,8 @@ def long_job() -> Entries:
 def picked_and_ended() -> Entries:
     """A job that s1 has picked and completed."""
     entries = told()
-    assert settle(document_record(pick(), "job.picked"), entries, KEYRING).verdict == "accepted"
-    assert settle(document_record(signed(1, "completed")), entries, KEYRING).verdict == "accepted"
+    assert settle(document_record(pick(), "job.picked"), entries, KEYRING, Entries()).verdict == "accepted"
+    assert settle(document_record(signed(1, "completed")), entries, KEYRING, Entries()).verdict == "accepted"
     return entries
 
 
@@ -78,7 +78,7 @@ def terminated() -> Entries:
     """A session that request q2 terminated."""
     entries = known_stream(SESSION_KEY)
     stop = document_record(creation("q2", mode="hard"), "session.stopped", key=SESSION_KEY, ce_id="q2")
-    assert settle(stop, entries, KEYRING).verdict == "accepted"
+    assert settle(stop, entries, KEYRING, Entries()).verdict == "accepted"
     return entries
 
 
@@ -224,6 +224,12 @@ PAIRS = [
     ("refused: policy", nothing, refused("policy"), "policy"),
     ("refused: unknown_recipient", nothing, refused("unknown_recipient"), "unknown_recipient"),
     (
+        "a record that sets the rules of MACs, without one: unauthenticated_record first",
+        nothing,
+        make_record(b"{", "control.macs_required", key=b"control/macs-1"),
+        "unauthenticated_record",
+    ),
+    (
         "other kind of stream: malformed first",
         nothing,
         make_record(b"{", "comet.seen", key=b"comet/halley"),
@@ -259,7 +265,7 @@ PAIRS = [
 @pytest.mark.requirement("JE-06")
 @pytest.mark.parametrize(("past", "record", "reason"), [p[1:] for p in PAIRS], ids=[p[0] for p in PAIRS])
 def test_the_first_broken_rule_is_the_reason(past: Any, record: Record, reason: str | None) -> None:
-    settled = settle(record, past(), KEYRING)
+    settled = settle(record, past(), KEYRING, Entries())
     assert (settled.verdict, settled.reason) == ("duplicate" if reason is None else "rejected", reason)
 
 
@@ -268,7 +274,7 @@ def test_the_table_names_every_reason_but_the_one_for_our_own_bugs() -> None:
 
 
 def test_a_first_event_that_is_not_started_is_accepted_and_implies_running() -> None:
-    settled = settle(document_record(signed(4)), told(), KEYRING)
+    settled = settle(document_record(signed(4)), told(), KEYRING, Entries())
     assert (settled.verdict, settled.late, settled.status_after) == ("accepted", False, "running")
 
 
@@ -276,11 +282,11 @@ def test_a_first_event_that_is_not_started_is_accepted_and_implies_running() -> 
 def test_a_finished_job_keeps_a_tombstone_without_its_description() -> None:
     long_text = "a description that nobody needs for ever"
     entries = Entries()
-    settle(document_record(registration(description=long_text), "job.registered"), entries, KEYRING)
+    settle(document_record(registration(description=long_text), "job.registered"), entries, KEYRING, Entries())
     assert any(long_text.encode() in value for value in entries.stored().values())
-    settled = settle(document_record(signed(1, "completed")), entries, KEYRING)
+    settled = settle(document_record(signed(1, "completed")), entries, KEYRING, Entries())
     assert not any(long_text.encode() in value for value in entries.stored().values())
     row = settled.changes[0].row
     assert row is not None
     assert (row.description, row.status) == (long_text, "completed")
-    assert settle(document_record(signed(1, "completed")), entries, KEYRING).verdict == "duplicate"
+    assert settle(document_record(signed(1, "completed")), entries, KEYRING, Entries()).verdict == "duplicate"

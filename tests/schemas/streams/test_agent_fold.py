@@ -168,12 +168,12 @@ def test_a_door_that_goes_back_and_forth_between_definitions_is_followed_each_ti
             else agent_registry.definition_record(a_definition(image), **sender)
         )
         record = as_read(made, offset)
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         assert said(settled) == ("accepted", None), offset
-        assert said(settle(record, entries, KEYRING)) == ("duplicate", None)
+        assert said(settle(record, entries, KEYRING, Entries())) == ("duplicate", None)
         kept = ledger_row(record, settled, KEYRING)
         assert kept.wire is None
-        assert settle(record_of_row(kept, KEYRING), refolded, KEYRING).changes == settled.changes
+        assert settle(record_of_row(kept, KEYRING), refolded, KEYRING, Entries()).changes == settled.changes
         row = row_of(settled)
         assert (row.status, row.image) == (
             ("removed", "b" if offset == 4 else "a") if image is None else ("defined", image)

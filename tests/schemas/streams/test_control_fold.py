@@ -34,18 +34,18 @@ def topology(**changed: Any) -> Any:
 
 def test_the_first_topology_counts_the_same_again_is_a_duplicate_and_another_a_conflict() -> None:
     entries = Entries()
-    assert said(settle(topology(), entries, KEYRING)) == ("accepted", None)
-    assert said(settle(topology(), entries, KEYRING)) == ("duplicate", None)
+    assert said(settle(topology(), entries, KEYRING, Entries())) == ("accepted", None)
+    assert said(settle(topology(), entries, KEYRING, Entries())) == ("duplicate", None)
     before = dict(entries.stored())
-    assert said(settle(topology(partitions=8), entries, KEYRING)) == ("rejected", "seq_conflict")
-    assert said(settle(topology(epoch=2), entries, KEYRING)) == ("rejected", "seq_conflict")
+    assert said(settle(topology(partitions=8), entries, KEYRING, Entries())) == ("rejected", "seq_conflict")
+    assert said(settle(topology(epoch=2), entries, KEYRING, Entries())) == ("rejected", "seq_conflict")
     assert entries.stored() == before
 
 
 def test_the_record_that_programs_send_is_the_one_that_the_fold_reads() -> None:
     made = topology_record(4, 1)
     record = make_record(made.value, made.type, key=made.key)
-    assert said(settle(record, Entries(), KEYRING)) == ("accepted", None)
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("accepted", None)
 
 
 def switched(from_version: int, to_version: int, **changed: Any) -> Any:
@@ -57,15 +57,15 @@ def switched(from_version: int, to_version: int, **changed: Any) -> Any:
 def test_the_version_of_the_fold_only_rises() -> None:
     entries = Entries()
     made = switched_record(FoldSwitched(from_version=4, to_version=5, offsets={"0": 7}))
-    assert said(settle(make_record(made.value, made.type, key=made.key), entries, KEYRING)) == (
+    assert said(settle(make_record(made.value, made.type, key=made.key), entries, KEYRING, Entries())) == (
         "accepted",
         None,
     )
-    assert said(settle(switched(4, 5), entries, KEYRING)) == ("duplicate", None)
-    assert said(settle(switched(4, 5, offsets={}), entries, KEYRING)) == ("rejected", "seq_conflict")
-    assert said(settle(switched(6, 6), entries, KEYRING)) == ("rejected", "seq_conflict")
-    assert said(settle(switched(5, "6"), entries, KEYRING)) == ("rejected", "malformed")
-    assert said(settle(switched(5, 7), entries, KEYRING)) == ("accepted", None)
+    assert said(settle(switched(4, 5), entries, KEYRING, Entries())) == ("duplicate", None)
+    assert said(settle(switched(4, 5, offsets={}), entries, KEYRING, Entries())) == ("rejected", "seq_conflict")
+    assert said(settle(switched(6, 6), entries, KEYRING, Entries())) == ("rejected", "seq_conflict")
+    assert said(settle(switched(5, "6"), entries, KEYRING, Entries())) == ("rejected", "malformed")
+    assert said(settle(switched(5, 7), entries, KEYRING, Entries())) == ("accepted", None)
 
 
 def test_a_program_goes_no_further_than_the_switch_to_a_newer_version() -> None:
@@ -90,4 +90,4 @@ def test_a_program_goes_no_further_than_the_switch_to_a_newer_version() -> None:
     ],
 )
 def test_what_is_no_topology_is_refused(record: Any, reason: str) -> None:
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", reason)
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", reason)

@@ -244,7 +244,7 @@ def assert_agree(sent: list[Sent], kept: int) -> list[Expected]:
         more = (("ce_bodysize", b"2000000"), ("ce_bodysha256", b"00")) if cut else ()
         record = make_record(value, record_type, ce_id=ce_id, offset=offset, more_headers=more)
         before = dict(entries.stored())
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         expected = model.settle(record_type, ce_id, SENDER, value, record.logged_at_us, cut)
         assert seen(settled) == expected, f"record {offset}: {value!r}"
         assert (dict(entries.stored()) == before) == (settled.verdict != "accepted")

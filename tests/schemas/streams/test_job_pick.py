@@ -36,13 +36,13 @@ def registered(**changed: Any) -> Entries:
     """The entries of a registered job."""
     entries = Entries()
     record = document_record(registration(**changed), "job.registered")
-    assert settle(record, entries, KEYRING).verdict == "accepted"
+    assert settle(record, entries, KEYRING, Entries()).verdict == "accepted"
     return entries
 
 
 def picked_by(session: str, entries: Entries, offset: int = 7) -> Settled:
     """Settle a pick of the job by a session."""
-    return settle(document_record(pick(session), "job.picked", offset=offset), entries, KEYRING)
+    return settle(document_record(pick(session), "job.picked", offset=offset), entries, KEYRING, Entries())
 
 
 def job_row(settled: Settled) -> JobRow:
@@ -68,7 +68,9 @@ def test_the_session_that_has_the_job_may_ask_again_at_any_time(end: dict[str, A
     entries = registered()
     picked_by("s1", entries)
     if end is not None:
-        settle(document_record(end, "job.event" if "seq" in end else "job.cancelled"), entries, KEYRING)
+        settle(
+            document_record(end, "job.event" if "seq" in end else "job.cancelled"), entries, KEYRING, Entries()
+        )
     before = dict(entries.stored())
     assert said(picked_by("s1", entries)) == ("duplicate", None)
     other = "illegal_transition" if end is None else "after_terminal"
@@ -86,17 +88,17 @@ def test_a_job_that_wants_a_session_is_taken_by_that_one_only() -> None:
 
 def test_a_job_that_runs_by_its_first_event_cannot_be_picked_any_more() -> None:
     entries = registered()
-    settle(document_record(signed(1, "started")), entries, KEYRING)
+    settle(document_record(signed(1, "started")), entries, KEYRING, Entries())
     assert said(picked_by("s1", entries)) == ("rejected", "illegal_transition")
 
 
 def test_a_picked_job_goes_on_as_any_other() -> None:
     entries = registered()
     picked_by("s1", entries)
-    found = job_row(settle(document_record(signed(1, "started"), offset=9), entries, KEYRING))
+    found = job_row(settle(document_record(signed(1, "started"), offset=9), entries, KEYRING, Entries()))
     assert (found.status, found.session, found.started_at) == ("running", "s1", START_US + 9000)
     end = document_record(signed(2, "completed"), offset=10, ce_id="the end")
-    found = job_row(settle(end, entries, KEYRING))
+    found = job_row(settle(end, entries, KEYRING, Entries()))
     assert (found.status, found.ended_by, found.picked_at) == ("completed", "the end", START_US + 7000)
 
 
@@ -107,7 +109,10 @@ def test_the_same_pick_by_any_door_and_gateway_is_the_same_record() -> None:
     assert one.ce_id != pick_record(JOB_ID, "s2", principal="w1").ce_id
     assert one.ce_id != pick_record("00000000", "s1", principal="w1").ce_id
     entries = registered()
-    assert [settle(as_read(r), entries, KEYRING).verdict for r in (one, again)] == ["accepted", "duplicate"]
+    assert [settle(as_read(r), entries, KEYRING, Entries()).verdict for r in (one, again)] == [
+        "accepted",
+        "duplicate",
+    ]
 
 
 @pytest.mark.parametrize("session", ["", "../x", "a/b", "+", "x" * 129, "a\nb"])
@@ -125,14 +130,14 @@ def test_the_winner_is_granted_secret_description_and_overlay() -> None:
     entries = Entries()
     overlay = BrokerOverlay(host="mq", tls=True, sealed_password="k1:x")
     made = registration_record(JOB_ID, SECRET, "count the stars", KEYRING, broker=overlay)
-    settle(as_read(made), entries, KEYRING)
+    settle(as_read(made), entries, KEYRING, Entries())
     picked_by("s1", entries)
     grant = job_grant(JOB_ID, entries, KEYRING)
     assert grant is not None
     assert (grant.job_id, grant.description, grant.secret) == (JOB_ID, "count the stars", SECRET)
     assert grant.broker is not None
     assert BrokerOverlay.model_validate_json(grant.broker) == overlay
-    settled = settle(document_record(signed(1, "started", secret=grant.secret)), entries, KEYRING)
+    settled = settle(document_record(signed(1, "started", secret=grant.secret)), entries, KEYRING, Entries())
     assert settled.verdict == "accepted"
 
 
@@ -163,7 +168,7 @@ def test_what_was_written_before_picks_existed_is_read_as_a_job_that_nobody_pick
 
 def test_a_pick_is_refolded_from_its_ledger_row() -> None:
     record = as_read(pick_record(JOB_ID, "s1", principal="w1"), offset=4)
-    row = ledger_row(record, settle(record, registered(), KEYRING), KEYRING)
+    row = ledger_row(record, settle(record, registered(), KEYRING, Entries()), KEYRING)
     assert (row.door, row.principal, row.status_after, row.wire) == ("http", "w1", "running", None)
     copy = record_of_row(row, KEYRING)
-    assert said(settle(copy, registered(), KEYRING)) == ("accepted", None)
+    assert said(settle(copy, registered(), KEYRING, Entries())) == ("accepted", None)

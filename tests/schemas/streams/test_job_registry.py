@@ -32,21 +32,21 @@ def test_a_registered_job_is_pending_and_believes_the_secret_it_was_given() -> N
     entries = Entries()
     overlay = BrokerOverlay(host="mq", port=8883, tls=True)
     made = registration_record(JOB_ID, SECRET, "count\nthe stars", KEYRING, session="s1", broker=overlay)
-    first = settle(as_read(made), entries, KEYRING)
+    first = settle(as_read(made), entries, KEYRING, Entries())
     assert said(first) == ("accepted", None)
     found = row(first)
     assert (found.status, found.description, found.session_wanted) == ("pending", "count\nthe stars", "s1")
     assert (found.registered_by, found.registered_at, found.last_seq) == ("cli/operator", START_US, 0)
     assert (found.session, found.picked_at) == (None, None)
     body = sign_event(event(1, "started"), SECRET)
-    assert row(settle(document_record(body), entries, KEYRING)).status == "running"
+    assert row(settle(document_record(body), entries, KEYRING, Entries())).status == "running"
 
 
 @pytest.mark.requirement("JE-10")
 @pytest.mark.requirement("CM-05")
 def test_the_secret_of_a_registration_travels_sealed() -> None:
     made = registration_record(JOB_ID, SECRET, "x", KEYRING)
-    settled = settle(as_read(made), Entries(), KEYRING)
+    settled = settle(as_read(made), Entries(), KEYRING, Entries())
     assert SECRET.encode() not in made.value
     assert SECRET not in repr(ledger_row(as_read(made), settled, KEYRING))
 
@@ -57,23 +57,23 @@ def test_a_registration_sent_again_by_another_connection_has_one_effect() -> Non
     made = registration_record(JOB_ID, SECRET, "x", KEYRING)
     again = registration_record(JOB_ID, SECRET, "x", KEYRING)
     assert (made.ce_id, made.value) == (again.ce_id, again.value)
-    assert said(settle(as_read(made), entries, KEYRING)) == ("accepted", None)
-    assert said(settle(as_read(again, 1), entries, KEYRING)) == ("duplicate", None)
+    assert said(settle(as_read(made), entries, KEYRING, Entries())) == ("accepted", None)
+    assert said(settle(as_read(again, 1), entries, KEYRING, Entries())) == ("duplicate", None)
     other = registration_record(JOB_ID, new_secret(), "x", KEYRING)
-    assert said(settle(as_read(other, 2), entries, KEYRING)) == ("rejected", "seq_conflict")
+    assert said(settle(as_read(other, 2), entries, KEYRING, Entries())) == ("rejected", "seq_conflict")
 
 
 @pytest.mark.requirement("JE-08")
 def test_a_job_is_cancelled_once_and_a_retry_with_the_same_request_is_a_duplicate() -> None:
     entries = Entries()
-    settle(as_read(registration_record(JOB_ID, SECRET, "x", KEYRING)), entries, KEYRING)
+    settle(as_read(registration_record(JOB_ID, SECRET, "x", KEYRING)), entries, KEYRING, Entries())
     cancel = cancellation_record(JOB_ID, reason="no stars", request_id="r1")
-    found = row(settle(as_read(cancel, 5), entries, KEYRING))
+    found = row(settle(as_read(cancel, 5), entries, KEYRING, Entries()))
     assert (found.status, found.ended_at, found.started_at) == ("cancelled", START_US + 5000, None)
-    assert said(settle(as_read(cancel, 6), entries, KEYRING)) == ("duplicate", None)
-    other = settle(as_read(cancellation_record(JOB_ID), 7), entries, KEYRING)
+    assert said(settle(as_read(cancel, 6), entries, KEYRING, Entries())) == ("duplicate", None)
+    other = settle(as_read(cancellation_record(JOB_ID), 7), entries, KEYRING, Entries())
     assert (other.reason, other.status_after) == ("after_terminal", "cancelled")
-    late = settle(document_record(sign_event(event(1, "started"), SECRET)), entries, KEYRING)
+    late = settle(document_record(sign_event(event(1, "started"), SECRET)), entries, KEYRING, Entries())
     assert (late.reason, late.status_after) == ("after_terminal", "cancelled")
 
 

@@ -41,19 +41,28 @@ OVERLAP_MS = 5
 def registered() -> Entries:
     """The entries of a job with SECRET."""
     entries = Entries()
-    assert said(settle(document_record(registration(), "job.registered"), entries, KEYRING))[0] == "accepted"
+    assert (
+        said(settle(document_record(registration(), "job.registered"), entries, KEYRING, Entries()))[0]
+        == "accepted"
+    )
     return entries
 
 
 def rotated(entries: Entries, body: dict[str, Any], offset: int = 10, ce_id: str = "") -> Settled:
     """Settle a rotation that is logged at `offset` milliseconds."""
     ce_id = ce_id or body["request_id"]
-    return settle(document_record(body, "job.secret_rotated", offset=offset, ce_id=ce_id), entries, KEYRING)
+    return settle(
+        document_record(body, "job.secret_rotated", offset=offset, ce_id=ce_id), entries, KEYRING, Entries()
+    )
 
 
 def event_at(entries: Entries, offset: int, seq: int, secret: str, **changed: Any) -> tuple[str, str | None]:
     """Settle an event that is logged at `offset` milliseconds."""
-    return said(settle(document_record(signed(seq, secret=secret, **changed), offset=offset), entries, KEYRING))
+    return said(
+        settle(
+            document_record(signed(seq, secret=secret, **changed), offset=offset), entries, KEYRING, Entries()
+        )
+    )
 
 
 def job_row(settled: Settled) -> JobRow:
@@ -118,7 +127,7 @@ def test_the_same_request_again_is_the_same_rotation_also_after_others_and_after
     conflict = rotated(entries, rotation(overlap_ms=OVERLAP_MS + 1), 12)
     assert said(conflict) == ("rejected", "seq_conflict")
     assert dict(entries.stored()) == before
-    settle(document_record(cancellation(), "job.cancelled"), entries, KEYRING)
+    settle(document_record(cancellation(), "job.cancelled"), entries, KEYRING, Entries())
     assert said(rotated(entries, second, 13)) == ("duplicate", None)
 
 
@@ -126,7 +135,7 @@ def test_a_rotation_of_an_unknown_job_of_an_ended_one_or_to_the_same_secret_is_r
     assert said(rotated(Entries(), rotation())) == ("rejected", "unknown_stream")
     entries = registered()
     assert said(rotated(entries, rotation("t1", SECRET))) == ("rejected", "illegal_transition")
-    settle(document_record(cancellation(), "job.cancelled"), entries, KEYRING)
+    settle(document_record(cancellation(), "job.cancelled"), entries, KEYRING, Entries())
     found = rotated(entries, rotation())
     assert (*said(found), found.status_after) == ("rejected", "after_terminal", "cancelled")
 
@@ -141,22 +150,22 @@ def test_a_secret_that_does_not_open_for_this_job_replaces_none(sealed: str) -> 
 def test_the_grant_after_a_rotation_has_the_new_secret_and_the_registration_comes_again_as_it_was() -> None:
     entries, (first, second) = Entries(), (new_secret(), new_secret())
     made = registration_record(JOB_ID, first, "count the stars", KEYRING)
-    settle(as_read(made), entries, KEYRING)
+    settle(as_read(made), entries, KEYRING, Entries())
     record = rotation_record(JOB_ID, second, OVERLAP_MS, KEYRING, request_id="t1")
-    settled = settle(as_read(record, 10), entries, KEYRING)
+    settled = settle(as_read(record, 10), entries, KEYRING, Entries())
     assert said(settled) == GOOD
     grant = job_grant(JOB_ID, entries, KEYRING)
     assert grant is not None
     assert (grant.secret, grant.old_secret, grant.registered_secret) == (second, first, first)
     assert grant.old_until == START_US + 15_000
-    assert said(settle(as_read(made, 11), entries, KEYRING)) == ("duplicate", None)
+    assert said(settle(as_read(made, 11), entries, KEYRING, Entries())) == ("duplicate", None)
     row = ledger_row(as_read(record, 10), settled, KEYRING)
     for shown in (repr(grant), repr(row), record.value.decode(), repr(entries.stored())):
         assert first not in shown and second not in shown
     again = Entries()
-    settle(as_read(made), again, KEYRING)
+    settle(as_read(made), again, KEYRING, Entries())
     copy = record_of_row(row, KEYRING)
-    assert settle(copy, again, KEYRING) == settled
+    assert settle(copy, again, KEYRING, Entries()) == settled
     assert again.stored() == entries.stored()
 
 

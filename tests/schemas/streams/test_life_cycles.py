@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from schemas.fold.entries import Entries
 from schemas.streams.container.container_registry import CONTAINER_TRANSITIONS
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import JOB_TRANSITIONS
@@ -31,10 +32,10 @@ from tests.schemas.stream_records import GOOD, good_record, known_stream
 def test_a_transition_that_the_table_lacks_is_not_made(monkeypatch, transitions, state, record_type, changed):
     key, _ = GOOD[record_type]
     record = good_record(record_type, ce_id="second")
-    assert settle(record, known_stream(key), KEYRING).verdict == "accepted"
+    assert settle(record, known_stream(key), KEYRING, Entries()).verdict == "accepted"
     past = known_stream(key)
     monkeypatch.setitem(transitions, state, frozenset())
-    settled = settle(record, past, KEYRING)
+    settled = settle(record, past, KEYRING, Entries())
     assert (settled.verdict, settled.reason) == changed
 
 

@@ -233,7 +233,7 @@ def assert_agree(wishes: list[Wish], kept: int) -> set[tuple[str, str | None, st
         record = msgspec.structs.replace(as_read(made, offset), logged_at_us=now)
         before = dict(entries.stored())
         entries.is_posting = made.type == "message.posted"
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         entries.is_posting = False
         kind, body = made.type.partition(".")[2], orjson.loads(made.value)
         said, wanted = seen(settled), model.settle(kind, made.ce_id, f"{made.door}/{made.principal}", body, now)

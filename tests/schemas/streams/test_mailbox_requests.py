@@ -97,7 +97,7 @@ def test_what_a_request_does_not_say_has_its_default() -> None:
     short = {"schema_version": 1, "to": "bo", "request_id": "c1"}
     ids = [f"m{n}" for n in range(120)]
     for kind, wanted, lease_us in (("message.claimed", 100, None), ("message.leased", 1, 30_000_000)):
-        settled = settle(document_record(short, kind, key=MAILBOX_KEY), mailbox_of(*ids), KEYRING)
+        settled = settle(document_record(short, kind, key=MAILBOX_KEY), mailbox_of(*ids), KEYRING, Entries())
         until = None if lease_us is None else START_US + lease_us
         assert [row.lease_until for row in rows_of(settled)] == [until] * wanted
 
@@ -200,7 +200,7 @@ def test_a_body_that_its_model_refuses_is_malformed(kind: str, changed: dict[str
     body = good.get(kind, good["message.read"]) | changed
     for entries in (Entries(), mailbox_of("m1")):
         before = dict(entries.stored())
-        settled = settle(document_record(body, kind, key=MAILBOX_KEY), entries, KEYRING)
+        settled = settle(document_record(body, kind, key=MAILBOX_KEY), entries, KEYRING, Entries())
         assert said(settled) == ("rejected", "malformed")
         assert entries.stored() == before
 

@@ -60,6 +60,7 @@ class Agent:
             ),
             self.entries,
             KEYRING,
+            Entries(),
         )
 
     def register(self, request_id: str = "r1", secret: str = MQTT_SECRET) -> Settled:
@@ -225,20 +226,20 @@ def test_too_long_a_body_is_too_large_and_rubbish_is_malformed(agent: Agent) -> 
     long = OutgoingRecord("agent/coder", "id", "mqtt", "unverified", SAID, b"x" * 5000)
     names, values = zip(*oversized(long, 1000).headers(), strict=True)
     record = Record("t", 0, 9, 1, AGENT_KEY, long.value[:1024], names, values)
-    assert said(settle(record, agent.entries, KEYRING)) == ("rejected", "too_large")
+    assert said(settle(record, agent.entries, KEYRING, Entries())) == ("rejected", "too_large")
     for value in (b"", b"[]", b"\xff", b'{"seq":1,"seq":1}', b"[" * 100):
         assert said(agent.settle(value)) == ("rejected", "malformed")
 
 
 def test_a_word_of_another_kind_of_stream_is_malformed() -> None:
     record = make_record(written(saying(1)), SAID, key=b"task/t1")
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
 
 
 def test_a_secret_under_another_master_key_costs_the_record_and_changes_nothing(agent: Agent) -> None:
     record = make_record(written(saying(1)), SAID, key=AGENT_KEY)
     other = Keyring({"k2": b"x" * 32}, "k2")
-    assert said(settle(record, agent.entries, other)) == ("rejected", "fold_failed")
+    assert said(settle(record, agent.entries, other, Entries())) == ("rejected", "fold_failed")
     assert said(agent.says(1)) == ("accepted", None)
 
 

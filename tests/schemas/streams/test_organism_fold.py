@@ -26,7 +26,7 @@ def told(entries: Entries, body: Any, offset_us: int = 0) -> Settled:
     """Settle a change of the organism."""
     made = organism.organism_record(body, door="xml", principal="operator")
     record = msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us)
-    return settle(record, entries, KEYRING)
+    return settle(record, entries, KEYRING, Entries())
 
 
 def loaded(request: str, *listeners: organism.Listener, digest: str = "5e") -> organism.OrganismLoaded:
@@ -98,7 +98,7 @@ def test_a_command_that_comes_again_within_a_quarter_of_an_hour_changes_nothing(
 def test_what_is_no_listener_is_malformed(listener: dict[str, Any]) -> None:
     body = {"schema_version": 1, "request_id": "r1", "listener": listener}
     record = document_record(body, "listener.added", key=b"control/organism")
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
 
 
 def opened(**changed: Any) -> ThreadOpened:
@@ -113,7 +113,7 @@ def test_a_thread_is_opened_once_at_one_place_of_the_tree() -> None:
 
     def settled(body: ThreadOpened, ce_id: str) -> Settled:
         made = thread_record(body, ce_id, door="reactor", principal="reactor")
-        return settle(as_read(made), entries, KEYRING)
+        return settle(as_read(made), entries, KEYRING, Entries())
 
     first = settled(opened(), "e1")
     (change,) = first.changes

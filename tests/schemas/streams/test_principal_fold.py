@@ -25,7 +25,7 @@ ADDITIONS = (addition(), addition(role="viewer"), addition(token_sha256="f" * 64
 def told(entries: Entries, kind: str, body: dict[str, Any], offset: int = 0) -> Settled:
     """Settle a record of type `principal.<kind>`."""
     record = document_record(body, f"principal.{kind}", key=PRINCIPAL_KEY, offset=offset)
-    return settle(record, entries, KEYRING)
+    return settle(record, entries, KEYRING, Entries())
 
 
 STEPS = st.tuples(st.just("added"), st.sampled_from(ADDITIONS)) | st.tuples(
@@ -65,7 +65,7 @@ def test_a_token_is_in_neither_record_nor_row_nor_entry() -> None:
     assert token != principals.new_token()
     record = as_read(principals.addition_record("ann", "worker", token))
     entries = Entries()
-    settled = settle(record, entries, KEYRING)
+    settled = settle(record, entries, KEYRING, Entries())
     row = ledger_row(record, settled, KEYRING, (), dict(entries.stored()))
     assert token not in repr((record, settled, row, entries.stored()))
     (change,) = settled.changes
@@ -82,7 +82,7 @@ def test_the_records_that_the_operator_makes_are_accepted_and_refolded(role: str
     made = (principals.addition_record("ann", role, "t"), principals.revocation_record("ann"))
     rows, entries = accepted_and_refolded(as_read(outgoing, offset) for offset, outgoing in enumerate(made))
     assert {(row.door, row.principal, row.wire) for row in rows} == {("http", "operator", None)}
-    again = [settle(as_read(outgoing), entries, KEYRING) for outgoing in made]
+    again = [settle(as_read(outgoing), entries, KEYRING, Entries()) for outgoing in made]
     assert [(s.verdict, s.status_after) for s in again] == [("duplicate", "revoked")] * 2
 
 
@@ -91,7 +91,7 @@ def test_nobody_gets_the_name_of_one_that_the_programs_use_themselves(name: str)
     with pytest.raises(ValidationError):
         principals.addition_record(name, "viewer", "t")
     record = document_record(addition(principal=name), "principal.added", key=f"principal/{name}".encode())
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
 
 
 @pytest.mark.parametrize(

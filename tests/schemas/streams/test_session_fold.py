@@ -67,7 +67,7 @@ def assert_agree(sent: list[Sent], kept: int) -> None:
     for offset, (kind, ce_id, body) in enumerate(sent):
         record = document_record(body, f"session.{kind}", key=SESSION_KEY, ce_id=ce_id, offset=offset)
         before = dict(entries.stored())
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         assert seen(settled) == model.settle(kind, ce_id, SENDER, body, record.logged_at_us), (offset, kind)
         assert (dict(entries.stored()) == before) == (settled.verdict != "accepted")
 
@@ -112,7 +112,7 @@ def told(
     """Settle one record. Without `ce_id` its id is the request's id."""
     ce_id = ce_id or body.get("request_id") or f"{kind} {body}"
     record = document_record(body, f"session.{kind}", key=SESSION_KEY, ce_id=ce_id, offset=offset)
-    return settle(record, entries, KEYRING)
+    return settle(record, entries, KEYRING, Entries())
 
 
 def row_after(settled: Settled) -> sessions.SessionRow:

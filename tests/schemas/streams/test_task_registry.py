@@ -94,7 +94,7 @@ def test_no_more_than_the_hash_of_a_token_is_in_any_record_row_entry_or_change()
     entries, seen = Entries(), []
     for offset, body in enumerate((BODIES[0], start, start, revocation, BODIES[3])):
         record = as_read(tasks.task_record(body, door="http", principal="ann"), offset)
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         assert settled.verdict in ("accepted", "duplicate")
         changes = [AppliedChange(c.view, c.key, offset, c.row) for c in settled.changes]
         row = ledger_row(record, settled, KEYRING, changes, entries.take_writes(), offset)

@@ -139,7 +139,7 @@ def changes() -> list[AppliedChange]:
     found = []
     for offset, (record_type, (key, body)) in enumerate((GOOD | HUB_GOOD).items()):
         record = document_record(body, record_type, key=key, ce_id=f"id {offset}", offset=offset)
-        settled = settle(record, streams.setdefault(key, Entries()), KEYRING)
+        settled = settle(record, streams.setdefault(key, Entries()), KEYRING, Entries())
         found += [AppliedChange(c.view, c.key, offset, c.row) for c in settled.changes]
     return found
 

@@ -35,7 +35,7 @@ from tests.schemas.stream_records import good_record
 def row_of(timestamp: str, offset: int = 0) -> LedgerRow:
     """The row of an event with this timestamp."""
     record = document_record(signed(1, timestamp=timestamp), offset=offset)
-    return ledger_row(record, settle(record, Entries(), KEYRING), KEYRING)
+    return ledger_row(record, settle(record, Entries(), KEYRING, Entries()), KEYRING)
 
 
 def test_row_and_arrow_have_the_same_columns_in_the_same_order() -> None:
@@ -55,7 +55,7 @@ def test_no_rows_make_an_empty_batch_of_the_same_schema() -> None:
 
 def test_a_row_survives_arrow_with_its_entries_and_changes() -> None:
     entries, record = Entries(), document_record(registration(), "job.registered", offset=5)
-    settled = settle(record, entries, KEYRING)
+    settled = settle(record, entries, KEYRING, Entries())
     changes = [AppliedChange(change.view, change.key, 5, change.row) for change in settled.changes]
     row = ledger_row(record, settled, KEYRING, changes, {**entries.take_writes(), "gone": None}, 5)
     found = ledger_batch([row]).to_pylist()[0]
@@ -115,7 +115,7 @@ def test_key_and_headers_lie_in_the_row_only_where_its_columns_do_not_give_them_
     usual = document_record(signed())
     odd = make_record(usual.value, more_headers=[("traceparent", b"00-1"), ("x", None)])
     unkeyed = make_record(usual.value, key=b"no key of ours")
-    rows = [ledger_row(r, settle(r, Entries(), KEYRING), KEYRING) for r in (usual, odd, unkeyed)]
+    rows = [ledger_row(r, settle(r, Entries(), KEYRING, Entries()), KEYRING) for r in (usual, odd, unkeyed)]
     assert [row.wire is None for row in rows] == [True, False, False]
     assert record_of_row(rows[1], KEYRING) == odd
     assert record_of_row(rows[2], KEYRING) == unkeyed
@@ -124,19 +124,19 @@ def test_key_and_headers_lie_in_the_row_only_where_its_columns_do_not_give_them_
 @pytest.mark.parametrize("record_type", RECORD_TYPES)
 def test_the_row_of_any_usual_record_gives_it_back_by_its_columns_alone(record_type: str) -> None:
     record = good_record(record_type, offset=3, sender="http/ann", ce_id="r\u00e9")
-    row = ledger_row(record, settle(record, Entries(), KEYRING), KEYRING)
+    row = ledger_row(record, settle(record, Entries(), KEYRING, Entries()), KEYRING)
     assert row.wire is None
     copy = record_of_row(row, KEYRING)
     assert read_envelope(copy) == read_envelope(record)
     as_it_was = {"header_names": record.header_names, "header_values": record.header_values}
     assert msgspec.structs.replace(copy, **as_it_was) == record
-    assert settle(copy, Entries(), KEYRING) == settle(record, Entries(), KEYRING)
+    assert settle(copy, Entries(), KEYRING, Entries()) == settle(record, Entries(), KEYRING, Entries())
 
 
 @pytest.mark.requirement("CM-05")
 def test_a_masked_row_cannot_be_refolded_without_its_key() -> None:
     record = document_record(signed(1, detail="wrote /etc/passwd"))
-    row = ledger_row(record, settle(record, Entries(), KEYRING), KEYRING)
+    row = ledger_row(record, settle(record, Entries(), KEYRING, Entries()), KEYRING)
     with pytest.raises(UnsealError):
         record_of_row(row, Keyring({"k2": bytes(32)}, "k2"))
     with pytest.raises(UnsealError):

@@ -77,10 +77,10 @@ def row_of(record: Record, entries: Entries | None = None) -> LedgerRow:
     """The ledger row of a record of a registered job, with the entries it wrote."""
     if entries is None:
         entries = Entries()
-        settle(document_record(registration(), "job.registered"), entries, KEYRING)
-        settle(document_record(signed(2, "progress")), entries, KEYRING)
+        settle(document_record(registration(), "job.registered"), entries, KEYRING, Entries())
+        settle(document_record(signed(2, "progress")), entries, KEYRING, Entries())
         entries.take_writes()
-    settled = settle(record, entries, KEYRING)
+    settled = settle(record, entries, KEYRING, Entries())
     return ledger_row(record, settled, KEYRING, settled.changes, entries.take_writes())
 
 
@@ -217,7 +217,7 @@ def test_a_key_that_nobody_knows_is_not_quoted_in_the_words_of_a_refusal() -> No
         registration(broker={CANARY: 1}),
         registration(description=[CANARY]),
     ):
-        settled = settle(document_record(body, "job.registered"), Entries(), KEYRING)
+        settled = settle(document_record(body, "job.registered"), Entries(), KEYRING, Entries())
         assert settled.reason == "malformed"
         assert CANARY not in str(settled.why)
 
@@ -225,7 +225,7 @@ def test_a_key_that_nobody_knows_is_not_quoted_in_the_words_of_a_refusal() -> No
 @given(st.text(max_size=30), st.sampled_from(("detail", "event", "timestamp", "job_id", "seq", "data")))
 @settings(max_examples=80, deadline=None)
 def test_no_refusal_quotes_the_field_it_is_about(text: str, field: str) -> None:
-    settled = settle(document_record(event(**{field: CANARY + text})), Entries(), KEYRING)
+    settled = settle(document_record(event(**{field: CANARY + text})), Entries(), KEYRING, Entries())
     assert CANARY not in str(settled.why)
     assert CANARY not in str(settled.sent_at)
 

@@ -22,7 +22,9 @@ from tests.schemas.stream_records import MAILBOX_KEY, as_read, message
 
 def post(body: dict[str, Any], entries: Entries, **changed: Any) -> Settled:
     """Settle the posting of a message."""
-    return settle(document_record(body, "message.posted", **{"key": MAILBOX_KEY, **changed}), entries, KEYRING)
+    return settle(
+        document_record(body, "message.posted", **{"key": MAILBOX_KEY, **changed}), entries, KEYRING, Entries()
+    )
 
 
 CONTENTS = (
@@ -165,12 +167,12 @@ def test_the_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     record = as_read(posting_record(Message.model_validate(body), door="http", principal="ann"), 3)
     assert record.key == b"mailbox/lab/bo"
     entries, refolded = Entries(), Entries()
-    settled = settle(record, entries, KEYRING)
+    settled = settle(record, entries, KEYRING, Entries())
     assert settled.envelope is not None
     assert (said(settled), settled.envelope.ce_id) == (("accepted", None), "m1")
     row = ledger_row(record, settled, KEYRING)
     assert (row.stream_kind, row.stream_id, row.wire) == ("mailbox", "lab/bo", None)
-    assert settle(record_of_row(row, KEYRING), refolded, KEYRING).changes == settled.changes
+    assert settle(record_of_row(row, KEYRING), refolded, KEYRING, Entries()).changes == settled.changes
     assert refolded.stored() == entries.stored()
 
 

@@ -26,7 +26,7 @@ def test_every_refusal_is_a_row_with_the_reason_of_its_door_and_leaves_nothing_b
     entries = Entries()
     for reason, why in sent:
         record = document_record(refusal(reason=reason, why=why), "request.refused", key=REFUSED_KEY)
-        settled = settle(record, entries, KEYRING)
+        settled = settle(record, entries, KEYRING, Entries())
         assert (*said(settled), settled.why) == ("rejected", reason, why)
         assert (settled.stream_kind, settled.stream_id, settled.changes) == ("refused", "http", ())
     assert entries.stored() == {}
@@ -38,10 +38,10 @@ def test_the_record_that_a_door_makes_is_settled_and_refolded() -> None:
     )
     record = as_read(refusal_record(made, "http"), 2)
     assert record.key == b"refused/http"
-    settled = settle(record, Entries(), KEYRING)
+    settled = settle(record, Entries(), KEYRING, Entries())
     row = ledger_row(record, settled, KEYRING)
     assert (row.reason, row.why, row.principal, row.wire) == ("policy", "not its role", "ann", None)
-    assert settle(record_of_row(row, KEYRING), Entries(), KEYRING).reason == "policy"
+    assert settle(record_of_row(row, KEYRING), Entries(), KEYRING, Entries()).reason == "policy"
 
 
 def test_a_refusal_says_by_which_rules_it_was_decided_and_whom_it_met() -> None:
@@ -60,7 +60,7 @@ def test_two_refusals_of_the_same_kind_are_told_apart_by_their_request() -> None
 @pytest.mark.parametrize("reason", sorted(set(REASONS) - set(get_args(RefusalReason))))
 def test_a_door_cannot_decide_what_is_the_folds_to_decide(reason: str) -> None:
     record = document_record(refusal(reason=reason), "request.refused", key=REFUSED_KEY)
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
     with pytest.raises(ValidationError):
         Refusal.model_validate(refusal(reason=reason))
 
@@ -81,12 +81,12 @@ def test_a_door_cannot_decide_what_is_the_folds_to_decide(reason: str) -> None:
 )
 def test_a_field_that_is_wrong_makes_a_refusal_malformed(changed: dict[str, Any]) -> None:
     record = document_record(refusal(**changed), "request.refused", key=REFUSED_KEY)
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
 
 
 def test_a_refusal_belongs_under_no_other_kind_of_stream() -> None:
     for key in (b"session/s1", b"principal/ann", b"mailbox/default/bo", b"job/ab12cd34"):
         record = document_record(refusal(), "request.refused", key=key)
-        assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
+        assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
     record = document_record(refusal(), "request.refused", key=b"control/topology")
-    assert said(settle(record, Entries(), KEYRING)) == ("rejected", "unknown_stream")
+    assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "unknown_stream")

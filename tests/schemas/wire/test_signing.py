@@ -67,11 +67,11 @@ def test_the_signer_printed_on_the_page_gives_the_published_signature(vector: di
 def test_the_fold_accepts_a_published_event_with_its_signature(vector: dict[str, str]) -> None:
     entries = Entries()
     body = registration(sealed_secret=sealed(vector["secret"]))
-    settle(document_record(body, "job.registered"), entries, KEYRING)
+    settle(document_record(body, "job.registered"), entries, KEYRING, Entries())
     document = json.loads(vector["event"])
     document["data"]["hmac_sig"] = vector["hmac_sig"]
     for notation in NOTATIONS:
-        settled = settle(make_record(written(document, notation)), entries, KEYRING)
+        settled = settle(make_record(written(document, notation)), entries, KEYRING, Entries())
         assert settled.verdict == ("accepted" if notation == "canonical" else "duplicate")
 
 
@@ -122,7 +122,7 @@ def test_a_signature_in_upper_case_cut_short_or_padded_is_none() -> None:
 def job() -> Entries:
     """The entries of a registered job."""
     entries = Entries()
-    settle(document_record(registration(), "job.registered"), entries, KEYRING)
+    settle(document_record(registration(), "job.registered"), entries, KEYRING, Entries())
     return entries
 
 
@@ -132,12 +132,12 @@ def test_a_signature_over_other_content_is_not_believed(field: str, value: Any) 
     body = signed(1, more="x")
     for forged in ({**body, "more": value}, {**body, "data": {**body["data"], field: value}}):
         if forged != body:
-            assert settle(document_record(forged), job(), KEYRING).reason == "bad_signature"
+            assert settle(document_record(forged), job(), KEYRING, Entries()).reason == "bad_signature"
 
 
 def test_a_missing_signature_or_one_with_another_jobs_secret_is_bad_signature() -> None:
     for body in (event(), event(data={"hmac_sig": None}), signed(1, secret=OTHER_SECRET)):
-        assert settle(document_record(body), job(), KEYRING).reason == "bad_signature"
+        assert settle(document_record(body), job(), KEYRING, Entries()).reason == "bad_signature"
 
 
 def test_signing_leaves_the_event_as_it_was_and_replaces_an_old_signature() -> None:
@@ -156,7 +156,7 @@ def test_a_new_secret_has_256_bits_and_is_never_the_same() -> None:
 def test_a_secret_sealed_for_another_job_signs_nothing() -> None:
     entries = Entries()
     stolen = registration(sealed_secret=sealed(job_id="00000000"))
-    settle(document_record(stolen, "job.registered"), entries, KEYRING)
-    settled = settle(document_record(signed()), entries, KEYRING)
+    settle(document_record(stolen, "job.registered"), entries, KEYRING, Entries())
+    settled = settle(document_record(signed()), entries, KEYRING, Entries())
     assert settled.verdict == "rejected"
     assert settled.stream_id == JOB_ID
