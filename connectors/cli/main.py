@@ -66,6 +66,7 @@ COMMANDS: dict[str, Command] = {
     "dead-letters": _in("messages.dead_letters", "show rejected records, dead messages; replay", EVENTS),
     "topic": _in("stack.topic", "make the log's topic in a Kafka of your own", EVENTS),
     "fold": _in("stack.fold", "switch to a new version of the rules", EVENTS),
+    "upgrade": _in("stack.upgrade", "bring an earlier version's data directory over", STACK),
     "log": _in("stack.log", "rebuild a lost log from the ledger", EVENTS),
     "audit": _in("stack.audit", "check that the ledger was not changed", EVENTS),
     "agents": _in("agents.agents", "spawn, join, list, stop agents; their keys", AGENTS),

@@ -96,6 +96,5 @@ def other_version(found: int) -> str:
     if found > FOLD_VERSION:
         return f"{what}: it is older than the ledger; start the newer program"
     return (
-        f"{what}: let the version before settle what is in the log, close the doors (./trunkline down; "
-        "./trunkline up --only kafka), then run ./trunkline fold switch"
+        f"{what}: back up, stop the stack (./trunkline down) and all other doors, and run ./trunkline upgrade"
     )

@@ -88,7 +88,7 @@ def test_no_version_is_switched_on_with_a_door_open_and_no_program_runs_on_anoth
     for program in ("connectors.gateway_program", "jobs.run_streams"):
         refused = ran(settings, program)
         assert refused.returncode == 4, refused.stderr
-        assert "trunkline fold switch" in refused.stderr
+        assert "trunkline upgrade" in refused.stderr
     assert settled_by(settings) == str(FOLD_VERSION - 1), "nothing that was refused has switched"
 
 

@@ -37,8 +37,8 @@ ACTIONS: Final = Actions()
 @ACTIONS.add()
 def _status(call: Call) -> int:
     """Show the versions and the records that ledger and views lack."""
-    state = _ask(call.settings)
-    found = {**state, **_left(call.settings, state)}
+    state = fold_state(call.settings)
+    found = {**state, **left_in_log(call.settings, state)}
     left = "records of the log that are left: {left[ledger]} for the ledger, {left[views]} for the views"
     if found["left"] is None:
         left = "how many records of the log are left is not known: {why}"
@@ -49,19 +49,34 @@ def _status(call: Call) -> int:
 @ACTIONS.add()
 def _switch(call: Call) -> int:
     """Switch the ledger to this program's version."""
-    state = _ask(call.settings)
-    switched = state["ledger_version"] != state["program_version"]
-    if switched:
-        check_doors_closed(call.settings)
-        state = _ask(call.settings, "--at", json.dumps(_ends(call.settings, state)))
-    if state["switch"] is not None:
-        # Also if an earlier call switched, which may have been killed before it recorded this. The same record
-        # again is a duplicate. Gateways record it at their start; then nobody calls this command again.
-        _record(call.settings, state["switch"])
+    state, switched = switch_fold(call.settings)
     text = "from now on version {program_version} settles the ledger; start the rest: ./trunkline up"
     if not switched:
         text = "the ledger is settled by version {program_version} already"
     return _print(call, {**state, "switched": switched}, text)
+
+
+def switch_fold(settings: Settings) -> tuple[dict[str, Any], bool]:
+    """Switch the ledger to this program's version, and record it in the log. Kafka must run, and no door.
+
+    Returns:
+        The state afterwards (`fold_state`), and whether this call switched.
+
+    Raises:
+        NotFound: There is no ledger.
+        Refused: A door is open, the ledger lacks records of the log, or it has a newer version.
+        BackboneUnreachable: Kafka does not answer.
+    """
+    state = fold_state(settings)
+    switched = state["ledger_version"] != state["program_version"]
+    if switched:
+        check_doors_closed(settings)
+        state = fold_state(settings, "--at", json.dumps(_ends(settings, state)))
+    if state["switch"] is not None:
+        # Also if an earlier call switched, which may have been killed before it recorded this. The same record
+        # again is a duplicate. Gateways record it at their start; then nobody calls this command again.
+        _record(settings, state["switch"])
+    return state, switched
 
 
 def check_doors_closed(settings: Settings) -> None:
@@ -87,8 +102,21 @@ def check_doors_closed(settings: Settings) -> None:
         raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
 
 
-def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
-    """Run the job, the only writer of the ledger, and return its answer. Raises the job's error again."""
+def fold_state(settings: Settings, *arguments: str) -> dict[str, Any]:
+    """Run the job `switch_fold`, the only writer of the ledger, and return its answer.
+
+    Args:
+        settings: The settings of the tables.
+        arguments: Arguments of the job. Without any, it changes nothing.
+
+    Returns:
+        The fold versions of ledger and program, and how far ledger and views are.
+
+    Raises:
+        NotFound: There is no ledger.
+        Refused: The job refused the switch.
+        TrunklineError: The job failed.
+    """
     from schemas.settings.settings import PROJECT_ROOT, settings_environment
 
     done = subprocess.run(  # noqa: S603 ours
@@ -114,10 +142,10 @@ def _ends(settings: Settings, state: dict[str, Any]) -> dict[str, int]:
     return {str(number): end for number, end in sorted(record_ends(settings, settled).items())}
 
 
-def _left(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
-    """Return how many records of the log ledger and views lack, or why this is not known.
+def left_in_log(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
+    """Return how many records of the log ledger and views lack (`left`), or why this is not known (`why`).
 
-    The log is read after the tables, so that a record that came in between counts as left.
+    `state` is the result of `fold_state`. The log is read now, so a record that came in between counts as left.
     """
     from schemas.streams.control.control_fold import records_left
 
@@ -130,13 +158,18 @@ def _left(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(settings: Settings, switch: dict[str, Any]) -> None:
-    """Record the switch in the log, for auditors, and for a gateway of the old version that still runs."""
+    """Record the switch in the log, for auditors, and for a gateway of the old version that still runs.
+
+    The records that require MACs come after it. They are duplicates if the log has them already.
+    """
     from connectors.log.publisher import Publisher
     from schemas.streams.control.control_fold import FoldSwitched, switched_record
+    from schemas.streams.control.record_macs import macs_required_records
 
+    switched = switched_record(FoldSwitched.model_validate(switch))
     with Publisher(settings) as publisher:
-        record = switched_record(FoldSwitched.model_validate(switch))
-        publisher.append(record).result(settings.kafka.delivery_timeout_s)
+        for record in (switched, *macs_required_records(settings.kafka.partitions)):
+            publisher.append(record).result(settings.kafka.delivery_timeout_s)
 
 
 def _print(call: Call, found: dict[str, Any], text: str) -> int:

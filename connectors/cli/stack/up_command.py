@@ -20,7 +20,7 @@ from connectors.cli.shared.arguments import duration_s
 from connectors.cli.shared.call import Call
 from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
-from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY
+from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
 from connectors.local_stack.private_data import describe_repair, find_open
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError
@@ -121,12 +121,18 @@ def _close_to_others(settings: Settings) -> None:
 def run(call: Call) -> int:
     """Start the local stack in the background, or missing parts of a running one, and wait until it is ready.
 
-    Returns 0. Raises TrunklineError if a part is not ready in time; the other parts go on running.
+    Returns 0. Raises TrunklineError if a part is not ready in time; the other parts go on running. Raises
+    Refused if the ledger has another fold version; then nothing is started.
     """
+    from schemas.tables.fold_version import check_fold_version
+
     settings = call.settings
     parts = [name.strip() for name in call.only.split(",") if name.strip()]
     before = control.running_state(settings)
     started = time.monotonic()
+    if {GATEWAY, STREAMS} & set(parts):
+        # They would refuse the ledger, too, but the supervisor would start them again and again.
+        check_fold_version(settings)
     _close_to_others(settings)
     if before is None:
         print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)

@@ -1,0 +1,273 @@
+"""The steps of `trunkline upgrade`, each of which can be repeated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from connectors.cli.stack.fold_command import check_doors_closed, fold_state, left_in_log, switch_fold
+from connectors.local_stack import control
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from schemas.log_access.event_topic import reach_kafka
+from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
+from schemas.tables.fold_version import other_version
+
+# The last commit of each earlier fold version. It settles what is left of a log.
+LAST_COMMITS: Final = {
+    7: "b679e195b5afa89c40ec6e533e1ba7834c1baab9",
+    8: "a51e87733e768dc451c10836ab11f07a80c54daa",
+    9: "cf81ddb18e2793d86471f6986e8afdfbfe4e58d8",
+}
+_REACH_S: Final = 2.0
+_SETTLE_S: Final = 1800.0
+_LOOK_EVERY_S: Final = 2.0
+# Settings that say where log, tables and keys are. An earlier version may not know others.
+_PLACES: Final = ("DATA_DIR", "MASTER_KEY", "KAFKA__", "STORAGE__TABLES", "TLS_DIR")
+
+Tell = Callable[[str, str], None]
+
+
+class Upgrade:
+    """The upgrade of one data directory.
+
+    Args:
+        settings: The settings of the data directory.
+        tell: Called with the name of each step and its result.
+    """
+
+    def __init__(self, settings: Settings, tell: Tell) -> None:
+        self._settings = settings
+        self._tell = tell
+
+    def plan(self) -> dict[str, Any]:
+        """Say what `carry_out` would do. Nothing is changed, and no program is started.
+
+        Returns:
+            The fold versions of ledger and program, and how many records the ledger lacks; None: not known.
+
+        Raises:
+            NotFound: There is no ledger.
+            Refused: A door is open, or the ledger has a newer version.
+        """
+        state = self._checked_state()
+        version, own = state["ledger_version"], state["program_version"]
+        left = left_in_log(self._settings, state)
+        lacking = None if left["left"] is None else left["left"]["ledger"]
+        found = {"ledger_version": version, "program_version": own, "left": lacking}
+        if version == own:
+            self._tell("fold", f"version {own} settles the ledger already: nothing to switch")
+        else:
+            if lacking is None:
+                self._tell("settle", "Kafka does not run; it would be started, to see whether records are left")
+            elif lacking:
+                self._tell("settle", f"{lacking} records are left; {_of_commit(version)} would settle them")
+            else:
+                self._tell("settle", "the ledger has the whole log")
+            self._tell("fold", f"would switch from version {version} to {own}")
+        self._tell("views", "would be built anew if their columns differ, and compared with the ledger")
+        return found
+
+    def carry_out(self) -> dict[str, Any]:
+        """Upgrade the data directory.
+
+        Returns:
+            The fold version before, that of the program, and how many records the earlier version settled.
+
+        Raises:
+            NotFound: There is no ledger.
+            Refused: A door is open, the ledger has a newer version, or the earlier version is needed and not
+                to be had.
+            BackboneUnreachable: Kafka does not answer.
+            TrunklineError: A step failed.
+        """
+        state = self._checked_state()
+        version, own = state["ledger_version"], state["program_version"]
+        settled = self._settle_rest(state) if version != own else 0
+        self._compare_checkpoint()
+        with self._kafka():
+            _, switched = switch_fold(self._settings)
+        done = f"switched from version {version} to {own}" if switched else f"is at version {own} already"
+        self._tell("fold", done)
+        self._bring_views()
+        self._tell("done", "start the stack: ./trunkline up")
+        return {"ledger_version": version, "program_version": own, "left": settled}
+
+    def _checked_state(self) -> dict[str, Any]:
+        state = fold_state(self._settings)
+        if (state["ledger_version"] or 0) > state["program_version"]:
+            raise Refused(other_version(state["ledger_version"]))
+        check_doors_closed(self._settings)
+        return state
+
+    def _settle_rest(self, state: dict[str, Any]) -> int:
+        """Have the earlier version settle what the ledger lacks. Returns the number of records."""
+        with self._kafka() as is_ours:
+            left = left_in_log(self._settings, state)
+        if left["left"] is None:
+            raise BackboneUnreachable(str(left["why"]))
+        count: int = left["left"]["ledger"]
+        if not count:
+            self._tell("settle", "the ledger has the whole log")
+            return 0
+        version = state["ledger_version"]
+        self._tell("settle", f"{count} records are left; {_of_commit(version)} settles them")
+        with _checked_out(version) as folder:
+            parts = "kafka,streams" if is_ours else "streams"
+            _run(folder, self._settings, "up", "--only", parts)
+            try:
+                _wait_until_settled(folder, self._settings)
+            finally:
+                _run(folder, self._settings, "down")
+        self._tell("settle", f"settled {count} records")
+        return count
+
+    def _compare_checkpoint(self) -> None:
+        """Compare the checkpoint with the state of earlier versions with the ledger, and leave it behind.
+
+        Raises Refused if the checkpoint has records that the ledger lacks.
+        """
+        folder = self._settings.data_path / "checkpoints"
+        if not folder.is_dir():
+            return
+        ledger = fold_state(self._settings)["ledger"]
+        for query, ends in _settled_ends(folder, self._settings.kafka.topic):
+            lacking = {number: end for number, end in ends.items() if end > ledger.get(number, 0)}
+            if lacking:
+                raise Refused(
+                    f"the ledger ends at {ledger}, but {query} settled up to {ends}: the ledger has lost "
+                    "records; put the tables back from a copy that is not older than the checkpoint"
+                )
+        self._tell(
+            "state", f"follows from the ledger; nothing reads {folder} any more, delete it when all is well"
+        )
+
+    @contextmanager
+    def _kafka(self) -> Iterator[bool]:
+        """Have Kafka run. Yields whether it is the stack's own, which this starts and stops."""
+        try:
+            reach_kafka(self._settings.kafka, _REACH_S)
+        except BackboneUnreachable:
+            self._tell("kafka", "starts alone")
+            control.start_detached(self._settings, ["kafka"], lambda _: None)
+            try:
+                yield True
+            finally:
+                control.stop_detached(self._settings, lambda _: None)
+        else:
+            yield False
+
+    def _bring_views(self) -> None:
+        """Build the views anew if this version writes other columns, and compare them with the ledger."""
+        check = _job(self._settings, "rebuild_views", "--check")
+        if check.returncode:
+            self._tell("views", "are built anew")
+            built = _job(self._settings, "rebuild_views")
+            if built.returncode:
+                raise TrunklineError(f"the views cannot be built: {built.stderr.strip()}")
+            check = _job(self._settings, "rebuild_views", "--check")
+        if check.returncode:
+            raise TrunklineError(f"the views differ from the ledger: {(check.stderr or check.stdout).strip()}")
+        self._tell("views", "are those of the ledger")
+
+
+def _settled_ends(checkpoints: Path, topic: str) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Yield for each query of Spark the end of the topic's partitions in its newest finished micro-batch."""
+    for commits in checkpoints.rglob("commits"):
+        newest = max((int(file.name) for file in commits.iterdir() if file.name.isdigit()), default=None)
+        offsets = commits.with_name("offsets") / str(newest)
+        # A line with the version, one with metadata, and one for each source.
+        for line in offsets.read_text().splitlines()[2:] if offsets.is_file() else ():
+            found = orjson.loads(line)
+            if isinstance(found, dict) and topic in found:
+                yield commits.parent, found[topic]
+
+
+def _job(settings: Settings, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 ours
+        [sys.executable, "-m", f"jobs.{name}", *arguments],
+        env=os.environ | settings_environment(settings),
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_SETTLE_S,
+        check=False,
+    )
+
+
+def _of_commit(version: int) -> str:
+    commit = LAST_COMMITS.get(version)
+    return f"the earlier version {version}" if commit is None else f"commit {commit[:7]} (version {version})"
+
+
+@contextmanager
+def _checked_out(version: int) -> Iterator[Path]:
+    """Check out the last commit with a fold version into a temporary folder.
+
+    Raises Refused if this is no clone with the history of the repository.
+    """
+    commit = LAST_COMMITS.get(version, "none")
+    with tempfile.TemporaryDirectory(prefix="trunkline-upgrade-") as scratch:
+        folder = Path(scratch) / "earlier"
+        added = _git("worktree", "add", "--detach", str(folder), commit)
+        if added.returncode:
+            raise Refused(
+                f"the ledger lacks records, and the history here has no code with version {version} "
+                f"({added.stderr.strip()}): start the version before (./trunkline up --only kafka,streams), "
+                "wait until ./trunkline fold status says that none are left, stop it, and try again"
+            )
+        try:
+            yield folder
+        finally:
+            _git("worktree", "remove", "--force", str(folder))
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(PROJECT_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 ours
+
+
+def _run(folder: Path, settings: Settings, *arguments: str) -> str:
+    """Run the wrapper of the earlier version, which sets itself up. Its progress goes to standard error."""
+    done = subprocess.run(  # noqa: S603 ours
+        [str(folder / "trunkline"), *arguments],
+        env=_environment_for_earlier(settings),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_SETTLE_S,
+        check=False,
+    )
+    if done.returncode:
+        raise TrunklineError(
+            f"'trunkline {' '.join(arguments)}' of the earlier version ended with {done.returncode}"
+        )
+    return done.stdout
+
+
+def _environment_for_earlier(settings: Settings) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    places = {
+        name: value
+        for name, value in settings_environment(settings).items()
+        if name.removeprefix(ENV_PREFIX).startswith(_PLACES)
+    }
+    return {**kept, "TRUNKLINE_CONF": os.devnull, **places}
+
+
+def _wait_until_settled(folder: Path, settings: Settings) -> None:
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline:
+        status = orjson.loads(_run(folder, settings, "fold", "status", "--json"))
+        if status["left"] is not None and not status["left"]["ledger"]:
+            return
+        time.sleep(_LOOK_EVERY_S)
+    raise TrunklineError(f"the earlier version did not settle the rest within {_SETTLE_S:g} s")
