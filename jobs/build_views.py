@@ -80,6 +80,11 @@ class ViewBuilder:
         self._span = 2 * commits if rows.num_rows <= _ROUND_ROWS // 2 else max(1, commits // 2)
         return commits
 
+    def close(self) -> None:
+        """Close the indexes of the tables, so that another object can open the tables for writing."""
+        for table in self.tables.values():
+            table.close()
+
     def _apply(self, rows: pa.Table, version: int) -> None:
         """Apply changes to the registries first, and last, with the progress, to the entries."""
         changes = changes_of(rows)
@@ -186,3 +191,4 @@ def catch_up(settings: Settings) -> None:
     builder = ViewBuilder(settings)
     while builder.build():
         pass
+    builder.close()

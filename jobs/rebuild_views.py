@@ -30,7 +30,7 @@ from jobs.driver.background import exit_code_of
 from jobs.refold import check_views
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
 from jobs.views.view_lock import views_lock
-from jobs.views.view_tables import ViewTable, are_complete, open_tables
+from jobs.views.view_tables import ViewTable, are_complete, index_path, open_tables
 from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
@@ -78,7 +78,7 @@ def rebuild(settings: Settings) -> ViewProgress:
     for name in VIEW_TABLES:
         fresh = f"{settings.table_path(name)}.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        tables[name] = ViewTable(fresh, name, settings.views.keep_old_files_h)
+        tables[name] = ViewTable(fresh, name, index_path(settings, name), settings.views.keep_old_files_h)
     progress = fill(tables, ledger)
     for name in VIEW_TABLES:
         swap(Path(settings.table_path(name)))
@@ -87,6 +87,8 @@ def rebuild(settings: Settings) -> ViewProgress:
 
 def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
     """Apply all rows of the ledger to empty view tables, record the progress in them, and return it.
+
+    The tables are then closed.
 
     Args:
         tables: The view tables by name.
@@ -102,6 +104,8 @@ def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
             table.apply({key: one for key, one in found if not is_outdated(removed, name, key, one)})
     progress = ViewProgress(offsets, ledger.version())
     tables[STREAM_ENTRIES].note(progress)
+    for table in tables.values():
+        table.close()
     return progress
 
 

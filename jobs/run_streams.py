@@ -85,6 +85,7 @@ def run(
         audit.start()
         build_views.prepare(settings)
         builder = build_views.ViewBuilder(settings)
+        parts.callback(builder.close)
         views = build_views.ViewThread(settings, builder)
         parts.callback(views.stop)
         views.start()

@@ -1,4 +1,4 @@
-"""The view tables: their changes, their one writer and its lock, and the buckets of the state.
+"""The view tables: their changes, their one writer with its index of keys, and its lock.
 
 Imports nothing else of the jobs.
 """

@@ -2,21 +2,24 @@
 
 A table is partitioned by `shelf`. New and changed rows go to the current shelf, which is closed when it has
 SHELF_ROWS rows. A row that changes leaves its shelf for the current one. The writer knows the shelf of each
-key. So a MERGE reads and rewrites only the shelves of the changed rows, and unchanged rows are not touched
-(decision 0009). The library delta-rs writes; Spark never writes these tables.
+key, by an index on disk (key_index.py). So a MERGE reads and rewrites only the shelves of the changed rows, and
+unchanged rows are not touched (decisions 0009 and 0030). The library delta-rs writes; Spark never writes these
+tables.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from jobs.views.key_index import SHELF, Held, KeyIndex
 from jobs.views.view_changes import Key, RowChange, key_columns
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
@@ -26,23 +29,12 @@ from schemas.tables.row_columns import with_comments
 from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 
-SHELF: Final = "shelf"
 # A shelf of entries is then below 1 MB, which a micro-batch rewrites at most for each changed shelf.
 SHELF_ROWS: Final = 2048
 # Unchanged shelves are joined until they have so many rows.
 _RESTING_ROWS: Final = 16_384
 # The number of appends to the current shelf, with a file each, before its files are joined.
 _LOOSE_FILES: Final = 32
-
-
-class Held(NamedTuple):
-    """The shelf of a stored row, and the offset of the record that last changed the row.
-
-    A shelf is a group of rows that are stored in the same files.
-    """
-
-    shelf: int
-    offset: int
 
 
 class WrongViewTable(TrunklineError):
@@ -106,7 +98,13 @@ def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
 class ViewTable:
     """One view table, opened for writing. Not thread-safe, and only one object may write a table at a time.
 
-    The constructor reads the keys of all rows into memory, and creates the table if it is missing.
+    The constructor creates the table if it is missing, and brings the index of its keys to the table's version.
+
+    Args:
+        path: The path or URI of the table.
+        table: The name of the view table.
+        index: The folder of the index, on a local disk.
+        keep_h: For how many hours a new table keeps replaced files.
 
     Attributes:
         name: The name of the view table.
@@ -114,28 +112,25 @@ class ViewTable:
         progress: The progress of all view tables, if this is `stream_entries`. Otherwise NO_PROGRESS.
     """
 
-    def __init__(self, path: str, table: str, keep_h: float = 24.0) -> None:
+    def __init__(self, path: str, table: str, index: Path, keep_h: float = 24.0) -> None:
         self.name = table
         self.delta = open_table(path, table, keep_h)
+        self._path = path
         self._keys = key_columns(table)
         self._schema = table_schema(table)
-        self._index: dict[Key, Held] = {}
-        self._sizes: Counter[int] = Counter()
+        self._index = KeyIndex(index, path, table)
+        self._index.bring_to(self.delta)
+        self._sizes = _rows_by_shelf(self.delta)
         self._loose: Counter[int] = Counter()
         self._touched: set[int] = set()
         self.progress = read_progress(self.delta) if table == STREAM_ENTRIES else NO_PROGRESS
-        self._load()
-
-    def _load(self) -> None:
-        columns = [*self._keys, SHELF, "last_offset"]
-        rows = dataset_of(self.delta).to_table(columns=columns).to_pydict()
-        keys = zip(*(rows[name] for name in self._keys), strict=True)
-        held = map(Held, rows[SHELF], rows["last_offset"])
-        self._index = dict(zip(keys, held, strict=True))
-        self._sizes = Counter(rows[SHELF])
 
     def __len__(self) -> int:
-        return len(self._index)
+        return self._sizes.total()
+
+    def close(self) -> None:
+        """Close the index, so that another object can open the table for writing."""
+        self._index.close()
 
     def apply(self, changes: Mapping[Key, RowChange], progress: ViewProgress | None = None) -> bool:
         """Write the changes that are newer than the table's rows, and return whether there was a commit.
@@ -148,21 +143,22 @@ class ViewTable:
             progress: Recorded in the same commit, for `stream_entries` only. If no row changes, a commit with
                 the progress alone is written. None: the progress stays the same.
         """
-        fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
+        known = self._index.held(self.delta, changes)
+        fresh = {key: change for key, change in changes.items() if _is_news(known.get(key), change)}
         if not fresh:
             if progress is not None:
                 self.note(progress)
             return progress is not None
-        placed = self._place(key for key, change in fresh.items() if change.row is not None)
-        known = {self._index[key].shelf for key in fresh if key in self._index}
+        held = {key: known[key] for key in fresh if key in known}
+        placed = self._place((key for key, change in fresh.items() if change.row is not None), held)
         source = self._source(fresh, placed)
         commit = self._commit(progress)
-        if known:
-            self._merge(source, known, commit)
+        if held:
+            self._merge(source, {one.shelf for one in held.values()}, commit)
         else:
             self._append(source, commit)
         self._set_progress(progress)
-        self._remember(fresh, placed)
+        self._remember(fresh, placed, held)
         self._gather(placed.values())
         return True
 
@@ -177,31 +173,28 @@ class ViewTable:
         )
         self._set_progress(progress)
         self.delta.update_incremental()
+        self._index.advance(self.delta, {})
 
     def _commit(self, progress: ViewProgress | None = None) -> CommitProperties:
         """Return the properties of a commit. Each commit has the progress, so that the newest one has it."""
-        if self.name != STREAM_ENTRIES:
-            return CommitProperties()
-        return (self.progress if progress is None else progress).commit_properties()
+        its = self.progress if progress is None else progress
+        properties = its.commit_properties() if self.name == STREAM_ENTRIES else CommitProperties()
+        # A commit of another program may have written the same keys. Then delta-rs must not try again.
+        properties.max_commit_retries = 0
+        return properties
 
     def _set_progress(self, progress: ViewProgress | None) -> None:
         # Set only after the commit: after a failed write, commits of maintenance must have the old progress.
         if progress is not None:
             self.progress = progress
 
-    def _is_news(self, key: Key, change: RowChange) -> bool:
-        held = self._index.get(key)
-        if held is None:
-            return change.row is not None
-        return held.offset < change.offset
-
-    def _place(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """Return the shelf for each row to write."""
+    def _place(self, keys: Iterable[Key], known: Mapping[Key, Held]) -> dict[Key, int]:
+        """Return the shelf for each row to write. `known` has the rows that are stored."""
         current = max(self._sizes, default=0)
         size = self._sizes[current]
         placed = {}
         for key in keys:
-            held = self._index.get(key)
+            held = known.get(key)
             if held is None or held.shelf != current:
                 if size >= SHELF_ROWS:
                     current, size = current + 1, 0
@@ -240,15 +233,17 @@ class ViewTable:
         merger = merger.when_matched_update(columns, "NOT s.removed AND s.last_offset > t.last_offset")
         merger.when_not_matched_insert(columns, "NOT s.removed").execute()
 
-    def _remember(self, fresh: Mapping[Key, RowChange], placed: Mapping[Key, int]) -> None:
-        for key, change in fresh.items():
-            held = self._index.pop(key, None)
-            if held is not None:
-                self._sizes[held.shelf] -= 1
-                self._touched.add(held.shelf)
-            if key in placed:
-                self._index[key] = Held(placed[key], change.offset)
-                self._sizes[placed[key]] += 1
+    def _remember(
+        self, fresh: Mapping[Key, RowChange], placed: Mapping[Key, int], known: Mapping[Key, Held]
+    ) -> None:
+        for held in known.values():
+            self._sizes[held.shelf] -= 1
+            self._touched.add(held.shelf)
+        self._sizes.update(placed.values())
+        self._index.advance(
+            self.delta,
+            {key: Held(placed[key], one.offset) if key in placed else None for key, one in fresh.items()},
+        )
 
     def _gather(self, touched: Iterable[int]) -> None:
         """Join the files of a shelf if it has many; each append adds one."""
@@ -267,6 +262,7 @@ class ViewTable:
         self.delta.optimize.compact(
             partition_filters=[(SHELF, "=", str(shelf))], commit_properties=self._commit()
         )
+        self._index.bring_to(self.delta)
 
     def tidy(self, keep_h: float) -> None:
         """Compact the table, delete unused files, and shorten the Delta log. No row is changed.
@@ -295,6 +291,7 @@ class ViewTable:
             commit_properties=self._commit(),
         )
         self.delta.update_incremental()
+        self._index.bring_to(self.delta)
         self.delta.create_checkpoint()
         self.delta.cleanup_metadata()
 
@@ -303,6 +300,7 @@ class ViewTable:
         target = shelves[0]
         wanted = ", ".join(map(str, shelves))
         rows = dataset_of(self.delta).to_table(filter=pc.field(SHELF).isin(shelves))
+        moved = rows.filter(pc.field(SHELF) != target).select([*self._keys, "last_offset"]).to_pylist()
         at = rows.schema.get_field_index(SHELF)
         rows = rows.set_column(at, SHELF, pa.array([target] * rows.num_rows, pa.int32()))
         write_deltalake(
@@ -313,12 +311,28 @@ class ViewTable:
             commit_properties=self._commit(),
         )
         self.delta.update_incremental()
-        moved = set(shelves[1:])
-        for key, held in self._index.items():
-            if held.shelf in moved:
-                self._index[key] = Held(target, held.offset)
-        for shelf in moved:
+        for shelf in shelves[1:]:
             self._sizes[target] += self._sizes.pop(shelf)
+        self._index.advance(
+            self.delta,
+            {tuple(row[name] for name in self._keys): Held(target, row["last_offset"]) for row in moved},
+        )
+
+
+def _is_news(held: Held | None, change: RowChange) -> bool:
+    """Return whether a change is newer than the stored row. None: no row is stored."""
+    return change.row is not None if held is None else held.offset < change.offset
+
+
+def _rows_by_shelf(delta: DeltaTable) -> Counter[int]:
+    """Count the rows of each shelf, by the statistics of the files."""
+    files = pa.table(delta.get_add_actions(flatten=True))
+    found: Counter[int] = Counter()
+    for shelf, rows in zip(
+        files[f"partition.{SHELF}"].to_pylist(), files["num_records"].to_pylist(), strict=True
+    ):
+        found[shelf] += rows
+    return found
 
 
 def _groups(shelves: Iterable[int], sizes: Mapping[int, int]) -> list[list[int]]:
@@ -332,6 +346,11 @@ def _groups(shelves: Iterable[int], sizes: Mapping[int, int]) -> list[list[int]]
         groups[-1].append(shelf)
         filled += sizes[shelf]
     return [group for group in groups if len(group) > 1]
+
+
+def index_path(settings: Settings, table: str) -> Path:
+    """Return the folder of the index of the view table `table`."""
+    return settings.state_path / "views" / table
 
 
 def are_complete(settings: Settings) -> bool:
@@ -348,5 +367,5 @@ def open_tables(settings: Settings) -> dict[str, ViewTable]:
     Raises:
         WrongViewTable: A table has other columns than this version writes.
     """
-    keep_h = settings.views.keep_old_files_h
-    return {name: ViewTable(settings.table_path(name), name, keep_h) for name in VIEW_TABLES}
+    keep_h, path = settings.views.keep_old_files_h, settings.table_path
+    return {name: ViewTable(path(name), name, index_path(settings, name), keep_h) for name in VIEW_TABLES}

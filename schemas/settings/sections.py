@@ -257,7 +257,8 @@ class StorageSettings(Section):
     tables: str | None = None
     """Directory or URI of the Delta tables. Unset: `<data_dir>/tables`."""
     state: Path | None = None
-    """Directory of the state stores, on a local disk of each machine. Unset: `<data_dir>/state`."""
+    """Directory of the state stores and of the indexes of view keys, on a local disk of each machine.
+    Unset: `<data_dir>/state`."""
 
 
 class AuditSettings(Section):

@@ -47,7 +47,7 @@ def measure(folder: Path, table: str, known: int, merges: int) -> dict[str, Any]
     """Fill a table, then merge."""
     rows = known_jobs(known + merges * ADDED)[table]
     jobs = sorted({job_of(key) for key in rows})
-    opened = ViewTable(str(folder), table)
+    opened = ViewTable(str(folder), table, folder.with_name(f"{table}-index"))
     first = set(jobs[:known])
     opened.apply({key: change for key, change in rows.items() if job_of(key) in first})
     draw, costs, written = random.Random(1), [], []

@@ -239,8 +239,8 @@ def test_commits_without_rows_are_passed_and_what_cannot_be_read_says_what_to_do
     while builder.build():
         pass
     assert builder.progress.offsets == ledger_ends(ledger)
-    behind = ViewBuilder(settings)
-    behind.tables[STREAM_ENTRIES].note(ViewProgress({}, 0))
+    builder.tables[STREAM_ENTRIES].note(ViewProgress({}, 0))
+    builder.close()
     for file in Path(settings.table_path(LEDGER)).glob("*.parquet"):
         file.unlink()
     with pytest.raises(Refused, match="rebuild_views"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,11 @@ def entry(name: str, offset: int) -> RowChange:
     return RowChange(1, offset, cells)
 
 
+def opened(path: Path, table: str = REGISTRY_PRINCIPALS) -> ViewTable:
+    """The table, opened for writing, with its index beside it."""
+    return ViewTable(str(path), table, path.with_name(f"{path.name}-index"))
+
+
 def offsets_of(path: Path, table: str = REGISTRY_PRINCIPALS) -> dict[str, int]:
     """Key and last offset of each stored row; fails on a key that is there twice."""
     name = "principal" if table == REGISTRY_PRINCIPALS else "stream_id"
@@ -63,6 +69,12 @@ def offsets_of(path: Path, table: str = REGISTRY_PRINCIPALS) -> dict[str, int]:
     found = {row[name]: row["last_offset"] for row in rows}
     assert len(found) == len(rows)
     return found
+
+
+def shelves_of(path: Path) -> dict[str, int]:
+    """The shelf of each principal."""
+    rows = DeltaTable(str(path)).to_pyarrow_dataset().to_table(columns=["principal", SHELF]).to_pylist()
+    return {row["principal"]: row[SHELF] for row in rows}
 
 
 def files_of(path: Path) -> set[str]:
@@ -79,7 +91,7 @@ def test_any_order_of_batches_repetitions_restarts_and_tidying_ends_in_the_newes
 ) -> None:
     draw = random.Random(seed)
     path = tmp_path / "t"
-    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+    table = opened(path)
     model: dict[str, int] = {}
     batches: list[Changes] = []
     for number in range(40):
@@ -96,12 +108,16 @@ def test_any_order_of_batches_repetitions_restarts_and_tidying_ends_in_the_newes
         if draw.random() < 0.3:
             table.apply(batch)
         if draw.random() < 0.2:
-            table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+            table.close()
+            table = opened(path)
         if draw.random() < 0.2:
             table.tidy(1)
         assert offsets_of(path) == model
     assert len(table) == len(model)
-    assert {key[0] for key in table._index} == model.keys()
+    held = table._index.held(table.delta, [(f"p{number}",) for number in range(60)])
+    assert {key[0]: one.offset for key, one in held.items()} == model
+    assert {key[0]: one.shelf for key, one in held.items()} == shelves_of(path)
+    assert +table._sizes == Counter(shelves_of(path).values())
     rows = DeltaTable(str(path)).to_pyarrow_dataset().to_table(columns=VIEW_ARROW[REGISTRY_PRINCIPALS].names)
     for row in rows.cast(VIEW_ARROW[REGISTRY_PRINCIPALS]).to_pylist():
         assert row["status"] == f"since {row['last_offset']}"
@@ -110,11 +126,13 @@ def test_any_order_of_batches_repetitions_restarts_and_tidying_ends_in_the_newes
 
 def test_a_batch_applied_again_or_late_commits_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+    table = opened(path)
     table.apply(named(range(3), 7))
     version = DeltaTable(str(path)).version()
     assert not table.apply(named(range(3), 7))
-    assert not ViewTable(str(path), REGISTRY_PRINCIPALS).apply(named(range(3), 6))
+    table.close()
+    table = opened(path)
+    assert not table.apply(named(range(3), 6))
     assert not table.apply({("gone",): principal("gone", 9, removed=True)})
     assert DeltaTable(str(path)).version() == version
     assert offsets_of(path) == {"p0": 7, "p1": 7, "p2": 7}
@@ -122,7 +140,7 @@ def test_a_batch_applied_again_or_late_commits_nothing(tmp_path: Path) -> None:
 
 def test_a_merge_leaves_the_files_of_rows_that_do_not_change_alone(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+    table = opened(path)
     table.apply(named(range(20), 1))
     before = files_of(path)
     assert len(before) == 4, "a file a shelf"
@@ -137,7 +155,7 @@ def test_a_merge_leaves_the_files_of_rows_that_do_not_change_alone(tmp_path: Pat
 def test_many_appends_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_tables, "SHELF_ROWS", 1000)
     path = tmp_path / "t"
-    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+    table = opened(path)
     for number in range(100):
         table.apply(named([number], number))
     assert len(files_of(path)) <= 33
@@ -146,7 +164,7 @@ def test_many_appends_leave_few_files(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_shelves_that_rest_are_put_together_and_replaced_files_deleted(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+    table = opened(path)
     table.apply(named(range(60), 1))
     assert len(files_of(path)) == 12
     table.tidy(0)
@@ -165,7 +183,7 @@ def test_shelves_that_rest_are_put_together_and_replaced_files_deleted(tmp_path:
 
 def test_every_commit_of_the_entries_says_how_far_they_are_also_that_of_maintenance(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    table = ViewTable(str(path), STREAM_ENTRIES)
+    table = opened(path, STREAM_ENTRIES)
     assert read_progress(DeltaTable(str(path))) == NO_PROGRESS
     seen = []
     for number in range(1, 30):
@@ -178,14 +196,15 @@ def test_every_commit_of_the_entries_says_how_far_they_are_also_that_of_maintena
             assert read_progress(DeltaTable(str(path))) == progress
     for version, progress in seen:
         assert read_progress(DeltaTable(str(path), version=version)) == progress
-    assert ViewTable(str(path), STREAM_ENTRIES).progress == seen[-1][1]
+    table.close()
+    assert opened(path, STREAM_ENTRIES).progress == seen[-1][1]
     assert len(offsets_of(path, STREAM_ENTRIES)) == 20
 
 
 def test_a_table_with_other_columns_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    ViewTable(str(tmp_path / "t"), REGISTRY_PRINCIPALS)
+    opened(tmp_path / "t").close()
     with pytest.raises(WrongViewTable, match="rebuild_views"):
-        ViewTable(str(tmp_path / "t"), MAILBOX_VIEW)
+        opened(tmp_path / "t", MAILBOX_VIEW)
 
 
 def ledger(rows: list[dict[str, Any]]) -> pa.Table:
@@ -221,7 +240,7 @@ def test_the_last_change_of_a_key_counts_in_whatever_order_the_rows_come() -> No
 def test_a_write_that_failed_leaves_no_progress_for_maintenance_to_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = ViewTable(str(tmp_path / "entries"), STREAM_ENTRIES)
+    table = opened(tmp_path / "entries", STREAM_ENTRIES)
     done = ViewProgress({1: 1}, 1)
     table.apply({("job", "a", "job"): entry("a", 0)}, done)
 
@@ -242,8 +261,10 @@ def test_a_table_from_before_comments_takes_appends_merges_and_tidying(tmp_path:
     columns = pa.schema([field.remove_metadata() for field in table_schema(REGISTRY_PRINCIPALS)])
     DeltaTable.create(str(path), columns, partition_by=[SHELF])
     for offset in range(30):
-        ViewTable(str(path), REGISTRY_PRINCIPALS).apply(named(range(offset, offset + 3), offset))
-    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+        table = opened(path)
+        table.apply(named(range(offset, offset + 3), offset))
+        table.close()
+    table = opened(path)
     table.tidy(0)
     table.tidy(0)
     assert offsets_of(path) == {f"p{number}": min(number, 29) for number in range(32)}
@@ -253,5 +274,5 @@ def test_a_table_from_before_comments_takes_appends_merges_and_tidying(tmp_path:
 
 @pytest.mark.parametrize("name", VIEW_TABLES)
 def test_each_column_of_a_new_table_has_a_comment(tmp_path: Path, name: str) -> None:
-    fields = ViewTable(str(tmp_path), name).delta.schema().fields
+    fields = opened(tmp_path / name, name).delta.schema().fields
     assert [field.name for field in fields if not field.metadata.get("comment")] == []

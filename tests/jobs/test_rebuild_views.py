@@ -80,6 +80,7 @@ class Backbone:
         for name, table in tables.items():
             progress = ViewProgress(changes.next_offsets, ledger.version()) if name == STREAM_ENTRIES else None
             table.apply(changes.tables[name], progress)
+            table.close()
 
     def state(self) -> dict[str, Any]:
         """All rows of all view tables."""
