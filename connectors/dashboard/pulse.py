@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from typing import Any, Final
 
-from connectors.dashboard.shown_rows import jobs_by_state, milliseconds
+from connectors.dashboard.shown_rows import milliseconds
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, MailboxIndex
 from connectors.live.live_view import LiveView
@@ -22,7 +22,6 @@ from connectors.live.table_lag import TableLag
 from connectors.live.table_progress_reader import ViewProgressReader
 from schemas.errors import TrunklineError
 from schemas.streams.mailboxes.message import MESSAGE_PENDING, MessageRow
-from schemas.wire.ids import JOB
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 # The number of mailboxes that are shown. The sums include all.
@@ -106,8 +105,6 @@ class Pulse:
         self._lock = threading.Lock()
         self._verdicts: Counter[str] = Counter()
         self._lag_s = 0.0
-        self._jobs_changed = True
-        self._jobs: dict[str, int] = {}
         self._beat_at = time.monotonic()
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
         self.mailboxes: dict[str, Any] = {"mailboxes": [], "messages": 0, "total": 0}
@@ -131,12 +128,10 @@ class Pulse:
             return
         now = time.time()
         oldest = min(record.logged_at_us for record in records) / 1e6
-        job = f"{JOB}/"
         with self._lock:
             self._lag_s = max(self._lag_s, now - oldest)
             for record in records:
                 self._verdicts[record.verdict] += 1
-                self._jobs_changed = self._jobs_changed or record.stream.startswith(job)
 
     def beat(self) -> dict[str, Any]:
         """Return the figures since the last call as JSON, and append them to the history.
@@ -148,9 +143,6 @@ class Pulse:
         with self._lock:
             verdicts, self._verdicts = self._verdicts, Counter()
             lag_s, self._lag_s = self._lag_s, 0.0
-            jobs_changed, self._jobs_changed = self._jobs_changed, False
-        if jobs_changed:
-            self._jobs = jobs_by_state(self._hub.live_view)
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 0.001), now
         self.mailboxes = self._depths.deepest()
@@ -166,7 +158,11 @@ class Pulse:
             "messages": self.mailboxes["messages"],
         }
         self._history.append(figures)
-        return {**figures, "jobs": self._jobs, "kafka_is_away": self._hub.appender.away is not None}
+        return {
+            **figures,
+            "jobs": self._hub.lists.jobs_by_state(),
+            "kafka_is_away": self._hub.appender.away is not None,
+        }
 
     def _table_lag(self) -> tuple[int, int] | tuple[None, None]:
         """Return the number of settled records that the view tables lack, and the oldest one's age in ms.

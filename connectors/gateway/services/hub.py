@@ -21,6 +21,7 @@ from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
@@ -67,13 +68,14 @@ class Hub:
         self.boot_id = uuid.uuid4().hex[:12]
         self.identities = Identities(operator_token)
         self.pending = PendingJobs(lambda job_id: live_view.get(JobRow, job_id))
+        self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
-        state = StateMetrics(live_view, self.mailboxes, self.mailbox_waits)
+        state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits)
         collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
@@ -100,7 +102,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.mailbox_waits)
+        parts = (*indexes, self.lists, self.mailbox_waits)
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
@@ -112,6 +114,7 @@ class Hub:
         self.conversations.load(self.live_view.all(MessageRow))
         self.listeners.load(self.live_view.all(ListenerRow))
         self.pending.load(self.live_view.all(JobRow))
+        self.lists.load()
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)
         # Reading a long ledger takes time, and no request needs to wait for it.
