@@ -14,6 +14,7 @@ from connectors.background.background_service import BackgroundService
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
+from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
@@ -68,6 +69,7 @@ class Hub:
         self.boot_id = uuid.uuid4().hex[:12]
         self.identities = Identities(operator_token)
         self.pending = PendingJobs(lambda job_id: live_view.get(JobRow, job_id))
+        self.overlays = BrokerOverlays(live_view.entries, keyring)
         self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
         self.mailbox_waits = MailboxWaits()
@@ -88,7 +90,9 @@ class Hub:
         rules = read_launchers(PROJECT_ROOT / settings.gateway.launchers_file)
         launcher = LocalProcessLauncher(settings, rules)
         self.agents = AgentRegistrar(settings, live_view, self.appender)
-        self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
+        self.tasks = TaskKeeper(
+            settings, keyring, live_view, self.lists, self.mailboxes, self.appender, launcher
+        )
         self.organism = OrganismKeeper(settings, live_view, self.appender)
         leases = LeaseExpiryMonitor(live_view, self.appender.append_unattended)
         self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, leases)
@@ -102,7 +106,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.lists, self.mailbox_waits)
+        parts = (*indexes, self.overlays, self.lists, self.mailbox_waits)
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
@@ -113,7 +117,9 @@ class Hub:
         self.mailboxes.load(self.live_view.all(MessageRow))
         self.conversations.load(self.live_view.all(MessageRow))
         self.listeners.load(self.live_view.all(ListenerRow))
-        self.pending.load(self.live_view.all(JobRow))
+        jobs = self.live_view.all(JobRow)
+        self.pending.load(jobs)
+        self.overlays.load(jobs)
         self.lists.load()
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)

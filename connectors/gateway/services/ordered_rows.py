@@ -82,10 +82,8 @@ class OrderedRows(RowIndex[RowT]):
     def oldest(self, group: str) -> RowT | None:
         """Return the row of a group that comes last in `newest`, None without one."""
         with self._lock:
-            found = self._places.lowest(*_span(group, 0, None))
-        return (
-            None if found is None else self._row_of(self._row_type, found[len(group.encode()) + 9 :].decode())
-        )
+            places = self._places.lowest(*_span(group, 0, None), 1)
+        return self._row_of(self._row_type, places[0][len(group.encode()) + 9 :].decode()) if places else None
 
     def count(self, groups: Sequence[str], *, since: int = 0, before: tuple[int, str] | None = None) -> int:
         """Return the number of rows that `newest` returns without a limit, by the index alone."""

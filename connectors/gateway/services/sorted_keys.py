@@ -43,6 +43,9 @@ class SortedKeys:
         if not block and number:
             del self._blocks[number], self._firsts[number]
 
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
     def count(self, low: bytes, high: bytes) -> int:
         """Return the number of keys from `low` up to but not including `high`, 0 if `high` is lower."""
         if high <= low:
@@ -62,15 +65,16 @@ class SortedKeys:
                 break
         return found[:most]
 
-    def lowest(self, low: bytes, high: bytes) -> bytes | None:
-        """Return the lowest key from `low` up to but not including `high`, None without one."""
-        number, place = self._place(low)
-        if place == len(self._blocks[number]):
-            number, place = number + 1, 0
-        if number == len(self._blocks):
-            return None
-        found = self._blocks[number][place]
-        return found if found < high else None
+    def lowest(self, low: bytes, high: bytes, most: int) -> list[bytes]:
+        """Return up to `most` keys from `low` up to but not including `high`: the lowest, lowest first."""
+        (first, begin), (last, end) = self._place(low), self._place(high)
+        found: list[bytes] = []
+        for number in range(first, last + 1):
+            block = self._blocks[number]
+            found += block[begin if number == first else 0 : end if number == last else len(block)]
+            if len(found) >= most:
+                break
+        return found[:most]
 
     def _place(self, key: bytes) -> tuple[int, int]:
         """Return the block and the place in it of the first key that is not lower than `key`."""

@@ -60,14 +60,14 @@ class StateMetrics(Collector):
         Prometheus calls this method at each scrape.
         """
         yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
-        depths = self._mailboxes.depths()
-        yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", sum(depths.values()))
-        deepest = sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]
+        pending, _ = self._mailboxes.totals()
+        yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", pending)
+        deepest = [found for found in self._mailboxes.deepest(_MAILBOXES) if found.depth]
         yield gauges(
             "mailbox_depth",
             f"Messages that wait in a mailbox, of the {_MAILBOXES} deepest.",
             ["mailbox"],
-            ((["/".join(mailbox)], count) for mailbox, count in deepest),
+            ((["/".join(found.mailbox)], found.depth) for found in deepest),
         )
         yield gauge("mailbox_waits", "Requests that wait for a message.", self._waits.count())
         counts = Tally(row.status for row in self._lists.participants_with(None))

@@ -41,7 +41,7 @@ from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import JOB_ID_PATTERN
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import DOOR
-from connectors.gateway.work.broker_overlays import BrokerOverlays, opened_overlay
+from connectors.gateway.work.broker_overlays import opened_overlay
 from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.settled_feed import SettledRecord
@@ -199,8 +199,6 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
 
 
 def _add_reads(routes: Routes, hub: Hub) -> None:
-    overlays = BrokerOverlays(hub.live_view, hub.keyring)
-
     @routes.get(JOBS, Action.JOB_LIST, JobsAnswer)
     async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
         """List the jobs that match every given filter (state, session, age in seconds), newest first."""
@@ -221,7 +219,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
         The MQTT bridge connects to these brokers.
         """
-        return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})
+        return json_answer({"brokers": await asyncio.to_thread(hub.overlays.distinct)})
 
 
 def _overlay_for(caller: Caller, hub: Hub, job_id: str) -> dict[str, Any] | None:

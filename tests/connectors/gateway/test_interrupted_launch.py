@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.task_credentials import task_token
 from connectors.gateway.services.task_keeper import TaskKeeper, container_of
 from connectors.launcher.launcher_file import read_launchers
@@ -35,6 +37,7 @@ from schemas.streams.container.container_registry import (
     REGISTRY_CONTAINERS,
     STARTING,
 )
+from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.principal.principals import token_hash
 from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskCompletion, TaskStart, task_record
 from schemas.wire.verdicts import ACCEPTED
@@ -55,8 +58,13 @@ class Launching:
         self.view = LiveView(settings, self.keyring)
         self.settled: list[SettledRecord] = []
         self.view.on_settled(self.settled.extend)
+        lists, mailboxes = RowLists(self.view), MailboxIndex()
+        self.view.on_change(lists.changed)
+        self.view.on_change(mailboxes.changed)
         opened.callback(self.view.close)
         self.view.open()
+        lists.load()
+        mailboxes.load(self.view.all(MessageRow))
         self.appender = LogAppender(settings, self.view)
         opened.callback(self.appender.close)
         self.appender.open()
@@ -75,7 +83,7 @@ class Launching:
                     threading.Timer(AWAY_S, kafka.send_signal, [signal.SIGCONT]).start()
                 return step(self, task, state, *more, **named)
 
-        self.keeper = Halting(settings, self.keyring, self.view, self.appender, launcher)
+        self.keeper = Halting(settings, self.keyring, self.view, lists, mailboxes, self.appender, launcher)
         opened.callback(self.keeper.close)
         self.keeper.open()
 

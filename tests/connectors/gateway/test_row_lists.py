@@ -300,4 +300,5 @@ def test_sorted_keys_equal_a_sorted_set_after_any_changes(monkeypatch: pytest.Mo
                 most = draw.choice([0, 1, 3, 10**9])
                 assert keys.count(low, high) == len(inside)
                 assert keys.highest(low, high, most) == inside[::-1][:most]
-                assert keys.lowest(low, high) == (inside[0] if inside else None)
+                assert keys.lowest(low, high, most) == inside[:most]
+                assert len(keys) == len(model)
