@@ -43,7 +43,8 @@ class BrokerOverlays(RowIndex[JobRow]):
         warning in the log output. May block, because it opens the secrets of new jobs: call it on a thread.
         """
         with self._lock:
-            unread = list(self._unread)
+            # A set that was large once takes long to iterate, also when it is empty.
+            unread = list(self._unread) if self._unread else []
         for job_id in unread:
             overlay = self._read(job_id)
             with self._lock:
