@@ -30,7 +30,6 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, iso_moment, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Caller
-from schemas.fold.life_cycles import STOPPED
 from schemas.streams.agents.participants import AgentUpdated, ParticipantRow, participant_record
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
@@ -72,13 +71,8 @@ class AgentTools:
         Without a wanted status, all agents that have not stopped are returned; without a wanted capability,
         agents with any. `agent`, the caller, does not matter.
         """
-        rows = [
-            row
-            for row in self._hub.live_view.all(ParticipantRow)
-            if (asked.status == row.status if asked.status else row.status != STOPPED)
-            and (asked.capability is None or asked.capability in row.capabilities)
-        ]
-        return {"agents": [_agent_as_json(row) for row in sorted(rows, key=lambda row: row.agent_name)]}
+        rows = self._hub.lists.participants_with(asked.status, asked.capability)
+        return {"agents": [_agent_as_json(row) for row in rows]}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
         """Put a message into the mailbox of another agent, and return the message's id when it is settled.
@@ -141,7 +135,7 @@ class AgentTools:
         """
         self._check_length(asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
-        recipients = broadcast_recipients(self._hub.live_view, agent)
+        recipients = broadcast_recipients(self._hub.lists, agent)
         records = []
         for name in recipients:
             message_id = str(request_uuid(str(broadcast_id), name))

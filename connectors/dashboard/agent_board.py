@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from connectors.dashboard.shown_rows import milliseconds
 from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.row_lists import RowLists
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import RUNNING
 from schemas.streams.agents.participants import ParticipantRow
@@ -30,8 +31,9 @@ class AgentBoard:
     A row's `key` is the participant's name, or `task:<task id>` for an agent that is no participant.
     """
 
-    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+    def __init__(self, live_view: LiveView, lists: RowLists, mailboxes: MailboxIndex) -> None:
         self._live_view = live_view
+        self._lists = lists
         self._mailboxes = mailboxes
 
     def rows(self) -> list[dict[str, Any]]:
@@ -40,16 +42,12 @@ class AgentBoard:
         First come the present participants by name, then the agents of running tasks that are no participants,
         then the 50 participants that stopped last.
         """
-        participants = self._live_view.all(ParticipantRow)
-        stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
-        present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
-        joined = {p.task_id for p in present}
-        running = (task for task in self._live_view.all(TaskRow) if task.status == RUNNING)
-        tasks = [task for task in running if task.task_id not in joined]
+        present = self._lists.participants_with(None)
+        tasks = [task for task in self._lists.tasks.newest([RUNNING]) if not self._has_joined(task)]
         return [
             *map(self.participant, present),
             *map(self._worker, sorted(tasks, key=lambda task: (task.agent_name, task.task_id))),
-            *map(self.participant, stopped[:_STOPPED_SHOWN]),
+            *map(self.participant, self._lists.participants.newest([STOPPED], _STOPPED_SHOWN)),
         ]
 
     def changed(
@@ -74,11 +72,9 @@ class AgentBoard:
                 found.append(self.participant(row))
                 if row.task_id is not None and name in turned:
                     touched.add(row.task_id)
-        participants = self._live_view.all(ParticipantRow) if touched else ()
-        joined = {p.task_id for p in participants if p.status != STOPPED}
         for task_id in sorted(touched):
             task = self._live_view.get(TaskRow, task_id)
-            if task is not None and task.status == RUNNING and task_id not in joined:
+            if task is not None and task.status == RUNNING and not self._has_joined(task):
                 found.append(self._worker(task))
             else:
                 found.append({"key": worker_key(task_id), "gone": True})
@@ -95,6 +91,11 @@ class AgentBoard:
             "stopped_ms": milliseconds(row.stopped_at),
             "stopped_why": row.stopped_why,
         }
+
+    def _has_joined(self, task: TaskRow) -> bool:
+        """Return whether the agent of a task is a present participant, which has the task's agent name."""
+        agent = self._live_view.get(ParticipantRow, task.agent_name)
+        return agent is not None and agent.task_id == task.task_id and agent.status != STOPPED
 
     def _worker(self, row: TaskRow) -> dict[str, Any]:
         began = row.started_at or row.submitted_at

@@ -67,10 +67,10 @@ class Dashboard:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.board = AgentBoard(hub.live_view, hub.mailboxes)
+        self.board = AgentBoard(hub.live_view, hub.lists, hub.mailboxes)
         self.mailboxes = MailboxBoard(hub.live_view, hub.mailboxes)
         per_token = hub.settings.gateway.mailbox_per_token
-        self.tasks = TaskBoard(hub.live_view, self.board, self.mailboxes, per_token=per_token)
+        self.tasks = TaskBoard(hub.live_view, hub.lists, self.board, self.mailboxes, per_token=per_token)
         self.pulse = Pulse(hub)
         self.rejections = Rejections()
         self.broadcast = EventBroadcast(hub, FrameWriter(hub, self.board), self.pulse, self.rejections)

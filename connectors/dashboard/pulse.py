@@ -10,81 +10,44 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from heapq import nsmallest
 from typing import Any, Final
 
-from connectors.dashboard.shown_rows import jobs_by_state, milliseconds
+from connectors.dashboard.shown_rows import milliseconds
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox, MailboxIndex
-from connectors.live.live_view import LiveView
+from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.settled_feed import SettledRecord
 from connectors.live.table_lag import TableLag
 from connectors.live.table_progress_reader import ViewProgressReader
 from schemas.errors import TrunklineError
-from schemas.streams.mailboxes.message import MESSAGE_PENDING, MessageRow
-from schemas.wire.ids import JOB
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 # The number of mailboxes that are shown. The sums include all.
 SHOWN: Final = 200
 
 
-class MailboxDepths:
-    """The depth of each mailbox, and the post time of its oldest waiting message. Not thread-safe."""
+def deepest_mailboxes(index: MailboxIndex) -> dict[str, Any]:
+    """Return the 200 deepest mailboxes as JSON, deepest first, and two sums over all mailboxes.
 
-    def __init__(self, live_view: LiveView, index: MailboxIndex) -> None:
-        self._live_view = live_view
-        self._index = index
-        self._oldest: dict[Mailbox, tuple[str, int]] = {}
-
-    def deepest(self) -> dict[str, Any]:
-        """Return the 200 deepest mailboxes as JSON, deepest first, and two sums over all mailboxes.
-
-        The mailboxes are in the list `mailboxes`. A mailbox without a waiting message is in it if it has dead
-        ones. `messages` is the number of all waiting messages, leased ones included. `total` is the number of
-        mailboxes with a waiting or dead message. A mailbox's `oldest_ms` is when its oldest waiting message was
-        posted, in milliseconds since 1970 UTC. `dead` is the number of its dead messages in memory.
-        """
-        depths, dead = self._index.depths(), self._index.dead_counts()
-        for gone in self._oldest.keys() - depths.keys():
-            del self._oldest[gone]
-        known = depths.keys() | dead.keys()
-        chosen = nsmallest(SHOWN, known, key=lambda one: (-depths.get(one, 0), -dead.get(one, 0), one))
-        return {
-            "mailboxes": [
-                {
-                    "realm": mailbox[0],
-                    "recipient": mailbox[1],
-                    "depth": depths.get(mailbox, 0),
-                    "dead": dead.get(mailbox, 0),
-                    "oldest_ms": milliseconds(self._oldest_us(mailbox)) if mailbox in depths else None,
-                }
-                for mailbox in chosen
-            ],
-            "messages": sum(depths.values()),
-            "total": len(known),
-        }
-
-    def _oldest_us(self, mailbox: Mailbox) -> int | None:
-        # Later messages are newer, so the oldest one stays the oldest until it is delivered.
-        known = self._oldest.get(mailbox)
-        if known is not None and self._posted_at(mailbox, known[0]) == known[1]:
-            return known[1]
-        waiting = [
-            (posted, message_id)
-            for message_id in self._index.waiting(mailbox)
-            if (posted := self._posted_at(mailbox, message_id)) is not None
-        ]
-        if not waiting:
-            self._oldest.pop(mailbox, None)
-            return None
-        posted, message_id = min(waiting)
-        self._oldest[mailbox] = (message_id, posted)
-        return posted
-
-    def _posted_at(self, mailbox: Mailbox, message_id: str) -> int | None:
-        row = self._live_view.get(MessageRow, f"{mailbox[0]}/{mailbox[1]}/{message_id}")
-        return None if row is None or row.status not in MESSAGE_PENDING else row.posted_at
+    The mailboxes are in the list `mailboxes`. A mailbox without a waiting message is in it if it has dead ones.
+    `messages` is the number of all waiting messages, leased ones included. `total` is the number of mailboxes
+    with a waiting or dead message. A mailbox's `oldest_ms` is when its oldest waiting message was posted, in
+    milliseconds since 1970 UTC. `dead` is the number of its dead messages in memory.
+    """
+    messages, total = index.totals()
+    return {
+        "mailboxes": [
+            {
+                "realm": found.mailbox[0],
+                "recipient": found.mailbox[1],
+                "depth": found.depth,
+                "dead": found.dead,
+                "oldest_ms": milliseconds(found.oldest),
+            }
+            for found in index.deepest(SHOWN)
+        ],
+        "messages": messages,
+        "total": total,
+    }
 
 
 PULSE_S: Final = 1.0
@@ -95,19 +58,16 @@ class Pulse:
     """The figures of the dashboard, computed once a second, with a history of five minutes.
 
     The live view's thread calls `settled`. Only one thread at a time may call `beat`. `mailboxes` is the result
-    of `MailboxDepths.deepest` at the last call of `beat`, with empty values before the first.
+    of `deepest_mailboxes` at the last call of `beat`, with empty values before the first.
     """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._lag = TableLag(hub.live_view)
         self._views = ViewProgressReader(hub.settings)
-        self._depths = MailboxDepths(hub.live_view, hub.mailboxes)
         self._lock = threading.Lock()
         self._verdicts: Counter[str] = Counter()
         self._lag_s = 0.0
-        self._jobs_changed = True
-        self._jobs: dict[str, int] = {}
         self._beat_at = time.monotonic()
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
         self.mailboxes: dict[str, Any] = {"mailboxes": [], "messages": 0, "total": 0}
@@ -131,12 +91,10 @@ class Pulse:
             return
         now = time.time()
         oldest = min(record.logged_at_us for record in records) / 1e6
-        job = f"{JOB}/"
         with self._lock:
             self._lag_s = max(self._lag_s, now - oldest)
             for record in records:
                 self._verdicts[record.verdict] += 1
-                self._jobs_changed = self._jobs_changed or record.stream.startswith(job)
 
     def beat(self) -> dict[str, Any]:
         """Return the figures since the last call as JSON, and append them to the history.
@@ -148,12 +106,9 @@ class Pulse:
         with self._lock:
             verdicts, self._verdicts = self._verdicts, Counter()
             lag_s, self._lag_s = self._lag_s, 0.0
-            jobs_changed, self._jobs_changed = self._jobs_changed, False
-        if jobs_changed:
-            self._jobs = jobs_by_state(self._hub.live_view)
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 0.001), now
-        self.mailboxes = self._depths.deepest()
+        self.mailboxes = deepest_mailboxes(self._hub.mailboxes)
         records_behind, behind_ms = self._table_lag()
         figures = {
             "at_ms": round(time.time() * 1000),
@@ -166,7 +121,11 @@ class Pulse:
             "messages": self.mailboxes["messages"],
         }
         self._history.append(figures)
-        return {**figures, "jobs": self._jobs, "kafka_is_away": self._hub.appender.away is not None}
+        return {
+            **figures,
+            "jobs": self._hub.lists.jobs_by_state(),
+            "kafka_is_away": self._hub.appender.away is not None,
+        }
 
     def _table_lag(self) -> tuple[int, int] | tuple[None, None]:
         """Return the number of settled records that the view tables lack, and the oldest one's age in ms.

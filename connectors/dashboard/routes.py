@@ -14,7 +14,7 @@ from connectors.dashboard.event_broadcast import DOOR, LENGTH_LIMIT, EventBroadc
 from connectors.dashboard.past_records_reader import job_history
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import KEPT, Rejections
-from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_by_state, jobs_page, record_as_json
+from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_page, record_as_json
 from connectors.dashboard.task_board import TaskBoard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, json_answer, not_found, unavailable
@@ -63,8 +63,8 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
         return {
             "agents": shown.board.rows(),
             "tasks": shown.tasks.newest(),
-            "jobs": jobs_by_state(hub.live_view),
-            "first_jobs": jobs_page(hub.live_view, None, None, _FIRST_JOBS),
+            "jobs": hub.lists.jobs_by_state(),
+            "first_jobs": jobs_page(hub.live_view, hub.lists, None, None, _FIRST_JOBS),
             "mailboxes": shown.pulse.mailboxes,
             "rejections": _rejections(shown, None, role, _FIRST_REJECTED),
             "history": shown.pulse.history(),
@@ -110,7 +110,8 @@ def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         `next` in the answer is the `after` of the following page, and null on the last page.
         """
         entrance.admit(request, "/api/jobs")
-        return json_answer(await asyncio.to_thread(jobs_page, hub.live_view, state, after, limit))
+        found = await asyncio.to_thread(jobs_page, hub.live_view, hub.lists, state, after, limit)
+        return json_answer(found)
 
     @app.get("/api/jobs/{job_id}")
     async def show_job(request: Request, job_id: JobPath, after: Offset | None = None) -> Response:

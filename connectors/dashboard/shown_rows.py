@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any, Final
 
 from connectors.gateway.feed.settled_stream import PUBLIC_KINDS, settled_as_json
+from connectors.gateway.services.row_lists import RowLists, job_groups
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, REGISTRY_JOBS, JobRow
@@ -73,11 +71,14 @@ def _moments(row: JobRow | TaskRow, *names: str) -> dict[str, int | None]:
     return {f"{name}_ms": milliseconds(getattr(row, f"{name}_at")) for name in names}
 
 
-def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: int) -> dict[str, Any]:
+def jobs_page(
+    live_view: LiveView, lists: RowLists, state: str | None, after: str | None, limit: int
+) -> dict[str, Any]:
     """Return one page of jobs as JSON, newest first.
 
     Args:
         live_view: The view that the jobs are read from.
+        lists: The view's lists.
         state: Only jobs in this state, such as `running`. None means all states.
         after: The id of the last job of the previous page. None, or an unknown id, means the first page.
         limit: The most jobs on the page.
@@ -86,25 +87,13 @@ def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: 
         `jobs`, the list, and `next`, which is the `after` of the following page. `next` is None on the last
         page.
     """
-    rows: Iterable[JobRow] = (row for row in live_view.all(JobRow) if state in (None, row.status))
     last = None if after is None else live_view.get(JobRow, after)
-    if last is not None:
-        begin = _age(last)
-        rows = (row for row in rows if _age(row) < begin)
-    newest = heapq.nlargest(limit + 1, rows, key=_age)
+    before = None if last is None else (last.registered_at, last.job_id)
+    newest = lists.jobs.newest(job_groups(state, None), limit + 1, before=before)
     return {
         "jobs": [job_as_json(live_view, row) for row in newest[:limit]],
         "next": newest[limit - 1].job_id if len(newest) > limit else None,
     }
-
-
-def jobs_by_state(live_view: LiveView) -> dict[str, int]:
-    """Return the number of jobs in each state. A state without jobs is not a key of the result."""
-    return Counter(row.status for row in live_view.all(JobRow))
-
-
-def _age(row: JobRow) -> tuple[int, str]:
-    return row.registered_at, row.job_id
 
 
 def is_shown(record: SettledRecord, role: str) -> bool:

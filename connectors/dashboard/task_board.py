@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ from connectors.dashboard.agent_board import AgentBoard
 from connectors.dashboard.mailbox_board import MailboxBoard
 from connectors.dashboard.shown_rows import milliseconds, task_as_json
 from connectors.gateway.services.mailboxes import token_mailbox
+from connectors.gateway.services.row_lists import RowLists, task_groups
 from connectors.gateway.services.task_keeper import container_of
 from connectors.live.live_view import LiveView
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
@@ -31,9 +31,16 @@ class TaskBoard:
     """
 
     def __init__(
-        self, live_view: LiveView, agents: AgentBoard, mailboxes: MailboxBoard, *, per_token: bool
+        self,
+        live_view: LiveView,
+        lists: RowLists,
+        agents: AgentBoard,
+        mailboxes: MailboxBoard,
+        *,
+        per_token: bool,
     ) -> None:
         self._live_view = live_view
+        self._lists = lists
         self._agents = agents
         self._mailboxes = mailboxes
         self._per_token = per_token
@@ -43,9 +50,10 @@ class TaskBoard:
 
         With `agent_name`, only the tasks of this agent.
         """
-        rows = [row for row in self._live_view.all(TaskRow) if agent_name in (None, row.agent_name)]
-        newest = heapq.nlargest(TASKS_SHOWN, rows, key=lambda row: (row.submitted_at, row.task_id))
-        return {"tasks": [task_as_json(self._live_view, row) for row in newest], "total": len(rows)}
+        groups = task_groups(None, agent_name)
+        newest = self._lists.tasks.newest(groups, TASKS_SHOWN)
+        total = self._lists.tasks.count(groups)
+        return {"tasks": [task_as_json(self._live_view, row) for row in newest], "total": total}
 
     def agent(self, name: str) -> dict[str, Any] | None:
         """Return an agent with its mailbox's counts and its newest tasks; None if nothing of this name exists.

@@ -7,12 +7,14 @@ and each pending or running job has an account. A finished job keeps it for `mqt
 resend is still accepted. A job whose secret was rotated has an account for the new secret. It keeps the old
 account until the end of the overlap, by this machine's clock; then the old account's connections end, too.
 **Guarantees** that `wait_effective` returns True only after the broker itself has accepted the account. Changes
-that come together make one new file and one SIGHUP.
+that come together make one new file and one SIGHUP. The first change after a pause is written at once. Under
+load the next file is written after a rest of twice the time that the last one took, at most a second.
 **On restart** it compares the file with the live view. Accounts that are right stay unchanged.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import threading
 import time
@@ -51,8 +53,9 @@ REGISTER_WAIT_S: Final = 1.0
 _PROOF_S: Final = 1.0
 _PROOF_TICK_S: Final = 0.005
 _RETRY_S: Final = 1.0
-# A reload costs the broker time that grows with the accounts. The pause after it is so many times that long.
+# A reload costs the broker time that grows with the accounts. The rest after it is so many times that long.
 _REST_FACTOR: Final = 2
+_REST_MOST_S: Final = 1.0
 _TIDY_MOST_S: Final = 30.0
 _TIDY_LEAST_S: Final = 0.2
 _CLOSE_S: Final = 5.0
@@ -82,7 +85,10 @@ class MqttAccounts:
         self._view = view
         self._folder: Path = settings.mqtt.accounts_dir
         self._lines: dict[str, str] = {}  # by user; only the worker thread uses it
-        self._ends: dict[str, float] = {}  # finished job to the time at which its accounts are removed
+        # Finished job to the time at which its accounts are removed, and the same as a heap.
+        self._ends: dict[str, float] = {}
+        self._ends_due: list[tuple[float, str]] = []
+        self._is_acl_old = True
         self._overlaps: dict[str, float] = {}  # job to the time at which its old account is removed
         # The users of each owner, which is a job or an agent, and the rotations of each live job with its
         # lines.
@@ -187,7 +193,7 @@ class MqttAccounts:
                     proven = self._apply(newest)
                     rest_s = _REST_FACTOR * (time.monotonic() - begun)
                     apply_by = None if proven else time.monotonic() + _RETRY_S
-                    self._rest(min(rest_s, _RETRY_S))
+                    self._rest(min(rest_s, _REST_MOST_S))
             except Exception:
                 log.exception("accounts_failed")
                 with self._changed:
@@ -231,6 +237,8 @@ class MqttAccounts:
             self._users[owner] = list(passwords)
             for user, password in passwords.items():
                 if not line_fits(self._lines.get(user, ""), user, password):
+                    # The ACL's patterns have the rules of all users that are named as their jobs.
+                    self._is_acl_old = self._is_acl_old or not is_job_id(user)
                     self._lines[user] = password_line(user, password)
                 elif user in self._effective:
                     continue
@@ -245,10 +253,10 @@ class MqttAccounts:
             return self._passwords(owner) if is_registered else {}
         row = self._view.get(JobRow, owner)
         if row is None:
-            self._ends[owner] = 0.0
+            self._end(owner, 0.0)
             return None
         if row.status in JOB_TERMINAL:
-            self._ends[owner] = (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s
+            self._end(owner, (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s)
             if self._ends[owner] <= time.time():
                 return None
         if self._taken.get(owner, _NONE) == row.secret_rotations:
@@ -259,9 +267,16 @@ class MqttAccounts:
         self._taken[owner] = row.secret_rotations
         return passwords
 
+    def _end(self, job_id: str, end: float) -> None:
+        """Note the time at which the accounts of a finished job are removed."""
+        if self._ends.get(job_id) != end:
+            self._ends[job_id] = end
+            heapq.heappush(self._ends_due, (end, job_id))
+
     def _drop(self, users: set[str]) -> bool:
         """Remove the accounts of these users. Returns whether there were any."""
         removed = {user for user in users if self._lines.pop(user, None) is not None}
+        self._is_acl_old = self._is_acl_old or not all(map(is_job_id, removed))
         with self._changed:
             self._effective -= removed
         return bool(removed)
@@ -296,8 +311,12 @@ class MqttAccounts:
             return False
         grace_s = self._settings.mqtt.account_grace_s
         self._next_tidy = now + min(_TIDY_MOST_S, max(_TIDY_LEAST_S, grace_s / 10))
-        over = [job_id for job_id, end in self._ends.items() if end <= time.time()]
-        for job_id in over:
+        over = []
+        while self._ends_due and self._ends_due[0][0] <= time.time():
+            end, job_id = heapq.heappop(self._ends_due)
+            if self._ends.get(job_id) != end:
+                continue
+            over.append(job_id)
             del self._ends[job_id]
             self._taken.pop(job_id, None)
             self._overlaps.pop(job_id, None)
@@ -306,7 +325,9 @@ class MqttAccounts:
     def _apply(self, newest: str | None) -> bool:
         """Write the files, signal the broker, and return whether it accepts a new account."""
         # The ACL first: an account that is accepted must have its limits.
-        write_acl(self._folder, self._settings.mqtt, self._lines)
+        if self._is_acl_old:
+            write_acl(self._folder, self._settings.mqtt, self._lines)
+            self._is_acl_old = False
         write_lines(self._folder / PASSWORDS, (*self._role_lines.values(), *self._lines.values()))
         signalled = reload_broker(self._folder)
         proven = self._prove(newest or next(reversed(self._lines), None)) if signalled else False
@@ -315,6 +336,7 @@ class MqttAccounts:
                 self._effective |= self._lines.keys()
                 self._changed.notify_all()
         else:
+            self._is_acl_old = True
             log.warning("accounts_not_effective_yet", accounts=len(self._lines), broker_told=signalled)
         return proven
 

@@ -4,12 +4,14 @@
 **Guarantees** that the processes of a stopped or terminated session are ended here within a few seconds
 (`gateway.session_check_s`), also if the process manager closed the session because its job had ended. A session
 that does not end delays no other: a check signals processes and never waits for them. Archived sessions are not
-touched. **On restart** it checks all rows again; ending a session of which nothing runs does nothing.
+touched. **On restart** it checks all rows again; ending a session of which nothing runs does nothing. Later
+checks look only at sessions that have stopped since and whose processes may still run.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from connectors.processes.process_tree import KILL_S
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from schemas.errors import TrunklineError
 from schemas.fold.life_cycles import STOPPED
+from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import TERMINATED, SessionRow
 
@@ -49,7 +52,8 @@ class SessionKeeper(ThreadedService):
 
     Args:
         settings: the settings, for the data directory and the time between two checks.
-        rows: returns the rows of the registry of sessions, such as `lambda: view.all(SessionRow)`.
+        rows: returns the rows of the registry of sessions, such as `lambda: view.all(SessionRow)`. It is called
+            once, at the start.
         host: the sessions on this machine. None: those of the data directory.
         own_end_s: how long a session may take to end by itself before SIGTERM, in seconds.
         grace_s: how long it may take to end after SIGTERM before SIGKILL, in seconds.
@@ -71,8 +75,34 @@ class SessionKeeper(ThreadedService):
         self._own_end_s = own_end_s
         self._grace_s = grace_s
         self._endings: dict[str, _Ending] = {}
-        # A handle is never used again, so an ended run is checked once in each status.
-        self._gone: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        # By name: the sessions here that are over and whose processes may still run.
+        self._over: dict[str, SessionRow] = {}
+
+    def open(self) -> None:
+        """Read all sessions and start the thread. Call it once, when the live view is open."""
+        self.load()
+        super().open()
+
+    def load(self) -> None:
+        """Note each session of the registry that is over, so that the next check looks at it."""
+        # A change that comes meanwhile waits for the lock, and is newer than the rows.
+        with self._lock:
+            for row in self._rows():
+                self._note(row)
+
+    def on_change(self, change: AppliedChange) -> None:
+        """Note a session that is over, or that runs again. The live view calls it on its own thread."""
+        if isinstance(change.row, SessionRow):
+            with self._lock:
+                self._note(change.row)
+
+    def _note(self, row: SessionRow) -> None:
+        is_over = row.status in (STOPPED, TERMINATED) and row.host == self._host.name
+        if is_over and row.handle is not None:
+            self._over[row.session] = row
+        else:
+            self._over.pop(row.session, None)
 
     def check(self) -> list[str]:
         """Check all sessions once, and send signals to the processes of each session that is over.
@@ -88,14 +118,8 @@ class SessionKeeper(ThreadedService):
         Raises:
             TrunklineError: tmux does not answer.
         """
-        over = {
-            row.handle: row
-            for row in self._rows()
-            if row.handle is not None
-            and row.host == self._host.name
-            and row.status in (STOPPED, TERMINATED)
-            and (row.handle, row.status) not in self._gone
-        }
+        with self._lock:
+            over = {row.handle: row for row in self._over.values() if row.handle is not None}
         # A session that was resumed under the same handle is not over any more.
         self._endings = {handle: ending for handle, ending in self._endings.items() if handle in over}
         left = self._host.left_of(over.keys()) if over else set()
@@ -132,7 +156,9 @@ class SessionKeeper(ThreadedService):
         """Note that nothing of a session runs any more. Return whether this service has ended it."""
         if row.status == TERMINATED:
             self._host.forget(row.session)
-        self._gone.add((handle, row.status))
+        with self._lock:
+            if self._over.get(row.session) is row:
+                del self._over[row.session]
         ending = self._endings.pop(handle, None)
         if ending is None or ending.asked_at is None:
             return False

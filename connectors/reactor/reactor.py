@@ -50,6 +50,8 @@ _SETTLE_TICK_S: Final = 0.5
 # A closed live view answers at once, so a pause is needed.
 _CLOSED_TICK_S: Final = 0.02
 _STOP_S: Final = 10.0
+# A record that is forgotten is refused, and logged, once more if its cause comes again.
+_REFUSED_MOST: Final = 10_000
 _ACK_GRACE_S: Final = 5.0
 # The part of Kafka's record limit that is reserved for headers.
 _HEADERS_BYTES: Final = 8 * 1024
@@ -77,7 +79,7 @@ class Reactor:
         self._live_view = live_view
         self._step = step
         self._stopping = threading.Event()
-        self._refused: set[tuple[str, str]] = set()
+        self._refused: dict[tuple[str, str], None] = {}
         self._already: set[str] = set()
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
@@ -199,7 +201,9 @@ class Reactor:
             try:
                 append.result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
             except RecordRefused as error:
-                self._refused.add((record.stream, record.ce_id))
+                self._refused[record.stream, record.ce_id] = None
+                if len(self._refused) > _REFUSED_MOST:
+                    del self._refused[next(iter(self._refused))]
                 log.error("follow_up_refused", stream=record.stream, ce_id=record.ce_id, why=str(error))
             except BackboneUnreachable as error:
                 failure = error

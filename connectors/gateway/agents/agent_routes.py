@@ -9,12 +9,13 @@ from fastapi import Path, Query, Response
 
 from connectors.gateway.rules.hub_models import AgentAnswer, AgentsAnswer, ContainersAnswer, TaskLimit
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.ordered_rows import OrderedRows
+from connectors.gateway.services.row_lists import CONTAINER_GROUPS
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, iso_moment, json_answer, newest_rows, row_as_answer
+from connectors.gateway.web.answers import existing, iso_moment, json_answer, row_as_answer
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
-from connectors.live.live_view import LiveView
 from schemas.streams.agents.agent_registry import AgentRow
 from schemas.streams.container.container_registry import ContainerRow
 from schemas.wire.ids import NAME_LIMIT
@@ -55,14 +56,15 @@ def add_agent_routes(routes: Routes, hub: Hub) -> None:
 
         Ended containers are listed, too. `limit` is the largest number of containers.
         """
-        return json_answer(await asyncio.to_thread(_containers, live_view, wanted.limit))
+        return json_answer(await asyncio.to_thread(_containers, hub.lists.containers, wanted.limit))
 
 
-def _containers(live_view: LiveView, limit: int) -> dict[str, Any]:
-    rows = live_view.all(ContainerRow)
-    return newest_rows(
-        "containers", rows, limit, lambda row: (row.created_at, row.container), _container_as_json
-    )
+def _containers(containers: OrderedRows[ContainerRow], limit: int) -> dict[str, Any]:
+    rows = containers.newest(CONTAINER_GROUPS, limit)
+    return {
+        "containers": [_container_as_json(row) for row in rows],
+        "total": containers.count(CONTAINER_GROUPS),
+    }
 
 
 def _agent_as_json(row: AgentRow) -> dict[str, Any]:

@@ -49,9 +49,9 @@ from schemas.streams.agents.participants import (
     AgentKeyRow,
     AgentStopped,
     ParticipantRow,
+    key_id_of,
     participant_record,
 )
-from schemas.streams.principal.principals import ACTIVE
 from schemas.streams.task.task_registry import TaskCancellation, task_record
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
@@ -69,7 +69,7 @@ def add_participant_routes(routes: Routes, hub: Hub) -> None:
     `hub` and append records through it.
     """
     _add_arrivals(routes, hub)
-    _add_reads(routes, hub.live_view)
+    _add_reads(routes, hub)
     _add_stop(routes, hub)
     _add_keys(routes, hub)
 
@@ -114,27 +114,20 @@ def _add_arrivals(routes: Routes, hub: Hub) -> None:
         if launch.error is not None:
             await _wait_stopped(hub, name, write.request_id)
             raise launch.error
-        return json_answer(_shown(hub.live_view, name), 201, launch.verdict)
+        return json_answer(_shown(hub, name), 201, launch.verdict)
 
 
-def _add_reads(routes: Routes, live_view: LiveView) -> None:
+def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(PARTICIPANTS, Action.AGENT_READ, ParticipantsAnswer)
     async def list_participants(wanted: Annotated[ParticipantFilter, Query()]) -> Response:
         """List participants with their keys, sorted by name; without `status` those that have not stopped."""
-        rows = [
-            row
-            for row in live_view.all(ParticipantRow)
-            if (row.status == wanted.status if wanted.status else row.status != STOPPED)
-            and (wanted.capability is None or wanted.capability in row.capabilities)
-        ]
-        keys = _keys_by_agent(live_view)
-        shown = [_as_json(row, keys.get(row.agent_name, [])) for row in rows]
-        return json_answer({"participants": sorted(shown, key=lambda one: one["id"])})
+        rows = hub.lists.participants_with(wanted.status, wanted.capability)
+        return json_answer({"participants": [_as_json(row, hub.lists.keys_of(row.agent_name)) for row in rows]})
 
     @routes.get(f"{PARTICIPANTS}/{{name}}", Action.AGENT_READ, ParticipantAnswer)
     async def show_participant(name: AgentPath) -> Response:
         """Show one participant with its keys, also one that has stopped, or answer 404."""
-        return json_answer(_shown(live_view, name))
+        return json_answer(_shown(hub, name))
 
 
 def _add_stop(routes: Routes, hub: Hub) -> None:
@@ -149,7 +142,7 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
         """
         row = _participant(hub.live_view, name)
         if row.status == STOPPED:
-            return json_answer(_shown(hub.live_view, name), verdict=DUPLICATE)
+            return json_answer(_shown(hub, name), verdict=DUPLICATE)
         reason = "" if body is None else body.reason
         record: OutgoingRecord
         if row.task_id is None:
@@ -161,7 +154,7 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
             record = task_record(cancel, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         await _wait_stopped(hub, name, row.task_id)
-        return json_answer(_shown(hub.live_view, name), verdict=settled.verdict)
+        return json_answer(_shown(hub, name), verdict=settled.verdict)
 
 
 def _add_keys(routes: Routes, hub: Hub) -> None:
@@ -200,7 +193,7 @@ async def _change(
     status: int = 200,
 ) -> Response:
     settled = await hub.appender.settle_accepted(participant_record(body, **write.origin))
-    return json_answer(_shown(hub.live_view, name), status, settled.verdict)
+    return json_answer(_shown(hub, name), status, settled.verdict)
 
 
 def _checked_key(hub: Hub, write: Write, agent_name: str, public_key: str, route: str) -> str:
@@ -213,9 +206,9 @@ def _checked_key(hub: Hub, write: Write, agent_name: str, public_key: str, route
         found = checked_public_key(public_key)
     except ValueError as error:
         raise malformed(f"public_key: {error}") from None
-    for name, keys in _keys_by_agent(hub.live_view).items():
-        if name != agent_name and any(key.public_key == found for key in keys):
-            raise hub.refusals.forbidden("another agent has this key", write.principal, route)
+    known = hub.lists.keys_with(key_id_of(found))
+    if any(key.public_key == found and key.agent_name != agent_name for key in known):
+        raise hub.refusals.forbidden("another agent has this key", write.principal, route)
     return found
 
 
@@ -229,20 +222,12 @@ async def _wait_stopped(hub: Hub, name: str, task_id: str | None) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _keys_by_agent(live_view: LiveView) -> dict[str, list[AgentKeyRow]]:
-    found: dict[str, list[AgentKeyRow]] = {}
-    for row in live_view.all(AgentKeyRow):
-        if row.status == ACTIVE:
-            found.setdefault(row.agent_name, []).append(row)
-    return found
-
-
 def _participant(live_view: LiveView, name: str) -> ParticipantRow:
     return existing(live_view.get(ParticipantRow, name), "no agent of this name takes part")
 
 
-def _shown(live_view: LiveView, name: str) -> dict[str, Any]:
-    return _as_json(_participant(live_view, name), _keys_by_agent(live_view).get(name, []))
+def _shown(hub: Hub, name: str) -> dict[str, Any]:
+    return _as_json(_participant(hub.live_view, name), hub.lists.keys_of(name))
 
 
 def participant_as_json(row: ParticipantRow) -> dict[str, Any]:
@@ -251,8 +236,7 @@ def participant_as_json(row: ParticipantRow) -> dict[str, Any]:
 
 
 def _as_json(row: ParticipantRow, keys: list[AgentKeyRow]) -> dict[str, Any]:
-    by_age = sorted(keys, key=lambda key: key.registered_at)
-    return {**participant_as_json(row), "keys": [_key_as_json(key) for key in by_age]}
+    return {**participant_as_json(row), "keys": [_key_as_json(key) for key in keys]}
 
 
 def _key_as_json(key: AgentKeyRow) -> dict[str, Any]:

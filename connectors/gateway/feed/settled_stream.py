@@ -7,7 +7,6 @@ memory gets the event `gap` and the end of its stream. When it reconnects, it ge
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +16,8 @@ from typing import Any, Final
 
 import orjson
 
+from connectors.gateway.services.ordered_rows import OrderedRows
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.answers import iso_moment, row_as_json
 from connectors.gateway.web.streaming_answer import PING, server_event
 from connectors.live.live_view import LiveView
@@ -24,8 +25,14 @@ from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REGISTERED, AGENT_SAID
 from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED, AGENT_UPDATED
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, JOB_TERMINAL, JobRow
-from schemas.streams.session.session_registry import TERMINATED, SessionRow
+from schemas.streams.job.job_registry import (
+    JOB_REGISTERED,
+    JOB_SECRET_ROTATED,
+    JOB_STATES,
+    JOB_TERMINAL,
+    JobRow,
+)
+from schemas.streams.session.session_registry import SESSION_STATES, TERMINATED, SessionRow
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED
@@ -38,6 +45,8 @@ _BATCH: Final = 200
 # the gateway's processor time. The bridge gets each record at once, because senders wait for its receipts.
 _TOGETHER_S: Final = 0.01
 _RENDERED: Final = 2000
+_LIVE_JOBS: Final = [state for state in JOB_STATES if state not in JOB_TERMINAL]
+_LIVE_SESSIONS: Final = [state for state in SESSION_STATES if state != TERMINATED]
 # The kinds of stream that every reader of jobs and sessions may see, unlike mailboxes and tokens.
 PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
 # The events of changes of the agent registry (AM-06), by the type of the record.
@@ -256,7 +265,7 @@ def _shown_body(record: SettledRecord) -> Any:
     return body
 
 
-def snapshot_rows(live_view: LiveView, wanted: Wanted) -> dict[str, Any]:
+def snapshot_rows(live_view: LiveView, lists: RowLists, wanted: Wanted) -> dict[str, Any]:
     """Return rows of jobs and sessions that match the filter's kinds and stream, at most 1,000 of each.
 
     The result has `rows` and `total`, both by the name of the view, such as `registry_jobs`. `total` is the
@@ -264,29 +273,24 @@ def snapshot_rows(live_view: LiveView, wanted: Wanted) -> dict[str, Any]:
     """
     rows: dict[str, list[Any]] = {}
     total: dict[str, int] = {}
-    row_types: tuple[tuple[str, type[JobRow | SessionRow]], ...] = ((JOB, JobRow), (SESSION, SessionRow))
-    for kind, row_type in row_types:
-        if wanted.kinds is None or kind in wanted.kinds:
-            found = _of_stream(live_view, kind, row_type, wanted.stream)
-            newest = heapq.nlargest(SNAPSHOT_ROWS, found, key=_importance)
-            rows[row_type.VIEW] = [row_as_json(row) for row in newest]
+    kinds: tuple[tuple[str, type[JobRow | SessionRow], OrderedRows[Any], list[str], list[str]], ...] = (
+        (JOB, JobRow, lists.jobs, _LIVE_JOBS, list(JOB_TERMINAL)),
+        (SESSION, SessionRow, lists.sessions, _LIVE_SESSIONS, [TERMINATED]),
+    )
+    for kind, row_type, index, live, ended in kinds:
+        if wanted.kinds is not None and kind not in wanted.kinds:
+            continue
+        if wanted.stream is None:
+            found = index.newest(live, SNAPSHOT_ROWS)
+            found += index.newest(ended, SNAPSHOT_ROWS - len(found))
+            total[row_type.VIEW] = index.count([*live, *ended])
+        else:
+            name = wanted.stream.removeprefix(f"{kind}/")
+            row = live_view.get(row_type, name) if wanted.stream == f"{kind}/{name}" else None
+            found = [] if row is None else [row]
             total[row_type.VIEW] = len(found)
+        rows[row_type.VIEW] = [row_as_json(row) for row in found]
     return {"rows": rows, "total": total}
-
-
-def _of_stream(
-    live_view: LiveView, kind: str, row_type: type[JobRow | SessionRow], stream: str | None
-) -> list[JobRow | SessionRow]:
-    if stream is None:
-        return live_view.all(row_type)
-    row = live_view.get(row_type, stream.removeprefix(f"{kind}/"))
-    return [] if row is None or not stream.startswith(f"{kind}/") else [row]
-
-
-def _importance(row: JobRow | SessionRow) -> tuple[bool, int]:
-    if isinstance(row, JobRow):
-        return row.status not in JOB_TERMINAL, row.registered_at
-    return row.status != TERMINATED, row.created_at
 
 
 def kinds_for(role_sees_all: bool, asked: str | None) -> frozenset[str] | None:

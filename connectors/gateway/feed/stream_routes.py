@@ -87,7 +87,7 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         wanted = Wanted(kinds, asked.stream, asked.type, asked.verdict)
 
         def rows() -> Any:
-            return snapshot_rows(hub.live_view, wanted)
+            return snapshot_rows(hub.live_view, hub.lists, wanted)
 
         return answer(request, lambda f: server_events(writer, f, wanted, last_event_id, rows), EVENT_STREAM)
 

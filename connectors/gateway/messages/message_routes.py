@@ -123,7 +123,7 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
         The answer comes when all messages are stored, and has their number. Repeating an interrupted broadcast
         with the same idempotency key completes it. It then also reaches participants that have come since.
         """
-        recipients = broadcast_recipients(hub.live_view, write.principal)
+        recipients = broadcast_recipients(hub.lists, write.principal)
         envelopes = [MessageEnvelope(recipient=r, type=body.type, payload=body.payload) for r in recipients]
         if envelopes:
             # All recipients exist and no other rule depends on the recipient, so one check is enough.

@@ -31,6 +31,7 @@ from connectors.gateway.pump.pump_models import (
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.log_appender import gather_all
+from connectors.gateway.services.row_lists import ALL
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
@@ -145,9 +146,8 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(THREADS, Action.THREAD_READ, ThreadsAnswer)
     async def list_threads(wanted: Annotated[ThreadFilter, Query()]) -> Response:
         """List threads, newest first; with `root` only those of the tree that begins with this thread."""
-        rows = [row for row in hub.live_view.all(ThreadRow) if wanted.root in (None, row.root_thread)]
-        rows.sort(key=lambda row: (row.opened_at, row.thread), reverse=True)
-        return json_answer({"threads": [row_as_json(row) for row in rows[: wanted.limit]]})
+        rows = hub.lists.threads.newest([ALL if wanted.root is None else wanted.root], wanted.limit)
+        return json_answer({"threads": [row_as_json(row) for row in rows]})
 
     @routes.get(f"{THREADS}/{{name}}", Action.THREAD_READ, ThreadAnswer)
     async def show_thread(name: ThreadPath) -> Response:
@@ -166,10 +166,9 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
 def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
     """Return a root, which has no row, from the first thread below it; None without such a thread."""
-    below = [row for row in hub.live_view.all(ThreadRow) if row.root_thread == name]
-    if not below:
+    first = hub.lists.threads.oldest(name)
+    if first is None:
         return None
-    first = min(below, key=lambda row: (row.opened_at, row.thread))
     opener = first.on_behalf_of
     root = {"thread": name, "parent_thread": None, "opened_by": opener, "seen_by": opener}
     return {**row_as_json(first), **root}

@@ -12,12 +12,11 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from connectors.gateway.services.mailboxes import token_mailbox
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_view import LiveView
 from connectors.reactor.known_recipients import has_mailbox
-from schemas.fold.life_cycles import STOPPED
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
-from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.principal.principals import ACTIVE, OPERATOR
 from schemas.streams.task.task_registry import TokenRow
 
@@ -83,13 +82,13 @@ def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool =
     return has_mailbox(live_view.get, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
 
 
-def broadcast_recipients(live_view: LiveView, sender: str) -> list[str]:
+def broadcast_recipients(lists: RowLists, sender: str) -> list[str]:
     """Return the sorted names of the recipients of a broadcast: the operator and all present participants.
 
     `sender` is the name of the principal or agent that sends the broadcast. It is left out. A participant is
     present until it stops.
     """
-    names = {row.agent_name for row in live_view.all(ParticipantRow) if row.status != STOPPED}
+    names = {row.agent_name for row in lists.participants_with(None)}
     return sorted((names | {OPERATOR}) - {sender})
 
 

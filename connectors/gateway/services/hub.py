@@ -14,6 +14,7 @@ from connectors.background.background_service import BackgroundService
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
+from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
@@ -21,6 +22,7 @@ from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
@@ -67,13 +69,15 @@ class Hub:
         self.boot_id = uuid.uuid4().hex[:12]
         self.identities = Identities(operator_token)
         self.pending = PendingJobs(lambda job_id: live_view.get(JobRow, job_id))
+        self.overlays = BrokerOverlays(live_view.entries, keyring)
+        self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
-        state = StateMetrics(live_view, self.mailboxes, self.mailbox_waits)
+        state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits)
         collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
@@ -86,7 +90,9 @@ class Hub:
         rules = read_launchers(PROJECT_ROOT / settings.gateway.launchers_file)
         launcher = LocalProcessLauncher(settings, rules)
         self.agents = AgentRegistrar(settings, live_view, self.appender)
-        self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
+        self.tasks = TaskKeeper(
+            settings, keyring, live_view, self.lists, self.mailboxes, self.appender, launcher
+        )
         self.organism = OrganismKeeper(settings, live_view, self.appender)
         leases = LeaseExpiryMonitor(live_view, self.appender.append_unattended)
         self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, leases)
@@ -100,7 +106,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.mailbox_waits)
+        parts = (*indexes, self.overlays, self.lists, self.mailbox_waits)
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
@@ -111,7 +117,10 @@ class Hub:
         self.mailboxes.load(self.live_view.all(MessageRow))
         self.conversations.load(self.live_view.all(MessageRow))
         self.listeners.load(self.live_view.all(ListenerRow))
-        self.pending.load(self.live_view.all(JobRow))
+        jobs = self.live_view.all(JobRow)
+        self.pending.load(jobs)
+        self.overlays.load(jobs)
+        self.lists.load()
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)
         append_lacking_mac_rules(self.settings, self.live_view, self.appender)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
+from connectors.gateway.services.sorted_keys import SortedKeys
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
 from schemas.streams.mailboxes.message import DEAD, DEFAULT_REALM, LEASED, MESSAGE_PENDING, MessageRow
@@ -18,6 +19,25 @@ K = TypeVar("K")
 V = TypeVar("V")
 Mailbox = tuple[str, str]
 """Realm and recipient."""
+_COUNT_MOST: Final = 2**32 - 1
+_END: Final = b"\xff" * 9
+
+
+class Depth(NamedTuple):
+    """The contents of a mailbox in numbers.
+
+    Attributes:
+        mailbox: Realm and recipient.
+        depth: The number of messages that wait or are leased.
+        dead: The number of dead messages in the live view.
+        oldest: The time at which the oldest pending message was posted, in microseconds since 1970 UTC. None if
+            none is pending.
+    """
+
+    mailbox: Mailbox
+    depth: int
+    dead: int
+    oldest: int | None
 
 
 def token_mailbox(agent_name: str, token_id: str) -> str:
@@ -66,8 +86,13 @@ class MailboxIndex(RowIndex[MessageRow]):
         # By message id: `<realm>/<recipient>`.
         self._mailbox_of: dict[str, str] = {}
         self._kept: dict[Mailbox, dict[str, None]] = {}
-        # The keys of the final messages among them, oldest end first. Each with the message that it replies to
-        # and the one that it repeats, joined by a slash.
+        # The mailboxes that have pending or dead messages in the order of `deepest`, and all pending messages.
+        self._by_depth = SortedKeys()
+        self._pending = 0
+        # By task id: the keys of the messages that the agent of the task sent.
+        self._of_task: dict[str, dict[str, None]] = {}
+        # The keys of the final messages among them, oldest end first. Each with the message that it replies to,
+        # the one that it repeats and the sender's task, joined by slashes.
         self._final: dict[str, str] = {}
 
     def load(self, rows: Iterable[MessageRow]) -> None:
@@ -141,15 +166,15 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return len(self._dead.get(mailbox, ()))
 
-    def dead_counts(self) -> dict[Mailbox, int]:
-        """Return the number of dead messages in the live view, of each mailbox that has any."""
-        with self._lock:
-            return {mailbox: len(dead) for mailbox, dead in self._dead.items()}
-
     def replays(self, mailbox: Mailbox, message_id: str) -> list[str]:
         """Return the ids of a mailbox's messages in the live view that repeat a dead message, oldest first."""
         with self._lock:
             return list(self._replays.get("/".join((*mailbox, message_id)), ()))
+
+    def of_task(self, task_id: str) -> list[str]:
+        """Return the keys of the messages in the live view that the agent of a task sent, oldest first."""
+        with self._lock:
+            return list(self._of_task.get(task_id, ()))
 
     def waiting(self, mailbox: Mailbox) -> list[str]:
         """Return the ids of the messages of a mailbox that wait or are leased, in no order."""
@@ -170,10 +195,19 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return ["/".join((*mailbox, one)) for mailbox, dead in self._dead.items() for one in dead]
 
-    def depths(self) -> dict[Mailbox, int]:
-        """Return the number of waiting and leased messages of each mailbox that has any."""
+    def deepest(self, most: int) -> list[Depth]:
+        """Return up to `most` mailboxes that have waiting, leased or dead messages, deepest first.
+
+        Mailboxes of one depth are in the order of their dead messages, most first, and then of their names.
+        """
         with self._lock:
-            return {mailbox: len(waiting) for mailbox, waiting in self._waiting.items()}
+            places = self._by_depth.lowest(b"", _END, most)
+            return [self._depth_of(place) for place in places]
+
+    def totals(self) -> tuple[int, int]:
+        """Return how many messages of all mailboxes are pending, and how many mailboxes `deepest` has."""
+        with self._lock:
+            return self._pending, len(self._by_depth)
 
     def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
         """Return the ids of the messages that one request has drained or leased from a mailbox, in no order.
@@ -184,8 +218,32 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return list(self._handed.get("/".join((*mailbox, request_id)), ()))
 
+    def _depth_of(self, place: bytes) -> Depth:
+        realm, _, recipient = place[8:].decode().partition("\0")
+        waiting = self._waiting.get((realm, recipient), {})
+        dead = len(self._dead.get((realm, recipient), ()))
+        return Depth((realm, recipient), len(waiting), dead, next(iter(waiting.values()), None))
+
+    def _place(self, mailbox: Mailbox) -> bytes:
+        """Return the place of a mailbox in the order of `deepest`; empty if it has no such message."""
+        depth, dead = len(self._waiting.get(mailbox, ())), len(self._dead.get(mailbox, ()))
+        if not depth and not dead:
+            return b""
+        order = ((_COUNT_MOST - depth) << 32) + _COUNT_MOST - dead
+        return order.to_bytes(8, "big") + "\0".join(mailbox).encode()
+
+    def _move(self, mailbox: Mailbox, before: bytes) -> None:
+        """Move a mailbox to its present place in the order of `deepest`."""
+        now = self._place(mailbox)
+        if now != before:
+            if before:
+                self._by_depth.remove(before)
+            if now:
+                self._by_depth.add(now)
+
     def _add(self, row: MessageRow) -> None:
         mailbox = (row.realm, row.recipient)
+        before, depth = self._place(mailbox), len(self._waiting.get(mailbox, ()))
         self._mailbox_of[row.message_id] = "/".join(mailbox)
         if len(self._mailbox_of) > _MESSAGES:
             del self._mailbox_of[next(iter(self._mailbox_of))]
@@ -193,6 +251,10 @@ class MailboxIndex(RowIndex[MessageRow]):
         is_pending = row.status in MESSAGE_PENDING
         _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
         _note(self._leased, mailbox, row.message_id, row.lease_until if row.status == LEASED else None)
+        self._pending += len(self._waiting.get(mailbox, ())) - depth
+        self._move(mailbox, before)
+        if len(self._final) > FINAL_MESSAGES:
+            self._forget(next(iter(self._final)))
         if row.request_id is not None:
             request = "/".join((*mailbox, row.request_id))
             self._handed.setdefault(request, {})[row.message_id] = None
@@ -208,26 +270,30 @@ class MailboxIndex(RowIndex[MessageRow]):
         if row.replay_of is not None:
             repeated = f"{row.realm}/{row.recipient}/{row.replay_of}"
             self._replays.setdefault(repeated, {})[row.message_id] = None
+        if row.from_task is not None:
+            self._of_task.setdefault(row.from_task, {})[key] = None
         self._final.pop(key, None)
         if row.status in MESSAGE_PENDING:
             _drop(self._dead, mailbox, row.message_id)  # the id may be used again
             return
         if row.status == DEAD:
             self._dead.setdefault(mailbox, {})[row.message_id] = row.ended_at or 0
-        self._final[key] = f"{row.in_reply_to or ''}/{row.replay_of or ''}"
-        if len(self._final) > FINAL_MESSAGES:
-            self._forget(next(iter(self._final)))
+        self._final[key] = f"{row.in_reply_to or ''}/{row.replay_of or ''}/{row.from_task or ''}"
 
     def _forget(self, final: str) -> None:
         """Forget a final message, given by its key."""
-        asked, _, repeated = self._final.pop(final).partition("/")
+        asked, repeated, task_id = self._final.pop(final).split("/")
         realm, recipient, message_id = final.split("/")  # names contain no slash
         _drop(self._kept, (realm, recipient), message_id)
+        before = self._place((realm, recipient))
         _drop(self._dead, (realm, recipient), message_id)
+        self._move((realm, recipient), before)
         if asked:
             _drop(self._replies, f"{realm}/{recipient}/{asked}", message_id)
         if repeated:
             _drop(self._replays, f"{realm}/{recipient}/{repeated}", message_id)
+        if task_id:
+            _drop(self._of_task, task_id, final)
 
 
 def _drop(ids: dict[K, dict[str, V]], key: K, message_id: str) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
 from connectors.live.table_lag import Lag, TableLag
@@ -26,8 +27,9 @@ from connectors.live.table_progress_reader import LedgerProgress, LedgerProgress
 from connectors.local_stack import state_file
 from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from schemas.errors import TrunklineError
+from schemas.fold.life_cycles import STOPPED as AGENT_STOPPED
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import PARTICIPANT_STATES, ParticipantRow
+from schemas.streams.agents.participants import PARTICIPANT_STATES
 from schemas.tables.view_progress import ViewProgress
 
 _KEEP_S: Final = 2.0
@@ -44,8 +46,11 @@ _MAILBOXES: Final = 200
 class StateMetrics(Collector):
     """A metrics collector that reads the live view at each scrape. Thread-safe."""
 
-    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex, waits: MailboxWaits) -> None:
+    def __init__(
+        self, live_view: LiveView, lists: RowLists, mailboxes: MailboxIndex, waits: MailboxWaits
+    ) -> None:
         self._live_view = live_view
+        self._lists = lists
         self._mailboxes = mailboxes
         self._waits = waits
 
@@ -55,17 +60,18 @@ class StateMetrics(Collector):
         Prometheus calls this method at each scrape.
         """
         yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
-        depths = self._mailboxes.depths()
-        yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", sum(depths.values()))
-        deepest = sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]
+        pending, _ = self._mailboxes.totals()
+        yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", pending)
+        deepest = [found for found in self._mailboxes.deepest(_MAILBOXES) if found.depth]
         yield gauges(
             "mailbox_depth",
             f"Messages that wait in a mailbox, of the {_MAILBOXES} deepest.",
             ["mailbox"],
-            ((["/".join(mailbox)], count) for mailbox, count in deepest),
+            ((["/".join(found.mailbox)], found.depth) for found in deepest),
         )
         yield gauge("mailbox_waits", "Requests that wait for a message.", self._waits.count())
-        counts = Tally(row.status for row in self._live_view.all(ParticipantRow))
+        counts = Tally(row.status for row in self._lists.participants_with(None))
+        counts[AGENT_STOPPED] = self._lists.participants.count([AGENT_STOPPED])
         states = (([status], counts[status]) for status in PARTICIPANT_STATES)
         yield gauges("agents", "Agents that take part, by status.", ["status"], states)
 

@@ -20,7 +20,8 @@ import structlog
 
 from connectors.background.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
-from connectors.gateway.services.mailboxes import token_mailbox
+from connectors.gateway.services.mailboxes import MailboxIndex, token_mailbox
+from connectors.gateway.services.row_lists import OPEN, RowLists
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.protocol import (
@@ -57,7 +58,7 @@ from schemas.streams.container.container_registry import (
     container_record,
 )
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow, MessageRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow
 from schemas.streams.task.task_registry import (
     ERROR_LIMIT,
     TASK_TERMINAL,
@@ -103,6 +104,8 @@ class TaskKeeper(ThreadedService):
         settings: Settings,
         keyring: Keyring,
         live_view: LiveView,
+        lists: RowLists,
+        mailboxes: MailboxIndex,
         appender: LogAppender,
         launcher: Launcher,
         clock: Callable[[], float] = time.time,
@@ -111,6 +114,8 @@ class TaskKeeper(ThreadedService):
         self._settings = settings
         self._keyring = keyring
         self._live_view = live_view
+        self._lists = lists
+        self._mailboxes = mailboxes
         self._appender = appender
         self._launcher = launcher
         self._clock = clock
@@ -153,12 +158,10 @@ class TaskKeeper(ThreadedService):
         Returns at once. A check runs on a worker thread: it starts a missing agent, stops the agent of an ended
         task, or fails a task whose agent has ended.
         """
-        for task in self._live_view.all(TaskRow):
-            if task.status == states.RUNNING:
-                self._look_soon(task.task_id)
-        for container in self._live_view.all(ContainerRow):
-            if container.state != RECYCLED:
-                self._look_soon(container.task_id)
+        for task in self._lists.tasks.newest([states.RUNNING]):
+            self._look_soon(task.task_id)
+        for container in self._lists.containers.newest([OPEN]):
+            self._look_soon(container.task_id)
 
     def _run(self) -> None:
         while True:
@@ -224,12 +227,8 @@ class TaskKeeper(ThreadedService):
                 self._fail(task, "the agent's process ended before the task")
 
     def _has_sent_its_result(self, task: TaskRow) -> bool:
-        for row in self._live_view.all(MessageRow):
-            if row.from_task == task.task_id:
-                body = self._live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
-                if body is not None and completes_a_task(body.body) is not None:
-                    return True
-        return False
+        bodies = (self._live_view.get(MessageBodyRow, key) for key in self._mailboxes.of_task(task.task_id))
+        return any(body is not None and completes_a_task(body.body) is not None for body in bodies)
 
     def _launch(self, task: TaskRow) -> None:
         """Start the task's agent, unless another gateway does, or continue an interrupted launch."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -219,25 +217,6 @@ def row_as_answer(model: type[BaseModel], row: Row, **columns: str) -> dict[str,
     """
     names = {field: columns.get(field, field) for field in model.model_fields}
     return {field: _shown(column, getattr(row, column)) for field, column in names.items()}
-
-
-def newest_rows(
-    name: str,
-    rows: Sequence[_R],
-    limit: int,
-    age: Callable[[_R], tuple[int, str]],
-    shown: Callable[[_R], dict[str, Any]] = row_as_json,
-) -> dict[str, Any]:
-    """Return a listing as JSON: the `limit` newest rows under `name`, and the number of all rows under `total`.
-
-    Args:
-        name: The name of the list in the answer, such as `jobs`.
-        rows: All matching rows, in any order.
-        limit: The most rows in the answer.
-        age: Returns the time of a row and, for equal times, its id. Higher is newer.
-        shown: Returns the JSON of a row.
-    """
-    return {name: [shown(row) for row in heapq.nlargest(limit, rows, key=age)], "total": len(rows)}
 
 
 def _shown(column: str, value: Any) -> Any:

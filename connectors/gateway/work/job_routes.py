@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Annotated, Any, Final
 
@@ -26,12 +27,13 @@ from connectors.gateway.rules.job_models import (
 )
 from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.ordered_rows import OrderedRows
+from connectors.gateway.services.row_lists import job_groups
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
     existing,
     json_answer,
-    newest_rows,
     rejection_response,
     row_as_json,
 )
@@ -39,10 +41,9 @@ from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import JOB_ID_PATTERN
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import DOOR
-from connectors.gateway.work.broker_overlays import BrokerOverlays, opened_overlay
+from connectors.gateway.work.broker_overlays import opened_overlay
 from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
-from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
@@ -198,12 +199,10 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
 
 
 def _add_reads(routes: Routes, hub: Hub) -> None:
-    overlays = BrokerOverlays(hub.live_view, hub.keyring)
-
     @routes.get(JOBS, Action.JOB_LIST, JobsAnswer)
     async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
         """List the jobs that match every given filter (state, session, age in seconds), newest first."""
-        return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
+        return json_answer(await asyncio.to_thread(_listed, hub.lists.jobs, wanted, time.time()))
 
     @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
     async def show_job(request: Request, job_id: JobPath) -> Response:
@@ -220,7 +219,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
         The MQTT bridge connects to these brokers.
         """
-        return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})
+        return json_answer({"brokers": await asyncio.to_thread(hub.overlays.distinct)})
 
 
 def _overlay_for(caller: Caller, hub: Hub, job_id: str) -> dict[str, Any] | None:
@@ -242,16 +241,11 @@ async def _session_of_body(request: Request) -> str | None:
     return session if isinstance(session, str) else None
 
 
-def _listed(live_view: LiveView, wanted: JobFilter, now_s: float) -> dict[str, Any]:
-    def fits(row: JobRow) -> bool:
-        age_s = now_s - row.registered_at / 1e6
-        return (
-            wanted.state in (None, row.status)
-            # A pending job counts as one of the session that it waits for.
-            and wanted.session in (None, row.session or row.session_wanted)
-            and (wanted.older_than_s is None or age_s > wanted.older_than_s)
-            and (wanted.newer_than_s is None or age_s < wanted.newer_than_s)
-        )
-
-    rows = [row for row in live_view.all(JobRow) if fits(row)]
-    return newest_rows("jobs", rows, wanted.limit, lambda row: (row.registered_at, row.job_id))
+def _listed(jobs: OrderedRows[JobRow], wanted: JobFilter, now_s: float) -> dict[str, Any]:
+    groups, since, before = job_groups(wanted.state, wanted.session), 0, None
+    if wanted.newer_than_s is not None:
+        since = math.floor((now_s - wanted.newer_than_s) * 1e6) + 1
+    if wanted.older_than_s is not None:
+        before = (math.ceil((now_s - wanted.older_than_s) * 1e6), "")
+    rows = jobs.newest(groups, wanted.limit, since=since, before=before)
+    return {"jobs": [row_as_json(row) for row in rows], "total": jobs.count(groups, since=since, before=before)}

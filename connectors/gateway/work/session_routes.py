@@ -17,13 +17,14 @@ from connectors.gateway.rules.session_models import (
     StopRequest,
 )
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
+from connectors.gateway.web.answers import existing, json_answer, row_as_json
 from connectors.gateway.web.idempotency import Write, WriteRequest
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
-from connectors.live.live_view import LiveView
 from schemas.streams.session.session_registry import (
+    SESSION_STATES,
     SessionCreation,
     SessionResumption,
     SessionRow,
@@ -45,7 +46,7 @@ def add_session_routes(routes: Routes, hub: Hub) -> None:
     and append records through it.
     """
     _add_changes(routes, hub)
-    _add_reads(routes, hub.live_view)
+    _add_reads(routes, hub)
 
 
 def _add_changes(routes: Routes, hub: Hub) -> None:
@@ -88,19 +89,20 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
         return await change(write, SessionResumption(session=name, request_id=write.request_id, **fields))
 
 
-def _add_reads(routes: Routes, live_view: LiveView) -> None:
+def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(SESSIONS, Action.SESSION_READ, SessionsAnswer)
     async def list_sessions(wanted: Annotated[SessionFilter, Query()]) -> Response:
         """List sessions, newest first. Without the filter `state`, sessions in all states are listed."""
-        return json_answer(await asyncio.to_thread(_listed, live_view, wanted))
+        return json_answer(await asyncio.to_thread(_listed, hub.lists.sessions, wanted))
 
     @routes.get(f"{SESSIONS}/{{name}}", Action.SESSION_READ, SessionAnswer)
     async def show_session(name: SessionPath) -> Response:
         """Show the session with this name, or answer 404."""
-        row = existing(live_view.get(SessionRow, name), "no session with this name")
+        row = existing(hub.live_view.get(SessionRow, name), "no session with this name")
         return json_answer(row_as_json(row))
 
 
-def _listed(live_view: LiveView, wanted: SessionFilter) -> dict[str, Any]:
-    rows = [row for row in live_view.all(SessionRow) if wanted.state in (None, row.status)]
-    return newest_rows("sessions", rows, wanted.limit, lambda row: (row.created_at, row.session))
+def _listed(sessions: OrderedRows[SessionRow], wanted: SessionFilter) -> dict[str, Any]:
+    groups = SESSION_STATES if wanted.state is None else (wanted.state,)
+    rows = sessions.newest(groups, wanted.limit)
+    return {"sessions": [row_as_json(row) for row in rows], "total": sessions.count(groups)}

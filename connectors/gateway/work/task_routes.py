@@ -25,12 +25,13 @@ from connectors.gateway.rules.hub_policy import evaluate_task_assignment
 from connectors.gateway.rules.owners import owner_of_task_in_path, submitter_of_token
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
+from connectors.gateway.services.ordered_rows import OrderedRows
+from connectors.gateway.services.row_lists import TOKEN_GROUPS, task_groups
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     check_task_text,
     existing,
     json_answer,
-    newest_rows,
     not_found,
     row_as_answer,
 )
@@ -40,7 +41,7 @@ from connectors.gateway.web.policy import Action
 from connectors.gateway.work.task_launch import start_task
 from connectors.live.live_view import LiveView
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
-from schemas.streams.principal.principals import ACTIVE
+from schemas.streams.principal.principals import ACTIVE, REVOKED
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,
@@ -182,7 +183,7 @@ def _add_task_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(TASKS, Action.TASK_READ, TasksAnswer)
     async def list_tasks(wanted: Annotated[TaskFilter, Query()]) -> Response:
         """List the tasks that match every given filter (status, agent), newest first."""
-        return json_answer(await asyncio.to_thread(_tasks, hub.live_view, wanted))
+        return json_answer(await asyncio.to_thread(_tasks, hub.lists.tasks, wanted))
 
     @routes.get(f"{TASKS}/{{task_id}}", Action.TASK_READ, TaskAnswer, owner_of_task_in_path(hub))
     async def show_task(task_id: TaskPath) -> Response:
@@ -195,7 +196,7 @@ def _add_tokens(routes: Routes, hub: Hub) -> None:
     @routes.get(TOKENS, Action.TOKEN_LIST, TokensAnswer)
     async def list_tokens(wanted: Annotated[TokenFilter, Query()]) -> Response:
         """List the tokens of tasks, newest first: id, status and expiry, but not the token itself."""
-        return json_answer(await asyncio.to_thread(_tokens, hub.live_view, wanted))
+        return json_answer(await asyncio.to_thread(_tokens, hub.lists.tokens, wanted))
 
     @routes.post(f"{TOKENS}/{{token_id}}/revoke", Action.TOKEN_REVOKE, TokenAnswer, submitter_of_token(hub))
     async def revoke_token(
@@ -231,15 +232,18 @@ def _token_status(row: TokenRow) -> str:
     return EXPIRED if row.status == ACTIVE and row.expiry <= time.time() * 1000 else row.status
 
 
-def _tasks(live_view: LiveView, wanted: TaskFilter) -> dict[str, Any]:
-    rows = [
-        row
-        for row in live_view.all(TaskRow)
-        if wanted.status in (None, row.status) and wanted.agent_name in (None, row.agent_name)
-    ]
-    return newest_rows("tasks", rows, wanted.limit, lambda row: (row.submitted_at, row.task_id), _task_as_json)
+def _tasks(tasks: OrderedRows[TaskRow], wanted: TaskFilter) -> dict[str, Any]:
+    groups = task_groups(wanted.status, wanted.agent_name)
+    rows = tasks.newest(groups, wanted.limit)
+    return {"tasks": [_task_as_json(row) for row in rows], "total": tasks.count(groups)}
 
 
-def _tokens(live_view: LiveView, wanted: TokenFilter) -> dict[str, Any]:
-    rows = [row for row in live_view.all(TokenRow) if wanted.status in (None, _token_status(row))]
-    return newest_rows("tokens", rows, wanted.limit, lambda row: (row.issued, row.token_id), _token_as_json)
+def _tokens(tokens: OrderedRows[TokenRow], wanted: TokenFilter) -> dict[str, Any]:
+    if wanted.status in (ACTIVE, EXPIRED):
+        # Tokens are revoked at the end of their tasks, so few are in this group.
+        rows = [row for row in tokens.newest([ACTIVE]) if _token_status(row) == wanted.status]
+        total = len(rows)
+    else:
+        groups = TOKEN_GROUPS if wanted.status is None else (REVOKED,)
+        rows, total = tokens.newest(groups, wanted.limit), tokens.count(groups)
+    return {"tokens": [_token_as_json(row) for row in rows[: wanted.limit]], "total": total}

@@ -12,8 +12,10 @@ from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.row_lists import RowLists
 from connectors.live.live_state import LiveState
 from connectors.live.settled_feed import SettledRecord
+from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
@@ -37,6 +39,7 @@ class FoldedHub:
         self.mailbox_waits = MailboxWaits()
         self.stopping = asyncio.Event()
         self._state = LiveState(KEYRING)
+        self.lists = RowLists(self)
         self._offsets = itertools.count()
 
     @property
@@ -87,9 +90,13 @@ class FoldedHub:
     def add(self, outgoing: OutgoingRecord) -> SettledRecord:
         """Settle a record now."""
         record = as_read(outgoing, next(self._offsets), self.now_us, partition=0)
-        settled = self._state.apply(record, self.mailboxes.changed)
+        settled = self._state.apply(record, self._changed)
         assert settled is not None
         return settled
+
+    def _changed(self, change: AppliedChange) -> None:
+        self.mailboxes.changed(change)
+        self.lists.changed(change)
 
     def join(self, name: str, public_key: str) -> None:
         """Let an agent take part."""

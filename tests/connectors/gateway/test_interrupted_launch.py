@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.task_credentials import task_token
 from connectors.gateway.services.task_keeper import TaskKeeper, container_of
 from connectors.launcher.launcher_file import read_launchers
@@ -35,6 +37,7 @@ from schemas.streams.container.container_registry import (
     REGISTRY_CONTAINERS,
     STARTING,
 )
+from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.principal.principals import token_hash
 from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskCompletion, TaskStart, task_record
 from schemas.wire.verdicts import ACCEPTED
@@ -43,6 +46,10 @@ from tests.connectors.gateway.hub_stack import hub_settings, processes_of
 
 SETTLE_S, AWAY_S = 1.5, 3.0
 STEPS = [PROVISIONING, CONFIGURING, STARTING, states.RUNNING, MONITORING]
+
+
+def _no_scan(row_type: type[Any]) -> list[Any]:
+    raise AssertionError(f"all rows of the type {row_type.__name__} were read after the start")
 
 
 class Launching:
@@ -55,8 +62,14 @@ class Launching:
         self.view = LiveView(settings, self.keyring)
         self.settled: list[SettledRecord] = []
         self.view.on_settled(self.settled.extend)
+        lists, mailboxes = RowLists(self.view), MailboxIndex()
+        self.view.on_change(lists.changed)
+        self.view.on_change(mailboxes.changed)
         opened.callback(self.view.close)
         self.view.open()
+        lists.load()
+        mailboxes.load(self.view.all(MessageRow))
+        self.view.all = _no_scan  # type: ignore[method-assign]
         self.appender = LogAppender(settings, self.view)
         opened.callback(self.appender.close)
         self.appender.open()
@@ -75,7 +88,7 @@ class Launching:
                     threading.Timer(AWAY_S, kafka.send_signal, [signal.SIGCONT]).start()
                 return step(self, task, state, *more, **named)
 
-        self.keeper = Halting(settings, self.keyring, self.view, self.appender, launcher)
+        self.keeper = Halting(settings, self.keyring, self.view, lists, mailboxes, self.appender, launcher)
         opened.callback(self.keeper.close)
         self.keeper.open()
 
@@ -107,6 +120,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 @pytest.mark.requirement("HH-05")
+@pytest.mark.requirement("ST-71")
 @pytest.mark.parametrize("halt_at", STEPS)
 def test_a_launch_goes_on_when_kafka_is_back_and_its_agent_runs_once(
     kafka_broker: BrokerProcess, tmp_path: Path, opened: ExitStack, halt_at: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from connectors.processes.session_host import SessionHost
 from connectors.processes.session_keeper import SessionKeeper
 from schemas.fold.life_cycles import RUNNING, STOPPED
+from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.session.session_registry import ARCHIVED, TERMINATED
+from schemas.streams.session.session_registry import ARCHIVED, TERMINATED, SessionRow
 from tests.broker_processes import wait_until
 from tests.connectors.processes.session_processes import (
     BECOME_ANOTHER_USER,
@@ -47,16 +49,60 @@ def test_the_keeper_ends_here_what_the_registry_says_is_over_and_nothing_else(
         session_row(host, TERMINATED, handles["e"], session="e", host="elsewhere"),
     ]
     keeper = SessionKeeper(Settings(data_dir=tmp_path / "a data dir"), lambda: rows, host, own_end_s=0)
+    keeper.load()
     assert _checked(keeper, 2) == ["c", "d"]
     assert [name for name, handle in handles.items() if host.alive(handle)] == ["a", "b", "e"]
     assert (host.is_prepared("c"), host.is_prepared("d")) == (True, False)
     assert keeper.check() == []
     # The stopped session is now terminated: it has no process to end, and its files are no longer kept.
-    rows[2] = session_row(host, TERMINATED, handles["c"], session="c")
+    keeper.on_change(changed(session_row(host, TERMINATED, handles["c"], session="c")))
     assert keeper.check() == []
     assert not host.is_prepared("c")
     for handle in handles.values():
         host.stop(handle)
+
+
+def changed(row: SessionRow) -> AppliedChange:
+    """The change with which the live view reports a row."""
+    return AppliedChange(row.VIEW, row.key, 1, row)
+
+
+@pytest.mark.requirement("ST-71")
+def test_the_keeper_reads_all_sessions_once_and_then_looks_at_those_that_changed(tmp_path: Path) -> None:
+    looks: list[set[str]] = []
+
+    class Host(SessionHost):
+        def left_of(self, handles: Iterable[str]) -> set[str]:
+            looks.append(set(handles))
+            return looks[-1] - gone
+
+    host, reads, gone = (
+        Host(Settings(data_dir=tmp_path), use_tmux=False),
+        [],
+        {f"process/{n}/1-0" for n in range(500)},
+    )
+    rows = [session_row(host, TERMINATED, handle, session=handle[8:]) for handle in sorted(gone)]
+
+    def all_rows() -> list[SessionRow]:
+        reads.append(1)
+        return rows
+
+    keeper = SessionKeeper(Settings(data_dir=tmp_path), all_rows, host)
+    keeper.load()
+    for _ in range(3):
+        assert keeper.check() == []
+    assert (len(reads), looks) == (1, [gone])
+    # One that stops is looked at in each check until nothing of it runs, or until it runs again.
+    keeper.on_change(changed(session_row(host, STOPPED, "process/900/1-0", session="s")))
+    keeper.on_change(changed(session_row(host, STOPPED, "process/901/1-0", session="t")))
+    keeper.check()
+    keeper.on_change(changed(session_row(host, RUNNING, "process/901/1-0", session="t")))
+    keeper.check()
+    gone.add("process/900/1-0")
+    keeper.check()
+    keeper.check()
+    both, one = {"process/900/1-0", "process/901/1-0"}, {"process/900/1-0"}
+    assert (len(reads), looks[1:]) == (1, [both, one, one])
 
 
 def _checked(keeper: SessionKeeper, count: int) -> list[str]:
@@ -80,6 +126,7 @@ def test_a_session_that_is_deaf_is_killed_and_holds_up_no_other(host: SessionHos
         wait_shown(host, "here" if name == "d" else "deaf", name)
     rows = [session_row(host, TERMINATED, handle, session=name) for name, handle in handles.items()]
     keeper = SessionKeeper(Settings(data_dir=tmp_path), lambda: rows, host, own_end_s=0, grace_s=3)
+    keeper.load()
     started = time.monotonic()
     assert _checked(keeper, 1) == ["d"]
     assert all(marked(handles[name]) for name in deaf)
@@ -97,6 +144,7 @@ def test_thousands_of_old_sessions_are_looked_at_together(host: SessionHost, tmp
     rows = [session_row(host, TERMINATED, handle, session=f"x{n}") for n, handle in enumerate(old)]
     rows.append(session_row(host, TERMINATED, live, session="z"))
     keeper = SessionKeeper(Settings(data_dir=tmp_path), lambda: rows, host, own_end_s=0)
+    keeper.load()
     started = time.monotonic()
     assert _checked(keeper, 1) == ["z"]
     assert time.monotonic() - started < 30
@@ -112,6 +160,7 @@ settings = Settings(data_dir=sys.argv[1])
 host = SessionHost(settings, use_tmux=False)
 rows = [session_row(host, "stopped", handle, session=handle) for handle in sys.argv[2:]]
 keeper = SessionKeeper(settings, lambda: rows, host, own_end_s=0, grace_s=0)
+keeper.load()
 assert len(host.left_of(sys.argv[2:])) == 2
 {BECOME_ANOTHER_USER}
 for _ in range(3):

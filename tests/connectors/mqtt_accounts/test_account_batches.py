@@ -1,0 +1,53 @@
+"""Accounts of new jobs are written at once when few come, and together under load."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from connectors.local_stack import LocalStack
+from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from tests.connectors.folded_jobs import KEYRING, FoldedJobs
+from tests.connectors.local_stack.conftest import settings_in
+
+EFFECTIVE_S = 20.0
+
+
+@pytest.mark.mosquitto
+@pytest.mark.requirement("ST-72")
+def test_accounts_are_written_at_once_when_few_come_and_together_under_load(tmp_path: Path) -> None:
+    with LocalStack(settings_in(tmp_path), ("mosquitto",)) as stack:
+        jobs = FoldedJobs()
+        accounts = MqttAccounts(stack.settings, KEYRING, jobs)
+        jobs.listeners.append(accounts.on_change)
+        spans: list[tuple[float, float]] = []
+        apply = accounts._apply
+
+        def timed_apply(newest: str | None) -> bool:
+            begun = time.monotonic()
+            found = apply(newest)
+            spans.append((begun, time.monotonic()))
+            return found
+
+        accounts._apply = timed_apply  # type: ignore[method-assign]
+        accounts.open()
+        with closing(accounts):
+            for _ in range(3):
+                time.sleep(1.5)
+                before = time.monotonic()
+                assert accounts.wait_effective(jobs.register()[0], EFFECTIVE_S)
+                assert spans[-1][0] - before < 0.5, "the first one after a pause waits for no other"
+            spans.clear()
+            until, job_ids = time.monotonic() + 3, list[str]()
+            while time.monotonic() < until:
+                job_ids.append(jobs.register()[0])
+                time.sleep(0.002)
+            assert all(accounts.wait_effective(job_id, EFFECTIVE_S) for job_id in job_ids)
+    rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
+    assert len(spans) > 2 and len(job_ids) > 5 * len(spans)
+    for (begun, ended), rest in zip(spans, rests, strict=False):
+        assert min(1.9 * (ended - begun), 1.0) <= rest + 0.001 < 2 + 2 * (ended - begun), spans
