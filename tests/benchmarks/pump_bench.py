@@ -85,6 +85,15 @@ async def post_all(port: int, tokens: Mapping[str, str], count: int, listeners: 
     await asyncio.gather(*(one(token) for token in tokens.values()))
 
 
+def wait_listeners(operator: httpx.Client, wanted: int) -> None:
+    """Wait until the gateway has loaded the organism file. Raises RuntimeError."""
+    deadline = time.monotonic() + WITHIN_S
+    while len(operator.get("/api/hub/listeners").raise_for_status().json()["listeners"]) < wanted:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the gateway has not loaded the listeners")
+        time.sleep(0.1)
+
+
 def check_mailboxes(operator: httpx.Client, names: list[str], wanted: int) -> None:
     """Check that the senders' mailboxes have so many messages. Raises RuntimeError."""
     deadline = time.monotonic() + WITHIN_S
@@ -133,6 +142,7 @@ def run_stack(work: Path, listeners: int, rounds: int, count: int) -> Figures:
     names = [f"sender-{number:02d}" for number in range(SENDERS)]
     with LocalStack(settings, parts=(KAFKA, GATEWAY, PUMP)) as stack, operator_client(settings) as operator:
         tokens = {name: add_principal(operator, name, "worker") for name in names}
+        wait_listeners(operator, listeners)
         before = cpu_seconds(stack)
         found = durable(settings, tokens, listeners, rounds, count)
         after, total = cpu_seconds(stack), count // 3 + rounds * count
