@@ -41,8 +41,6 @@ class OwnAnswers:
         """
         with self._lock:
             found = self._by_ack.get(ack_id)
-            if appends is None:
-                self._by_ack.pop(ack_id, None)
         if found is not None and not found.done():
             found.set_result(appends)
 
