@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 
 from schemas.streams.mailboxes import mailbox_requests as requests
+from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
 from tests.raw_records import Raw, raw
 
@@ -48,11 +49,18 @@ class RandomMailboxes:
             "expires_at": self._draw.choice([*[None] * 6, "2020-02-29T12:00:00.5Z", "2999-12-31T23:59:59Z"]),
             "in_reply_to": self._draw.choice([None, None, f"message-{self._draw.randrange(400)}"]),
             "thread": self._draw.choice([None, None, "thread-1"]),
+            **self._draw.choice([{}, {}, self._opening(mailbox)]),
             "replay_of": self._draw.choice([*[None] * 4, f"message-{self._draw.randrange(400)}"]),
         }
         mailbox.messages = [*mailbox.messages[-5:], body["message_id"]]
         mailbox.posted = raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
         return mailbox.posted
+
+    def _opening(self, mailbox: _Mailbox) -> dict[str, object]:
+        """The place of a conversation with this mailbox, which the message opens."""
+        thread = f"of-{mailbox.at[1]}-{self._draw.randrange(20)}"
+        mark = self._draw.choice([{}, {"opens_thread": True}])
+        return {"thread": thread, "parent_thread": "thread-0", "root_thread": "thread-0", **mark}
 
     def hand_out(self) -> Raw:
         """A claim or a lease, often one that was made before; rarely all is cleared."""
@@ -95,8 +103,16 @@ class RandomMailboxes:
         if mailbox.extended is not None and self._draw.random() < 0.2:
             return self._extension(mailbox)
         about, roll = (*mailbox.at, message_id, request), self._draw.random()
-        if roll < 0.2:
+        if roll < 0.1:
             return raw(requests.ack_record(*about, **by))
+        if roll < 0.2:
+            # Often two of one lease, of which the holder may have lost one.
+            several = {
+                held: HandledMessage(message_id=held, request_id=by_request)
+                for held, by_request, who in (*known[-2:], (message_id, request, by))
+                if who == by
+            }
+            return raw(requests.handled_record(*mailbox.at, list(several.values()), **by))
         if roll < 0.45:
             reason, is_no_attempt = (
                 self._draw.choice(["", "no disk", "☃"]),

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 from schemas.streams.control import organism
-from schemas.streams.thread.threads import ThreadOpened, thread_record
+from schemas.streams.thread.threads import THREAD_OPENED, ThreadOpened
+from schemas.wire.ids import THREAD, stream_key
 from schemas.wire.record import OutgoingRecord
 
 
@@ -38,4 +39,10 @@ def opened_thread(draw: random.Random) -> OutgoingRecord:
         kind="search",
         message_id=f"message-{draw.randrange(400)}",
     )
-    return thread_record(body, f"opened-{thread}", door="reactor", principal="reactor")
+    return thread_record(body, f"opened-{thread}")
+
+
+def thread_record(body: ThreadOpened, ce_id: str) -> OutgoingRecord:
+    """The record that opened a thread before fold version 10."""
+    stream = stream_key(THREAD, body.thread)
+    return body.record(THREAD_OPENED, stream, ce_id=ce_id, door="reactor", principal="reactor")

@@ -85,7 +85,7 @@ class GatewayProgram:
         self._live_view = LiveView(settings, keyring)
         services = services_of(settings, keyring, self._live_view)
         self._hub = Hub(settings, keyring, operator_token, self._live_view, services)
-        self._reactor = Reactor(settings, self._live_view)
+        self._reactor = Reactor(settings, self._live_view, own_answers=self._hub.own_answers)
         self._doors = doors_of(self._hub)
         self._tls = listener_context(settings.gateway)
         self._not_served: dict[str, str] = {}

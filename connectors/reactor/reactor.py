@@ -30,8 +30,9 @@ from connectors.log.publisher import Append, Position, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, derived_records
+from connectors.reactor.own_answers import OwnAnswers
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
-from connectors.reactor.xml_records import XML_DOOR, may_have_effects, xml_records
+from connectors.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.view_rows import Row
@@ -72,12 +73,22 @@ class Reactor:
         settings: The settings of Kafka and of the group.
         live_view: The live view, which must be open when `start` is called.
         step: Called on the thread with the name of each step, so that a test can interrupt the reactor there.
+        own_answers: The answers that the gateway of this process appends itself; None: it appends none.
     """
 
-    def __init__(self, settings: Settings, live_view: LiveView, step: Callable[[str], None] = _no_step) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        live_view: LiveView,
+        step: Callable[[str], None] = _no_step,
+        own_answers: OwnAnswers | None = None,
+    ) -> None:
         self._settings = settings
         self._live_view = live_view
         self._step = step
+        self._own_answers = OwnAnswers() if own_answers is None else own_answers
+        # The appends of the gateway that the reactor waits for, too, before it commits.
+        self._others: list[tuple[OutgoingRecord | None, Append]] = []
         self._stopping = threading.Event()
         self._refused: dict[tuple[str, str], None] = {}
         self._already: set[str] = set()
@@ -137,6 +148,7 @@ class Reactor:
         oldest_s = min(record.logged_at_us for record in polled) / 1e6
         if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
             self._find_appended_since(oldest_s)
+        self._others = []
         wanted = [found for record in polled for found in self._derive(record)]
         # A repeated cause has the same derived records.
         once = {(r.stream, r.ce_id, r.value): r for r in wanted}
@@ -162,9 +174,15 @@ class Reactor:
 
     def _derive(self, record: Record) -> list[OutgoingRecord]:
         get = self._live_view.get
+        ack_id = acknowledged_by(record)
+        if ack_id is not None:
+            appends = self._own_answers.wait(ack_id, self._settings.gateway.settle_timeout_s)
+            if appends is not None:
+                self._others += [(None, append) for append in appends]
+                return []
         try:
             found = derived_records(record, get, self._sessions.made_for)
-            if depends_on_verdict(record, get) or may_have_effects(record):
+            if depends_on_verdict(record, get) or may_have_effects(record, get):
                 settled = self._settled(Position(record.partition, record.offset))
                 found += records_by_verdict(record, settled.verdict, settled.reason, get)
                 found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
@@ -191,20 +209,21 @@ class Reactor:
 
     def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
         """Append and wait for all acknowledgements. Raises BackboneUnreachable: then start again."""
-        waiting: list[tuple[OutgoingRecord, Append]] = []
-        for record in wanted:
+        waiting = self._others
+        for one in wanted:
             self._step("before_append")
-            waiting.append((record, publisher.append(record)))
+            waiting.append((one, publisher.append(one)))
             self._step("appended")
         failure: BackboneUnreachable | None = None
         for record, append in waiting:
             try:
                 append.result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
             except RecordRefused as error:
-                self._refused[record.stream, record.ce_id] = None
-                if len(self._refused) > _REFUSED_MOST:
-                    del self._refused[next(iter(self._refused))]
-                log.error("follow_up_refused", stream=record.stream, ce_id=record.ce_id, why=str(error))
+                if record is not None:
+                    self._refused[record.stream, record.ce_id] = None
+                    if len(self._refused) > _REFUSED_MOST:
+                        del self._refused[next(iter(self._refused))]
+                log.error("follow_up_refused", stream=None if record is None else record.stream, why=str(error))
             except BackboneUnreachable as error:
                 failure = error
         if failure is not None:

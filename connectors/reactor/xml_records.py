@@ -1,4 +1,4 @@
-"""Derived records of the XML pump: answers of handlers, threads, and mailboxes to open or close.
+"""Derived records of the XML pump: answers of handlers, and mailboxes to open or close.
 
 The functions use only the settled record, its verdict and the rows of the live view, so the result is the same
 at every gateway. The gateway that has settled a handler's acknowledgement posts its answers itself, at once.
@@ -21,7 +21,9 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_ACKED,
     MESSAGE_NACKED,
     MESSAGE_RECLAIMED,
+    MESSAGES_HANDLED,
     MessageAck,
+    MessagesHandled,
 )
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
 from schemas.streams.mailboxes.mailbox_requests import gate_record
@@ -35,7 +37,6 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE, SYSTEM
-from schemas.streams.thread.threads import THREAD_OPENED, ThreadOpened, ThreadRow, thread_record
 from schemas.wire.ids import CONTROL, MAILBOX, parse_stream_key
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import MalformedJsonError, decode
@@ -44,7 +45,10 @@ from schemas.wire.verdicts import ACCEPTED, REJECTED
 XML_DOOR: Final = "xml"
 XML_CONTENT: Final = "application/xml"
 _NAMESPACE: Final = uuid.UUID("0d4b6c52-5d3e-5b1e-8f36-1f5a9e2c7a40")
+_OF_SYSTEM: Final = f"{MAILBOX}/{DEFAULT_REALM}/{SYSTEM}".encode()
 _ENDED: Final = frozenset({MESSAGE_RECLAIMED, MESSAGE_NACKED})
+_ACKED: Final = frozenset({MESSAGE_ACKED, MESSAGES_HANDLED})
+_ACKED_TYPES: Final = frozenset(kind.encode() for kind in _ACKED)
 
 AllListeners = Callable[[type[ListenerRow]], list[ListenerRow]]
 """A function that returns all listeners' rows, also of removed listeners, such as `LiveView.all`."""
@@ -55,8 +59,8 @@ def xml_records(
 ) -> list[OutgoingRecord]:
     """Return the records that the reactor has to append for the XML pump because `record` was settled.
 
-    Usually the list is empty. The records post a handler's answers or open a thread. They open the mailboxes of
-    added listeners and close those of removed ones. If a message will not be handled, they notify its sender.
+    Usually the list is empty. The records post a handler's answers. They open the mailboxes of added listeners
+    and close those of removed ones. If a message will not be handled, they notify its sender.
 
     Args:
         record: The settled record.
@@ -67,8 +71,10 @@ def xml_records(
     """
     is_closed = verdict == REJECTED and why == CLOSED
     stream = parse_stream_key(record.key)
-    if stream is None or not (verdict == ACCEPTED or is_closed) or not may_have_effects(record):
+    if stream is None or not (verdict == ACCEPTED or is_closed) or not may_have_effects(record, get):
         return []
+    if not is_closed and _is_posting(record) and record.key != _OF_SYSTEM:
+        return []  # most of the answers
     try:
         envelope = read_envelope(record)
         body = decode(record.value or b"")[0]
@@ -78,62 +84,63 @@ def xml_records(
         return _closed_notice(envelope, body)
     if stream[0] == CONTROL:
         return _gates(record, envelope.ce_id, all_rows)
-    if envelope.type == MESSAGE_ACKED:
+    if envelope.type in _ACKED:
         listener = stream[1].partition("/")[2]
         found = [posting_record(answer, door=XML_DOOR, principal=listener) for answer in answers_of(body)]
         return [one for one in found if get(MessageRow, f"{one.stream.partition('/')[2]}/{one.ce_id}") is None]
     if envelope.type == MESSAGE_POSTED:
-        return [*_opened_threads(body, get), *system_readings(SYSTEM, envelope.ce_id, stream[1], get)]
+        return system_readings(SYSTEM, envelope.ce_id, stream[1], get)
     return _death_notice(body, stream[1], get)
 
 
-def may_have_effects(record: Record) -> bool:
+def may_have_effects(record: Record, get: GetRow) -> bool:
     """Return whether `xml_records` may return a record for `record`, so that the record's verdict is needed.
 
-    False is certain: then `xml_records` would return nothing. The check looks at the type and the raw bytes
-    alone, which spares the reactor the look-up of most verdicts.
+    False is certain: then `xml_records` would return nothing. The check looks at the type, the raw bytes and
+    the listener's row alone, which spares the reactor the look-up of most verdicts. `get` is the look-up of
+    rows, such as `LiveView.get`.
     """
     if record.value is None or len(record.header_values) < 4 or record.key is None:
         return False
     kind = (record.header_values[3] or b"").decode("ascii", "replace")
-    if kind == MESSAGE_ACKED:
+    if kind in _ACKED:
         return b'"answers"' in record.value
     if kind == MESSAGE_POSTED:
-        return b'"root_thread"' in record.value or record.key == f"{MAILBOX}/{DEFAULT_REALM}/{SYSTEM}".encode()
+        if record.key == _OF_SYSTEM:
+            return True
+        # The answer to a listener is refused if the listener was removed.
+        listener = record.key.decode("ascii", "replace").rpartition("/")[2]
+        return b'"in_reply_to"' in record.value and get(ListenerRow, listener) is not None
     return kind in _ENDED or (kind in ORGANISM_MODELS and record.key == f"{CONTROL}/{ORGANISM}".encode())
 
 
-def answers_of(body: dict[str, Any]) -> list[Message]:
-    """Return the messages with which a handler answered, from the body of its acknowledgement.
+def _is_posting(record: Record) -> bool:
+    return record.header_values[3] == MESSAGE_POSTED.encode()
 
-    `body` is the decoded JSON value of a record of the type `message.acked`. The list is empty if the handler
-    gave no answers or the body is invalid.
+
+def acknowledged_by(record: Record) -> str | None:
+    """Return the id of a record that acknowledges messages and has answers; None for any other record."""
+    if record.value is None or len(record.header_values) < 4 or b'"answers"' not in record.value:
+        return None
+    ce_id, kind = record.header_values[1], record.header_values[3]
+    if ce_id is None or kind not in _ACKED_TYPES:
+        return None
+    return ce_id.decode("utf-8", "replace")
+
+
+def answers_of(body: dict[str, Any]) -> list[Message]:
+    """Return the messages with which handlers answered, from the body of an acknowledgement.
+
+    `body` is the decoded JSON value of a record of the type `message.acked` or `message.handled`. The list is
+    empty if the handlers gave no answers or the body is invalid.
     """
     try:
-        return list(MessageAck.model_validate(body).answers or ())
+        if "messages" not in body:
+            return list(MessageAck.model_validate(body).answers or ())
+        handled = MessagesHandled.model_validate(body).messages
+        return [answer for one in handled for answer in one.answers or ()]
     except ValidationError:
         return []
-
-
-def _opened_threads(body: dict[str, Any], get: GetRow) -> list[OutgoingRecord]:
-    """Open the thread that begins with a message, unless the rows show it; the fold has the last word.
-
-    A root thread has no row of its own: the rows of its threads name it.
-    """
-    parent, root, thread = body.get("parent_thread"), body.get("root_thread"), body.get("thread")
-    if parent is None or root is None or thread is None or get(ThreadRow, thread) is not None:
-        return []
-    opened = ThreadOpened(
-        thread=thread,
-        parent_thread=parent,
-        root_thread=root,
-        opened_by=body["from"],
-        seen_by=body["to"],
-        on_behalf_of=body.get("on_behalf_of") or body["from"],
-        kind=body["kind"],
-        message_id=body["message_id"],
-    )
-    return [thread_record(opened, _xml_id(thread, THREAD_OPENED), **BY_REACTOR)]
 
 
 def _gates(record: Record, cause: str, all_rows: AllListeners) -> list[OutgoingRecord]:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, MutableMapping
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import structlog
@@ -26,13 +26,18 @@ _STDERR: Final = 2
 _SECRET_KEYS: Final = ("secret", "password", "token", "authorization", "private_key", "master_key")
 
 
+@lru_cache(1000)
+def _is_secret(key: str) -> bool:
+    return any(word in key.lower() for word in _SECRET_KEYS)
+
+
 class _Redactor:
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = tuple(s for s in secrets if s)
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         for key, value in event.items():
-            if any(word in key.lower() for word in _SECRET_KEYS):
+            if _is_secret(key):
                 event[key] = BLANK
             elif isinstance(value, str):
                 for secret in self._secrets:

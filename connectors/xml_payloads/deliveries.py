@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -117,6 +117,10 @@ class Answer:
     namespace: str
     body: str
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer as the JSON object that the gateway expects."""
+        return {"to": self.to, "kind": self.kind, "namespace": self.namespace, "body": self.body}
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -140,7 +144,7 @@ class Done:
             "request_id": self.message.request_id,
             "outcome": self.outcome,
             "reason": self.reason[:_REASON_LIMIT],
-            "answers": [asdict(answer) for answer in self.answers],
+            "answers": [answer.as_json() for answer in self.answers],
         }
 
 

@@ -32,6 +32,11 @@ def canonical(document: Any) -> bytes:
     basic multilingual plane differ. Raises UnicodeEncodeError for lone surrogates and ValueError for NaN and
     Infinity.
     """
+    if type(document) is dict and is_plain(document):
+        try:
+            return canonical_plain(document)
+        except TypeError:
+            pass  # a key that is no text, or a lone surrogate
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8")
 

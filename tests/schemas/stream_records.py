@@ -93,6 +93,7 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "message.leased": (MAILBOX_KEY, of_mailbox(request_id="q2", lease_ms=1000)),
     "message.extended": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2", lease_ms=1000)),
     "message.acked": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),
+    "message.handled": (MAILBOX_KEY, of_mailbox(messages=[{"message_id": "m1", "request_id": "q2"}])),
     "message.nacked": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2", reason="busy")),
     "message.reclaimed": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),
     "message.read": (MAILBOX_KEY, of_mailbox(message_id="m1")),

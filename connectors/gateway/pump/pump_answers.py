@@ -1,63 +1,52 @@
-"""The record that settles a message which a pump has handled, with the handler's answers (XP-05 to XP-07).
+"""The answers of a handler as addressed messages (XP-05 to XP-07).
 
-A pump only supplies payloads. This module finds their recipients, threads and senders. All answers go into the
-one record `message.acked`, so they are sent if and only if the acknowledgement is accepted.
+A pump only supplies payloads. This module finds their recipients, threads and senders.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from connectors.gateway.pump.pump_models import Done, GivenAnswer
 from connectors.gateway.rules.xml_recipients import recipients_of
 from connectors.gateway.services.conversations import Place, child_thread, thread_of
 from connectors.gateway.services.hub import Hub
-from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
+from connectors.reactor.xml_records import XML_CONTENT
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
 from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST
-from schemas.streams.mailboxes.mailbox_requests import ack_record, nack_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow, verified_message
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ThreadRow
-from schemas.wire.record import OutgoingRecord
 
 _NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")
 
 
-def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> OutgoingRecord:
-    """Return the record that ends the lease of a message which a pump has handled or releases.
-
-    The caller appends the record. For the outcome `nack` the record puts the message back into its queue. For
-    any other outcome the record acknowledges the message and contains the handler's answers. If these are too
-    many or too large, a `<huh>` takes their place.
+def answers_to(hub: Hub, row: MessageRow, done: Done) -> list[Message]:
+    """Return the handler's answers to a message, addressed. If they are too many or too large, a `<huh>`.
 
     Args:
         hub: The hub.
         row: The row of the leased message.
         done: The outcome and the answers, as the pump sent them.
-        principal: The principal of the pump.
     """
-    where = (DEFAULT_REALM, row.recipient, row.message_id, done.request_id)
-    if done.outcome == "nack":
-        return nack_record(*where, done.reason, is_no_attempt=True, door=XML_DOOR, principal=principal)
     answers = list(_answers(hub, row, done))
     size = sum(len(answer.body.encode("utf-8")) for answer in answers)
     limit = hub.settings.limits.payload_bytes
-    if size > limit or len(answers) > ANSWERS_MOST:
-        what = f"{len(answers)} messages of {size} bytes; at most {ANSWERS_MOST} and {limit} bytes"
-        fault = huh(f"the answer is too large: {what}", about_tag=row.kind, step="answer")
-        answers = [_to_asker(hub, row, 0, HUH_TAG, fault.decode("utf-8"))]
-    return ack_record(*where, answers, door=XML_DOOR, principal=principal)
+    if size <= limit and len(answers) <= ANSWERS_MOST:
+        return answers
+    what = f"{len(answers)} messages of {size} bytes; at most {ANSWERS_MOST} and {limit} bytes"
+    fault = huh(f"the answer is too large: {what}", about_tag=row.kind, step="answer")
+    return [_to_asker(hub, row, 0, HUH_TAG, fault.decode("utf-8"))]
 
 
 def _answers(hub: Hub, row: MessageRow, done: Done) -> Iterator[Message]:
     if done.outcome == "huh":
         # A <huh> is never answered with a <huh>, because the exchange would never end.
         if row.kind != HUH_TAG and done.answers:
-            yield _back_to_sender(row, done.answers[0].body)
+            yield _back_to_sender(hub, row, done.answers[0].body)
         return
     number = 0
     for answer in done.answers:
@@ -79,7 +68,7 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
             return [_to_asker(hub, row, number, answer.kind, answer.body)]
         body = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
         where = {"thread": thread, "root_thread": place.root_thread}
-        return [_message(row, number, SYSTEM, listener, HUH_TAG, body, **where)]
+        return [_message(hub, row, number, SYSTEM, listener, HUH_TAG, body, **where)]
     most = hub.settings.xml_pump.chain_most
     if _depth(hub, thread, most) >= most:
         why = f"the chain of messages from listener to listener ended after {most} messages"
@@ -88,6 +77,7 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
         return [_to_asker(hub, row, number, HUH_TAG, body)]
     return [
         _message(
+            hub,
             row,
             number + place_in_list,
             listener,
@@ -117,6 +107,7 @@ def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> M
     place = place_of(hub, thread) or _place_of_itself(hub, row)
     question = _question(hub, row, thread, place.asker)
     return _message(
+        hub,
         row,
         number,
         row.recipient,
@@ -165,19 +156,30 @@ def own_thread(question: MessageRow) -> str | None:
     return question.thread if question.root_thread is None else None
 
 
-def _back_to_sender(row: MessageRow, body: str) -> Message:
+def _back_to_sender(hub: Hub, row: MessageRow, body: str) -> Message:
     """Return a fault as a message to the sender, on the sender's thread if it has one."""
     thread = row.parent_thread or own_thread(row)
     root = row.root_thread if thread is not None else None
-    return _message(row, 0, row.recipient, row.sender, HUH_TAG, body, thread=thread, root_thread=root)
+    return _message(hub, row, 0, row.recipient, row.sender, HUH_TAG, body, thread=thread, root_thread=root)
 
 
 def _message(
-    row: MessageRow, number: int, sender: str, to: str, kind: str, body: str, **place: str | None
+    hub: Hub, row: MessageRow, number: int, sender: str, to: str, kind: str, body: str, **place: str | None
 ) -> Message:
     message_id = str(uuid.uuid5(_NAMESPACE, f"{row.recipient}/{row.message_id}/{number}"))
-    about = {"priority": row.priority, "in_reply_to": row.message_id, **place}
+    about: dict[str, Any] = {"priority": row.priority, "in_reply_to": row.message_id, **place}
+    if place.get("parent_thread") is not None:
+        about["opens_thread"] = opens_thread(hub, place["thread"], message_id)
     return verified_message(message_id, sender, to, kind, body, XML_CONTENT, **about)
+
+
+def opens_thread(hub: Hub, thread: str | None, message_id: str) -> bool | None:
+    """Return True if a message opens the conversation `thread`, else None: the field `opens_thread` of it.
+
+    It does if the view `registry_threads` has no such thread, or has it from this message.
+    """
+    row = None if thread is None else hub.live_view.get(ThreadRow, thread)
+    return True if row is None or row.message_id == message_id else None
 
 
 def place_of(hub: Hub, thread: str) -> Place | None:

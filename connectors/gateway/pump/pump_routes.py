@@ -10,10 +10,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.pump.pump_answers import settling_record
+from connectors.gateway.pump.pump_answers import opens_thread
 from connectors.gateway.pump.pump_leases import PumpLeases
 from connectors.gateway.pump.pump_models import (
-    Done,
     HistoryAnswer,
     HistoryRequest,
     LeaseAnswer,
@@ -28,16 +27,16 @@ from connectors.gateway.pump.pump_models import (
     ThreadFilter,
     ThreadsAnswer,
 )
+from connectors.gateway.pump.pump_settling import settle_done
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.services.row_lists import ALL
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
-from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
+from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MessageBodyRow,
@@ -48,8 +47,6 @@ from schemas.streams.mailboxes.message import (
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.strict_json import decode
-from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
 PUMP: Final = "/api/hub/pump"
 LISTENERS: Final = "/api/hub/listeners"
@@ -79,20 +76,29 @@ def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         hub.appender.check()
         released = await leases.release(body.pump, caller_of(request).principal)
         start = uuid.uuid4()
+        threads = [
+            (
+                row,
+                child_thread(hub.keyring, ROOT_THREAD, SYSTEM, row.listener),
+                str(uuid.uuid5(start, row.listener)),
+            )
+            for row in hub.listeners.of_tag(BOOT_TAG)
+        ]
         boots = [
             verified_message(
-                str(uuid.uuid5(start, row.listener)),
+                message_id,
                 SYSTEM,
                 row.listener,
                 BOOT_TAG,
                 f'<boot xmlns="{row.namespace}"></boot>' if row.namespace else "<boot></boot>",
                 XML_CONTENT,
-                thread=child_thread(hub.keyring, ROOT_THREAD, SYSTEM, row.listener),
+                thread=thread,
                 parent_thread=ROOT_THREAD,
                 root_thread=ROOT_THREAD,
                 on_behalf_of=SYSTEM,
+                opens_thread=opens_thread(hub, thread, message_id),
             )
-            for row in hub.listeners.of_tag(BOOT_TAG)
+            for row, thread, message_id in threads
         ]
         await hub.appender.settle_all(posting_record(boot, door=XML_DOOR, principal=SYSTEM) for boot in boots)
         return json_answer({"released": released, "version": hub.listeners.version})
@@ -118,8 +124,7 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         nevertheless.
         """
         hub.appender.check()
-        caller = caller_of(request)
-        results = await gather_all(_settled(hub, leases, item, caller.principal) for item in body.done)
+        results = await settle_done(hub, body.done, caller_of(request).principal)
         return json_answer({"results": results})
 
     @routes.post(f"{PUMP}/history", Action.THREAD_READ, HistoryAnswer)
@@ -172,19 +177,6 @@ def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
     opener = first.on_behalf_of
     root = {"thread": name, "parent_thread": None, "opened_by": opener, "seen_by": opener}
     return {**row_as_json(first), **root}
-
-
-async def _settled(hub: Hub, leases: PumpLeases, done: Done, principal: str) -> dict[str, Any]:
-    row = leases.message(done.listener, done.message_id)
-    if row is None:
-        return {"message_id": done.message_id, "verdict": REJECTED, "reason": UNKNOWN_STREAM}
-    record = settling_record(hub, row, done, principal)
-    settled = await hub.appender.settle(record)
-    if settled.verdict == ACCEPTED and done.answers:
-        # The process manager posts the same answers a moment later.
-        for answer in answers_of(decode(record.value)[0]):
-            hub.appender.append_unattended(posting_record(answer, door=XML_DOOR, principal=done.listener))
-    return {"message_id": done.message_id, "verdict": settled.verdict, "reason": settled.reason}
 
 
 def _said(hub: Hub, key: str, listener: str) -> dict[str, Any] | None:

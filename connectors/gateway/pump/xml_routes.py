@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr
 from fastapi import Query, Request, Response
 from pydantic import ConfigDict, Field
 
-from connectors.gateway.pump.pump_answers import newest_question, own_thread, place_of
+from connectors.gateway.pump.pump_answers import newest_question, opens_thread, own_thread, place_of
 from connectors.gateway.pump.pump_leases import HUMAN
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
@@ -187,6 +187,8 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
             fields |= {"root_thread": known.root_thread, "on_behalf_of": known.on_behalf_of}
             if name == known.asker:
                 fields |= _as_answer(hub, known, thread, message_id)
+        if fields["parent_thread"] is not None:
+            fields["opens_thread"] = opens_thread(hub, fields["thread"], message_id)
         found.append(verified_message(message_id, sender, name, tag, payload, XML_CONTENT, **fields))
     return found
 

@@ -34,6 +34,7 @@ from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
 from connectors.reactor.lease_expiry import LeaseExpiryMonitor
+from connectors.reactor.own_answers import OwnAnswers
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -82,6 +83,7 @@ class Hub:
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
         self.appender = LogAppender(settings, live_view)
+        self.own_answers = OwnAnswers()
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(

@@ -118,7 +118,7 @@ class LogAppender:
             ApiError: 413 for a record that is too large for Kafka.
         """
         try:
-            return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
+            return await self._live_view.settled_after(await self.append(record), self._timeout_s)
         except TimeoutError:
             raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
         except RecordRefused as error:
@@ -187,8 +187,13 @@ class LogAppender:
 
         self._hands.submit(append)
 
-    async def _begin(self, record: OutgoingRecord) -> Append:
-        """Hand a record to the publisher, on a thread where the call would block."""
+    async def append(self, record: OutgoingRecord) -> Append:
+        """Append a record, and return the future of its position, without waiting for Kafka's acknowledgement.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable.
+            TimeoutError: Too many records wait to be sent, and none was sent within `gateway.settle_timeout_s`.
+        """
         publisher = self.check()
         self._calls += 1
         call, self._under_way[self._calls] = self._calls, time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.streams.control.organism import PER_MINUTE_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
@@ -13,6 +13,7 @@ from schemas.wire.wire_body import Name, Note, WireBody
 MESSAGE_CLAIMED: Final = "message.claimed"
 MESSAGE_LEASED: Final = "message.leased"
 MESSAGE_ACKED: Final = "message.acked"
+MESSAGES_HANDLED: Final = "message.handled"
 MESSAGE_NACKED: Final = "message.nacked"
 MESSAGE_EXTENDED: Final = "message.extended"
 MESSAGE_RECLAIMED: Final = "message.reclaimed"
@@ -28,6 +29,7 @@ LIMIT_MOST: Final = 1000
 LEASE_MS: Final = 30_000
 LEASE_MS_MOST: Final = 86_400_000
 ANSWERS_MOST: Final = 100
+HANDLED_MOST: Final = 100
 ATTEMPTS_LIMIT: Final = 1000
 
 _Limit = Annotated[int, Field(ge=1, le=LIMIT_MOST)]
@@ -110,6 +112,34 @@ class MessageAck(_LeaseEnd):
     answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
 
 
+class HandledMessage(BaseModel):
+    """One message in the body of `message.handled`, with the fields that an ack has."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    message_id: Name
+    request_id: Name
+    answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
+
+
+def _unlike(messages: list[HandledMessage]) -> list[HandledMessage]:
+    if len({one.message_id for one in messages}) != len(messages):
+        raise ValueError("holds a message twice")
+    return messages
+
+
+class MessagesHandled(_MailboxBody):
+    """Body of `message.handled`: a reader has finished with several messages that it leased.
+
+    It does for all of them what an ack does for one, or nothing: the fold rejects the record if it would reject
+    the ack of one of them.
+    """
+
+    messages: Annotated[
+        list[HandledMessage], Field(min_length=1, max_length=HANDLED_MOST), AfterValidator(_unlike)
+    ]
+
+
 class MessageNack(_LeaseEnd):
     """Body of `message.nacked`: the reader that leased the message gives it back, to be handed out again.
 
@@ -147,6 +177,7 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
     MESSAGE_CLAIMED: MailboxClaim,
     MESSAGE_LEASED: MailboxLease,
     MESSAGE_ACKED: MessageAck,
+    MESSAGES_HANDLED: MessagesHandled,
     MESSAGE_NACKED: MessageNack,
     MESSAGE_EXTENDED: MessageExtension,
     MESSAGE_RECLAIMED: MessageReclaim,

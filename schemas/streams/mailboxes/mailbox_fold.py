@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from schemas.fold.memories import content_digest
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.mailboxes.mailbox_bodies import (
     CLAIM_LIMIT,
@@ -30,6 +30,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_NACKED,
     MESSAGE_READ,
     MESSAGE_RECLAIMED,
+    MESSAGES_HANDLED,
 )
 from schemas.streams.mailboxes.mailbox_entries import (
     ENTRY_VERSION,
@@ -54,6 +55,7 @@ from schemas.streams.mailboxes.message import (
     MessageBodyRow,
     MessageRow,
 )
+from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.ids import MAILBOX
 from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
@@ -81,6 +83,8 @@ def settle_mailbox(given: FoldInput) -> Outcome:
         return _settle_posting(given.body, mailbox)
     if given.type in _OF_MAILBOX_TYPES:
         return _settle_request(given, mailbox)
+    if given.type == MESSAGES_HANDLED:
+        return _settle_handled(given, mailbox)
     return _settle_message(given, mailbox)
 
 
@@ -91,7 +95,8 @@ def _mailbox_of(body: dict[str, Any]) -> str | None:
 
 
 def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
-    message_id, digest = body["message_id"], content_digest(body)
+    message_id = body["message_id"]
+    digest = content_digest(_content(body))
     known = mailbox.known(message_id)
     if known is not None:
         pending = mailbox.pending(message_id)
@@ -130,7 +135,41 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
         body=body["body"],
         content_type=body.get("content_type", "application/json"),
     )
-    return accepted(UNREAD, (Change(MESSAGE_BODIES, row.key, said), row))
+    opened = () if body.get("opens_thread") is None else _opened_thread(message, mailbox.recipient)
+    return accepted(UNREAD, (Change(MESSAGE_BODIES, row.key, said), row, *opened))
+
+
+def _content(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without the mark that it opens a conversation. A repeated request may lack the mark."""
+    if "opens_thread" not in body:
+        return body
+    return {name: value for name, value in body.items() if name != "opens_thread"}
+
+
+def _opened_thread(message: PendingMessage, recipient: str) -> tuple[Change, ...]:
+    """Return the row of the conversation that a message opens; none if its place in the tree is not known.
+
+    If two gateways mark a message of one conversation at the same moment, the row names the later one. The
+    place in the tree is the same in both.
+    """
+    thread, parent, root = message.thread, message.parent_thread, message.root_thread
+    if thread is None or parent is None or root is None:
+        return ()
+    return (
+        changed(
+            ThreadRow(
+                thread=thread,
+                parent_thread=parent,
+                root_thread=root,
+                opened_by=message.sender,
+                seen_by=recipient,
+                on_behalf_of=message.on_behalf_of or message.sender,
+                kind=message.kind,
+                message_id=message.message_id,
+                opened_at=message.posted_at,
+            )
+        ),
+    )
 
 
 def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
@@ -225,7 +264,7 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         return rejected(AFTER_TERMINAL, "the message has reached a final status")
     if seen == "same" and given.type == MESSAGE_EXTENDED:
         return duplicate(status)
-    refusal = _refusal(given, message, mailbox.now_us)
+    refusal = _refusal(given.type, given.body.get("request_id"), given.sender, message, mailbox.now_us)
     if refusal is not None:
         # A repeated request has already had its effect, but a message id may be posted again after a week.
         return duplicate(status) if seen == "same" else rejected(ILLEGAL_TRANSITION, refusal, status)
@@ -235,6 +274,29 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     requests.add(given.envelope.ce_id, given.body)
     mailbox.put_requests(OF_MESSAGE, requests)
     return accepted(status, (change,))
+
+
+def _settle_handled(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
+    """Return the outcome of a record that acknowledges several messages: all of them, or none."""
+    requests = mailbox.requests(OF_MESSAGE)
+    repeated = requests.repeated(given.envelope.ce_id, given.body, CLAIMED)
+    if repeated is not None:
+        return repeated
+    messages = []
+    for one in given.body["messages"]:
+        message = mailbox.pending(one["message_id"])
+        if message is None:
+            return rejected(ILLEGAL_TRANSITION, "one of the messages is not pending")
+        refusal = _refusal(MESSAGE_ACKED, one["request_id"], given.sender, message, mailbox.now_us)
+        if refusal is not None:
+            return rejected(ILLEGAL_TRANSITION, refusal, message.status)
+        messages.append(message)
+    leases = mailbox.leases()
+    changes = tuple([_end(message, CLAIMED, mailbox, leases) for message in messages])
+    mailbox.put_leases(leases)
+    requests.add(given.envelope.ce_id, given.body)
+    mailbox.put_requests(OF_MESSAGE, requests)
+    return accepted(CLAIMED, changes)
 
 
 def _is_worn_out(message: PendingMessage, attempts_most: int | None = None) -> bool:
@@ -273,20 +335,21 @@ def _step(
     return UNREAD, mailbox.change(message)
 
 
-def _refusal(given: FoldInput, message: PendingMessage, now_us: int) -> str | None:
-    """Return why the record does not fit the state of the message, or `None` if it does."""
-    kind = given.type
+def _refusal(
+    kind: str, request_id: str | None, sender: str, message: PendingMessage, now_us: int
+) -> str | None:
+    """Return why a record of type `kind` by `sender` does not fit the message's state, or `None` if it does."""
     if kind in (MESSAGE_READ, MESSAGE_EXPIRED):
         if _FINAL_BY_TYPE[kind] not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
             return "the message is leased"
         is_early = kind == MESSAGE_EXPIRED and not message.is_over(now_us)
         return "the message has not expired" if is_early else None
-    if message.request_id != given.body["request_id"]:
+    if message.request_id != request_id:
         return "the message is not leased by this request"
     if kind == MESSAGE_RECLAIMED:
         if message.standing(now_us) == LEASED:
             return "the lease has not run out"
-    elif message.handed_to != given.sender:
+    elif message.handed_to != sender:
         return "the message is leased by somebody else"
     elif kind == MESSAGE_EXTENDED:
         return None if message.standing(now_us) == LEASED else "the lease has run out"
@@ -307,6 +370,6 @@ MAILBOX_KIND: Final = StreamKind(
     models=MAILBOX_MODELS,
     settle=settle_mailbox,
     row_of_each_stream=(MessageRow,),
-    later_rows=(MessageBodyRow, MessageRow),
+    later_rows=(MessageBodyRow, MessageRow, ThreadRow),
     named_by=_mailbox_of,
 )

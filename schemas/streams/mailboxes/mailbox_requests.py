@@ -26,6 +26,9 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_NACKED,
     MESSAGE_READ,
     MESSAGE_RECLAIMED,
+    MESSAGES_HANDLED,
+    HandledMessage,
+    MessagesHandled,
 )
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.ids import MAILBOX, stream_key
@@ -182,6 +185,29 @@ def ack_record(
     """
     said = {"message_id": message_id, "request_id": request_id, "answers": answers or None}
     return _record(MESSAGE_ACKED, realm, recipient, said, origin)
+
+
+def handled_record(
+    realm: str, recipient: str, messages: Sequence[HandledMessage], **origin: Unpack[Origin]
+) -> OutgoingRecord:
+    """Return the record `message.handled`, ready to append, which acknowledges several messages of a mailbox.
+
+    The fold accepts all of these acknowledgements or none. The record's id depends on the ids of the messages
+    and of their leases alone.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        messages: 1 to 100 messages, each with the `request_id` of its lease and the answers to send.
+        origin: the door and principal of the leases. The fold rejects the record for any other.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid, or a message is named twice.
+    """
+    named = {"realm": realm, "to": recipient, "messages": list(messages)}
+    mailbox, ids = f"{realm}/{recipient}", (f"{one.message_id}/{one.request_id}" for one in messages)
+    body = MessagesHandled.model_validate(named)
+    return body.record(MESSAGES_HANDLED, stream_key(MAILBOX, mailbox), mailbox, *ids, **origin)
 
 
 def nack_record(

@@ -152,6 +152,8 @@ class Message(WireBody):
         sent_at: the sender's time, as the sender wrote it.
         expires_at: the time at which the message expires, ISO 8601 in UTC. `None` means never.
         replay_of: the id of the dead message that this one repeats, or `None`.
+        opens_thread: `True` if the message opens the conversation `thread`, whose row it then makes. The mark
+            is no part of the content: the same message with and without it is one message.
         repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
         original: the message before the repairs in base64. Only the ledger stores it.
     """
@@ -175,6 +177,7 @@ class Message(WireBody):
     root_thread: Name | None = None
     on_behalf_of: Name | None = None
     replay_of: Name | None = None
+    opens_thread: Literal[True] | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
 

@@ -1,13 +1,14 @@
-"""Threads, the conversations between two listeners (XP-07): the record that opens a thread, and its fold.
+"""Threads, the conversations between two listeners (XP-07): their rows, and the records that opened them.
 
 Each side of a conversation knows it by its own opaque UUID. The row of a thread records which listener called
-which, and on whose behalf. The state is one entry, `thread`: the digest of the thread's place in the tree. A
-thread is never closed.
+which, and on whose behalf. A thread is never closed. The message that opens a thread makes its row. Before fold
+version 10 a record `thread.opened` made it. The state of that record's stream is one entry, `thread`: the
+digest of the thread's place in the tree.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Unpack
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -15,8 +16,7 @@ from schemas.fold.memories import content_digest
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import THREAD, stream_key
-from schemas.wire.record import Origin, OutgoingRecord
+from schemas.wire.ids import THREAD
 from schemas.wire.verdicts import SEQ_CONFLICT
 from schemas.wire.wire_body import Name, WireBody
 
@@ -80,15 +80,6 @@ class ThreadOpened(WireBody):
     on_behalf_of: Name
     kind: Annotated[str, Field(min_length=1, max_length=128)]
     message_id: Name
-
-
-def thread_record(body: ThreadOpened, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `thread.opened`, ready to append, which opens a thread.
-
-    `ce_id` is the CloudEvents id, which the reactor derives from the id of the thread. `origin` is `door`,
-    which appends the record, and `principal`, which caused it.
-    """
-    return body.record(THREAD_OPENED, stream_key(THREAD, body.thread), ce_id=ce_id, **origin)
 
 
 def settle_thread(given: FoldInput) -> Outcome:

@@ -124,7 +124,8 @@ def _check_handled(stack: PumpStack, flow: Flow) -> None:
     wanted = {one for _, _, ids in flow.taken for one in ids.values()}
 
     def unsettled() -> set[str]:
-        return wanted - {one["body"]["message_id"] for one in stack.records() if one["type"] == "message.acked"}
+        ends = [one["body"] for one in stack.records() if one["type"] in ("message.acked", "message.handled")]
+        return wanted - {one["message_id"] for body in ends for one in body.get("messages", [body])}
 
     wait_until(lambda: not unsettled(), 30, "all is handled")
     handled = {one["number"] for one in stack.notes("steady")}

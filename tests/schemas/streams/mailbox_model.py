@@ -85,6 +85,11 @@ class MailboxModel:
             if earlier:
                 return Said("duplicate") if earlier[-1] == body else Said("rejected", "seq_conflict")
             said = self._whole(kind, sender, body, now)
+        elif kind == "handled":
+            if earlier:
+                is_same = earlier[-1] == body
+                return Said(*(("duplicate", None) if is_same else ("rejected", "seq_conflict")), "claimed")
+            said = self._several(sender, body, now)
         else:
             said = self._single(kind, sender, body, now, earlier)
         if said.verdict == "accepted" and not earlier:
@@ -226,6 +231,21 @@ class MailboxModel:
                 if kind == "nacked":
                     message["request_id"] = None
         return Said("accepted", None, message["status"], (dict(message),))
+
+    def _several(self, sender: str, body: dict[str, Any], now: int) -> Said:
+        """All of these acknowledgements, or none."""
+        ended = []
+        for one in body["messages"]:
+            number = self.newest(one["message_id"])
+            message = None if number is None else self.messages[number]
+            if message is None or message["status"] not in ("unread", "leased"):
+                return Said("rejected", "illegal_transition")
+            if not self._is_possible("acked", sender, one, message, now):
+                return Said("rejected", "illegal_transition", message["status"])
+            ended.append(message)
+        for message in ended:
+            self._end(message, "claimed", now)
+        return Said("accepted", None, "claimed", tuple(dict(message) for message in ended))
 
     def _is_possible(
         self, kind: str, sender: str, body: dict[str, Any], message: dict[str, Any], now: int

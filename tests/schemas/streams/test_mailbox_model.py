@@ -18,6 +18,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes import mailbox_requests as requests
+from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
@@ -37,7 +38,7 @@ STEPS_US = st.sampled_from(SHORT_US[:3] * 8 + SHORT_US * 2 + LONG_US)
 LEASES_MS = st.sampled_from((1, 1000, 30_000, 30_000, 86_400_000))
 KINDS = ("posted",) * 6 + ("leased",) * 6 + ("nacked", "reclaimed") * 4 + ("acked",) * 3
 KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named", "unread") + ("again", "extended") * 4
-KINDS += ("closed",) + ("opened",) * 5
+KINDS += ("closed",) + ("opened",) * 5 + ("handled",)
 
 
 class Wish(NamedTuple):
@@ -80,6 +81,7 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
 
 
 CONTENTS = len(contents(START_US))
+ANSWER = {"message_id": "a1", "from": "bo", "to": "ann", "kind": "say", "body": "!"}
 
 
 def posting(message_id: str, content: dict[str, Any], sender: tuple[str, str]) -> OutgoingRecord:
@@ -122,9 +124,13 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     at, by = ("default", "bo"), {"door": wish.sender[0], "principal": wish.sender[1]}
     if wish.kind == "again" and past:
         made = past[-1 - wish.about % len(past)]
+        body, origin = orjson.loads(made.value), {"door": made.door, "principal": made.principal}
+        if made.type == "message.handled" and wish.content % 2:
+            answers = [Message.model_validate(ANSWER)]
+            handled = [HandledMessage(**{**one, "answers": answers}) for one in body["messages"]]
+            return requests.handled_record(*at, handled, **origin)
         if made.type == "message.nacked" and wish.content % 2:
-            body = orjson.loads(made.value)
-            by = {"door": made.door, "principal": made.principal}
+            by = origin
             return requests.nack_record(*at, body["message_id"], body["request_id"], "for another reason", **by)
         return made
     if wish.kind in ("posted", "again"):
@@ -156,7 +162,13 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
         if message["handed_to"] is not None:
             door, _, principal = message["handed_to"].partition("/")
             by = {"door": door, "principal": principal}
+    held = [m for m in model.pending() if m["handed_to"] == f"{by['door']}/{by['principal']}"]
+    others = {m["message_id"]: m["request_id"] or "q0" for m in held if wish.limit > 1}
+    several = {**others, message_id: request}
     makers = {
+        "handled": lambda: requests.handled_record(
+            *at, [HandledMessage(message_id=m, request_id=r) for m, r in several.items()], **by
+        ),
         "acked": lambda: requests.ack_record(*at, message_id, request, **by),
         "nacked": lambda: requests.nack_record(
             *at,
@@ -325,12 +337,14 @@ REACHED = {
     ),
     *(("reason", reason, "dead") for reason in ("no disk", "the lease ran out", None)),
     *(("holders", None, number) for number in "0123"),
+    *(("handled", said, "claimed") for said in ("accepted", "duplicate", "seq_conflict")),
+    *(("handled", "illegal_transition", status) for status in ("leased", "unread", None)),
     *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")),
 }
 
 
 def test_long_walks_agree_too_and_come_through_every_state() -> None:
     reached = set()
-    for seed in range(8):
+    for seed in range(12):
         reached |= assert_agree(a_walk(random.Random(seed), 1000), kept=256)
     assert REACHED - reached == set()

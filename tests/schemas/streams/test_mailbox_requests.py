@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.streams.kinds import RECORD_TYPES
-from schemas.streams.mailboxes.mailbox_bodies import MAILBOX_MODELS
+from schemas.streams.mailboxes.mailbox_bodies import MAILBOX_MODELS, HandledMessage
 from schemas.streams.mailboxes.mailbox_requests import (
     ack_record,
     claim_of_record,
@@ -21,6 +21,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     expiry_record,
     extension_record,
     gate_record,
+    handled_record,
     lease_record,
     nack_record,
     read_record,
@@ -48,6 +49,7 @@ MADE = (
     gate_record(*AT, "g1", is_open=False, ce_id="g1", **HUB),
     gate_record(*AT, "g2", is_open=True, ce_id="g2", **HUB),
     extension_record(*AT, "m1", "l1", 1000, ce_id="e1", **HUB),
+    handled_record(*AT, [HandledMessage(message_id="m1", request_id="l1")], **HUB),
 )
 
 

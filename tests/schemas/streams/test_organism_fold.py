@@ -12,7 +12,8 @@ from schemas.fold.settled import Settled
 from schemas.streams.control import organism
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.fold import settle
-from schemas.streams.thread.threads import ThreadOpened, ThreadRow, thread_record
+from schemas.streams.thread.threads import ThreadOpened, ThreadRow
+from tests.random_organism import thread_record
 from tests.schemas.hub_records import PUMP_GOOD
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.stream_records import as_read
@@ -112,7 +113,7 @@ def test_a_thread_is_opened_once_at_one_place_of_the_tree() -> None:
     entries = Entries()
 
     def settled(body: ThreadOpened, ce_id: str) -> Settled:
-        made = thread_record(body, ce_id, door="reactor", principal="reactor")
+        made = thread_record(body, ce_id)
         return settle(as_read(made), entries, KEYRING, Entries())
 
     first = settled(opened(), "e1")

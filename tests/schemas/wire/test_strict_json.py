@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,6 +102,26 @@ def test_plain_documents_are_written_alike_by_the_fast_and_the_slow_writer(docum
             == strict_json.canonical(document)
             == job_model.canonical(document)
         )
+
+
+@given(st.dictionaries(TEXT, JSON | st.floats(), max_size=4))
+@settings(max_examples=150, deadline=None)
+@example({"a": "\ud83d"})
+@example({"\ud83d": 1})
+@example({"a": float("nan")})
+@example({"\U00010000": 1, "\uffff": 2})
+def test_any_document_is_written_as_the_slow_writer_does_it(document: dict[str, Any]) -> None:
+    def written(write: Callable[[Any], bytes]) -> bytes | type[Exception]:
+        try:
+            return write(document)
+        except ValueError as error:
+            return type(error)
+
+    def slowly(document: Any) -> bytes:
+        form = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+        return json.dumps(document, **form).encode()
+
+    assert written(strict_json.canonical) == written(slowly)
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))
