@@ -31,8 +31,6 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(params=COMMITS)
 def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A checkout of an earlier commit, which sets itself up."""
-    if git("cat-file", "-e", f"{request.param}^{{commit}}").returncode:
-        pytest.skip(f"this clone has no commit {request.param[:7]}")
     folder = tmp_path / "earlier"
     added = git("worktree", "add", "--detach", str(folder), request.param)
     assert added.returncode == 0, added.stderr
