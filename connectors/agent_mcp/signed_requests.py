@@ -15,13 +15,13 @@ from typing import Any, Final
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, malformed, unavailable
 from connectors.gateway.web.bounded_http import note_principal
-from connectors.gateway.web.strict_request import NotRead, StrictRequest
+from connectors.gateway.web.strict_request import NotRead, StrictRequest, replayed
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
@@ -178,17 +178,3 @@ def _called_tool(body: bytes) -> str | None:
 
 def _forbidden(why: str) -> ApiError:
     return ApiError(403, UNAUTHORIZED, why)
-
-
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """Return an ASGI `receive` that yields a body that was read from `receive`, then what follows it."""
-    given = False
-
-    async def receive_again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again

@@ -10,6 +10,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import h11
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, ApiError
 from connectors.gateway.web.connection_budget import ConnectionBudget, Phase, Place
-from connectors.gateway.web.strict_request import BODY_TIMEOUT
+from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
 
 # The key of an ASGI scope for a function that ends the connection at once and drops unsent bytes.
 ABORT: Final = "trunkline_abort"
@@ -82,6 +83,7 @@ class BoundedHttp(H11Protocol):
             scope[ABORT] = transport.abort
             scope[_PRINCIPAL] = self._note_principal
             scope[BODY_TIMEOUT] = self._budget.limits.body_s
+            scope[WHOLE_BODY] = partial(_whole_body, receive.__self__)
             await served(scope, receive, send)
 
         self.app = app
@@ -125,6 +127,18 @@ class BoundedHttp(H11Protocol):
             return False
         self.timeout_keep_alive = self._kept_idle_s
         return True
+
+
+def _whole_body(cycle: Any) -> bytes | None:
+    """Return the body of a request that has arrived, instead of the ASGI `receive`; None if it has not.
+
+    A client that waits for `100 Continue` gets it from `receive`.
+    """
+    if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+        return None
+    cycle.message_event.clear()
+    body, cycle.body = bytes(cycle.body), bytearray()
+    return body
 
 
 class TlsEntry(asyncio.Protocol):
