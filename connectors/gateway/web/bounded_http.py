@@ -83,7 +83,9 @@ class BoundedHttp(H11Protocol):
             scope[ABORT] = transport.abort
             scope[_PRINCIPAL] = self._note_principal
             scope[BODY_TIMEOUT] = self._budget.limits.body_s
-            scope[WHOLE_BODY] = partial(_whole_body, receive.__self__)
+            cycle = receive.__self__
+            cycle.transport = _JoinedWrites(transport, self.loop)
+            scope[WHOLE_BODY] = partial(_whole_body, cycle)
             await served(scope, receive, send)
 
         self.app = app
@@ -127,6 +129,41 @@ class BoundedHttp(H11Protocol):
             return False
         self.timeout_keep_alive = self._kept_idle_s
         return True
+
+
+class _JoinedWrites:
+    """The transport of one answer, which sends its head together with the part that follows at once.
+
+    A system call costs more than most of the answer's other steps. The head of a stream, which has nothing to
+    send yet, waits for the next turn of the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None  # None before the first write
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the answer, or keep them if they are the first ones."""
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        head, self._head = self._head, b""
+        self._transport.write(head + data if head else data)
+
+    def close(self) -> None:
+        """Send all bytes, then close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is being closed."""
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
 
 
 def _whole_body(cycle: Any) -> bytes | None:
