@@ -25,6 +25,7 @@ from starlette.routing import Mount, Route
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
+from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
@@ -107,7 +108,8 @@ class AgentMcp:
             security_settings=security,
             max_request_body_size=body_bytes,
         )
-        calls = WaitingCalls(StreamableHTTPASGIApp(self._streams), WAITS, self._keys)
+        lean = LeanCalls(StreamableHTTPASGIApp(self._streams), self._called, security)
+        calls = WaitingCalls(lean, WAITS, self._keys)
         sse = SseSessions(self._server, self._keys, MESSAGES_PATH, security, body_bytes, hub.metrics)
         keep_texts_out_of_log()
         routes = Starlette(
@@ -140,15 +142,17 @@ class AgentMcp:
         return self._described
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        agent = context.request.scope[PRINCIPAL]
+        return await self._called(context.request.scope[PRINCIPAL], params)
+
+    async def _called(self, agent: str, params: types.CallToolRequestParams) -> types.CallToolResult:
         if params.name not in ARGUMENTS:
             return tool_error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
-        found = await self._called(agent, params)
+        found = await self._result(agent, params)
         said = found.structured_content if found.is_error else None
         self._hub.metrics.called(params.name, "ok" if said is None else said["reason"])
         return found
 
-    async def _called(self, agent: str, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _result(self, agent: str, params: types.CallToolRequestParams) -> types.CallToolResult:
         model = ARGUMENTS[params.name]
         owner = next(one for one in self._tools if hasattr(one, params.name))
         tool: Callable[[str, Any], Awaitable[dict[str, Any]]] = getattr(owner, params.name)

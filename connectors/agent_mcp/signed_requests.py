@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any, Final
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, malformed, unavailable
 from connectors.gateway.web.bounded_http import note_principal
-from connectors.gateway.web.strict_request import NotRead, StrictRequest
+from connectors.gateway.web.strict_request import NotRead, StrictRequest, replayed
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
@@ -36,8 +37,10 @@ from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
 
 DOOR: Final = "mcp"
-# The keys of an ASGI scope for the agent that signed the request, and for the tool that it calls, else None.
+# The keys of an ASGI scope for the agent that signed the request, for the decoded body (None without a body),
+# and for the tool that it calls, else None.
 PRINCIPAL: Final = "trunkline_principal"
+DOCUMENT: Final = "trunkline_document"
 TOOL: Final = "trunkline_tool"
 # Space around a message of the greatest length, for JSON-RPC and names. `\uXXXX` takes at most three times the
 # bytes of its character, except for control characters.
@@ -58,7 +61,8 @@ def body_limit_bytes(payload_bytes: int) -> int:
 class SignedRequests:
     """ASGI middleware that passes on only requests with a valid signature of an agent, and answers all others.
 
-    The signing agent's name and the called tool are passed on in the ASGI scope (`PRINCIPAL`, `TOOL`).
+    The signing agent's name, the decoded body and the called tool are passed on in the ASGI scope (`PRINCIPAL`,
+    `DOCUMENT`, `TOOL`).
 
     Args:
         app: The application that gets the admitted requests.
@@ -100,7 +104,8 @@ class SignedRequests:
             body = await request.body()
             agent_name, signature = self._signer(request, body)
             note_principal(scope, f"{DOOR}/{agent_name}")
-            scope[TOOL] = tool = _called_tool(body)
+            scope[DOCUMENT] = document = _decoded(body)
+            scope[TOOL] = tool = _called_tool(document)
             if tool is not None and not self._only_reads(tool):
                 await self._note_call(agent_name, signature, tool)
         except ApiError as error:
@@ -111,7 +116,7 @@ class SignedRequests:
             return
         scope[PRINCIPAL] = agent_name
         # The transports read the owner of a session from this.
-        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=agent_name, scopes=[]))
+        scope["user"] = _user(agent_name)
         await self._app(scope, replayed(body, receive), send)
 
     def _signer(self, request: Request, body: bytes) -> tuple[str, bytes]:
@@ -156,8 +161,8 @@ class SignedRequests:
                 self._hub.refusals.record(reason, str(error.detail), agent_name, _ROUTE)
 
 
-def _called_tool(body: bytes) -> str | None:
-    """Return the tool that a request calls, or None if it calls none. Raises ApiError (400).
+def _decoded(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON-RPC message of a body, or None without a body. Raises ApiError (400).
 
     A body that could be read as several requests, or in two ways, is no JSON by CM-02.
     """
@@ -169,26 +174,22 @@ def _called_tool(body: bytes) -> str | None:
         raise malformed(f"body: {error}") from None
     if type(document) is not dict:
         raise malformed("body: not one JSON-RPC message")
-    if document.get("method") != "tools/call":
+    return document
+
+
+def _called_tool(document: dict[str, Any] | None) -> str | None:
+    """Return the tool that a request calls, or None if it calls none."""
+    if document is None or document.get("method") != "tools/call":
         return None
     params: Any = document.get("params")
     name = params.get("name") if type(params) is dict else None
     return name if type(name) is str else ""
 
 
+@lru_cache(maxsize=1024)
+def _user(agent_name: str) -> AuthenticatedUser:
+    return AuthenticatedUser(AccessToken(token="", client_id=agent_name, scopes=[]))
+
+
 def _forbidden(why: str) -> ApiError:
     return ApiError(403, UNAUTHORIZED, why)
-
-
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """Return an ASGI `receive` that yields a body that was read from `receive`, then what follows it."""
-    given = False
-
-    async def receive_again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again

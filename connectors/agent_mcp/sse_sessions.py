@@ -9,6 +9,7 @@ same idempotency key.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -91,7 +92,9 @@ class SseSessions:
         if self._unsent[scope[PRINCIPAL]] >= _UNSENT:
             await _busy("read the answers first")(scope, receive, send)
             return
-        await self._transport.handle_post_message(scope, receive, send)
+        # The stream may end after the 202. Otherwise the error would end the posting connection, too.
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._transport.handle_post_message(scope, receive, send)
 
     async def _serve(self, agent: str, scope: Scope, receive: Receive, send: _BoundedSend) -> None:
         async with anyio.create_task_group() as tasks:

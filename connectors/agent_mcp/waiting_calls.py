@@ -25,8 +25,9 @@ import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import PRINCIPAL, TOOL, replayed
+from connectors.agent_mcp.signed_requests import PRINCIPAL, TOOL
 from connectors.gateway.web.answers import error_response
+from connectors.gateway.web.strict_request import replayed
 from schemas.wire.verdicts import UNAUTHORIZED
 
 PING_S: Final = 15.0

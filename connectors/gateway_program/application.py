@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
+from starlette.types import ASGIApp
 
 from connectors.gateway.agents.agent_routes import add_agent_routes
 from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
@@ -24,6 +25,7 @@ from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, open_t
 from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
 from connectors.gateway.web.api_document import documented
 from connectors.gateway.web.api_routes import add_api_page
+from connectors.gateway.web.lean_routes import LeanRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.work.job_routes import add_job_routes
@@ -40,9 +42,10 @@ def build_application(hub: Hub) -> FastAPI:
     The hub need not be open yet, but must be open before the first request.
     """
     # Not the documentation pages of FastAPI, because they load scripts from other hosts.
-    app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.router.route_class = AdmittedRoute
     gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
+    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+    app = HubApplication(hub, gate, title=TITLE, version=VERSION, **pages)
+    app.router.route_class = AdmittedRoute
     app.state.gate = gate
     add_error_handlers(app)
     _add_health_routes(app, hub)
@@ -64,8 +67,21 @@ def build_application(hub: Hub) -> FastAPI:
     add_xml_routes(routes, hub)
     add_pump_routes(routes, hub)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
-    app.add_middleware(AccessLog, metrics=hub.metrics, strangers=hub.strangers)
     return app
+
+
+class HubApplication(FastAPI):
+    """The hub's FastAPI application, which serves usual requests of its routes by `LeanRoutes`."""
+
+    def __init__(self, hub: Hub, gate: Gate, **options: Any) -> None:
+        super().__init__(**options)
+        self._hub = hub
+        self._gate = gate
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the ASGI application behind this object. Starlette calls it before the first request."""
+        lean = LeanRoutes(super().build_middleware_stack(), self.routes, self._gate)
+        return AccessLog(lean, self._hub.metrics, self._hub.strangers)
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:

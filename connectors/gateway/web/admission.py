@@ -42,7 +42,10 @@ WhyRefused = Callable[[Any, str], str]
 """Returns the reason to record, from the decoded body and the reason of the refusal."""
 
 _RECORDED: Final[dict[str, RefusalReason]] = {MALFORMED: MALFORMED, TOO_LARGE: TOO_LARGE}
-_OPEN: Final = "open"
+OPEN: Final = "open"
+"""The admission of a route that needs no token."""
+ADMITTED: Final = "trunkline_admitted"
+"""The key of an ASGI scope for the caller of a request that the gate has admitted already."""
 _REALM: Final = 'Bearer realm="trunkline"'
 
 
@@ -105,7 +108,7 @@ class Routes:
 
 def open_to_all(endpoint: Endpoint) -> Endpoint:
     """Mark an endpoint, such as `/healthz`, as one that needs no token. Use it as a decorator."""
-    endpoint.__trunkline_admission__ = _OPEN  # type: ignore[attr-defined]
+    endpoint.__trunkline_admission__ = OPEN  # type: ignore[attr-defined]
     return endpoint
 
 
@@ -217,7 +220,7 @@ class AdmittedRoute(APIRoute):
         if not hasattr(endpoint, "__trunkline_admission__"):
             raise TypeError(f"route {path}: its endpoint has neither an action (Routes) nor open_to_all")
         self.admission = endpoint.__trunkline_admission__
-        if self.admission != _OPEN:
+        if self.admission != OPEN:
             # No FastAPI security dependency: the gate has read the token already.
             options["openapi_extra"] = {
                 **(options["openapi_extra"] or {}),
@@ -240,13 +243,13 @@ class AdmittedRoute(APIRoute):
             gate: Gate = request.app.state.gate
             strict = StrictRequest(request.scope, request.receive, gate.body_limit_bytes)
             strict.scope["trunkline_route"] = path
-            if admission == _OPEN:
-                return await _answered(handle, strict, path)
+            if admission == OPEN:
+                return await answered(handle, strict, path)
             (action, owner_of, why_refused), route = admission, f"{request.method} {path}"
-            caller = await gate.admit(strict, route, action, owner_of)
+            caller: Caller = strict.scope.get(ADMITTED) or await gate.admit(strict, route, action, owner_of)
             strict.scope["trunkline_principal"] = caller.principal
             try:
-                return await _answered(handle, strict, path)
+                return await answered(handle, strict, path)
             except (ApiError, RequestValidationError) as error:
                 gate.note_fault(error, caller, route, why_refused)
                 raise
@@ -254,9 +257,13 @@ class AdmittedRoute(APIRoute):
         return admitted
 
 
-async def _answered(
+async def answered(
     handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request, path: str
 ) -> Response:
+    """Return the response of a handler. An unexpected error is logged without its text, and gives status 500.
+
+    ApiErrors, TrunklineErrors and errors of the framework are raised. `path` is the route's path template.
+    """
     try:
         return await handle(request)
     except (ApiError, TrunklineError):

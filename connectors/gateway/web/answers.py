@@ -240,12 +240,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> Response:
-        headers: Any = error.headers
-        if isinstance(error, ApiError):
-            return error_response(error.status_code, error.reason, str(error.detail), headers)
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers = {"Allow": ", ".join(_methods_of(app, request))}
-        return http_error_response(error.status_code, headers)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and not isinstance(error, ApiError):
+            return http_error_response(error.status_code, {"Allow": ", ".join(_methods_of(app, request))})
+        return error_answer(error)
 
     @app.exception_handler(RequestValidationError)
     async def malformed_request(request: Request, error: RequestValidationError) -> Response:
@@ -253,7 +250,20 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(TrunklineError)
     async def failed(request: Request, error: TrunklineError) -> Response:
-        if isinstance(error, BackboneUnreachable):
-            away = unavailable(str(error))
-            return error_response(away.status_code, away.reason, str(away.detail), dict(away.headers or {}))
+        return error_answer(error)
+
+
+def error_answer(error: StarletteHTTPException | TrunklineError) -> Response:
+    """Return the HTTP response to an error that a handler raised.
+
+    An ApiError has its own status, reason and headers. BackboneUnreachable gets status 503, and other
+    TrunklineErrors 500. The response to an error of the framework follows from its status.
+    """
+    if isinstance(error, BackboneUnreachable):
+        error = unavailable(str(error))
+    if isinstance(error, TrunklineError):
         return error_response(500, INTERNAL, str(error))
+    headers: Any = error.headers
+    if isinstance(error, ApiError):
+        return error_response(error.status_code, error.reason, str(error.detail), headers)
+    return http_error_response(error.status_code, headers)

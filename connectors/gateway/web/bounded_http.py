@@ -10,6 +10,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import h11
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, ApiError
 from connectors.gateway.web.connection_budget import ConnectionBudget, Phase, Place
-from connectors.gateway.web.strict_request import BODY_TIMEOUT
+from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
 
 # The key of an ASGI scope for a function that ends the connection at once and drops unsent bytes.
 ABORT: Final = "trunkline_abort"
@@ -82,6 +83,9 @@ class BoundedHttp(H11Protocol):
             scope[ABORT] = transport.abort
             scope[_PRINCIPAL] = self._note_principal
             scope[BODY_TIMEOUT] = self._budget.limits.body_s
+            cycle = receive.__self__
+            cycle.transport = _JoinedWrites(transport, self.loop)
+            scope[WHOLE_BODY] = partial(_whole_body, cycle)
             await served(scope, receive, send)
 
         self.app = app
@@ -125,6 +129,53 @@ class BoundedHttp(H11Protocol):
             return False
         self.timeout_keep_alive = self._kept_idle_s
         return True
+
+
+class _JoinedWrites:
+    """The transport of one answer, which sends its head together with the part that follows at once.
+
+    A system call costs more than most of the answer's other steps. The head of a stream, which has nothing to
+    send yet, waits for the next turn of the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None  # None before the first write
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the answer, or keep them if they are the first ones."""
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        head, self._head = self._head, b""
+        self._transport.write(head + data if head else data)
+
+    def close(self) -> None:
+        """Send all bytes, then close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is being closed."""
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+
+def _whole_body(cycle: Any) -> bytes | None:
+    """Return the body of a request that has arrived, instead of the ASGI `receive`; None if it has not.
+
+    A client that waits for `100 Continue` gets it from `receive`.
+    """
+    if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+        return None
+    cycle.message_event.clear()
+    body, cycle.body = bytes(cycle.body), bytearray()
+    return body
 
 
 class TlsEntry(asyncio.Protocol):

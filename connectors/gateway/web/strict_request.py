@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from connectors.gateway.web.answers import REQUEST_TIMEOUT, ApiError, malformed
 from schemas.wire.strict_json import MalformedJsonError, decode
@@ -18,6 +18,8 @@ READ_LIMIT_BYTES: Final = 16 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 30.0
 # The key of an ASGI scope for the time limit of a body in seconds, instead of BODY_TIMEOUT_S.
 BODY_TIMEOUT: Final = "trunkline_body_timeout"
+# The key for a function that returns the whole body once, or None if the body has not arrived yet.
+WHOLE_BODY: Final = "trunkline_whole_body"
 
 
 class NotRead(ApiError):
@@ -46,6 +48,13 @@ class StrictRequest(Request):
                 disconnects before its end.
         """
         if self._read is None:
+            # Most bodies arrive with the head. Then no timer is needed.
+            arrived: bytes | None = self.scope.pop(WHOLE_BODY, _not_arrived)()
+            if arrived is not None and len(arrived) <= self._limit_bytes:
+                self._read = arrived
+                return arrived
+            if arrived is not None:
+                raise self._too_large(len(arrived))
             timeout_s: float = self.scope.get(BODY_TIMEOUT, BODY_TIMEOUT_S)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -76,6 +85,10 @@ class StrictRequest(Request):
             self._is_decoded = True
         return self._document
 
+    def rest(self) -> Receive:
+        """Return an ASGI `receive` for another reader of the request, who also gets a body that was read."""
+        return self.receive if self._read is None else replayed(self._read, self.receive)
+
     async def _bounded(self) -> bytes:
         announced = self.headers.get("content-length", "0")
         if announced.isascii() and announced.isdigit() and int(announced[:19]) > READ_LIMIT_BYTES:
@@ -90,8 +103,29 @@ class StrictRequest(Request):
             else:
                 kept.clear()
         if size > self._limit_bytes:
-            raise ApiError(413, TOO_LARGE, f"a body has at most {self._limit_bytes} bytes, this one {size}")
+            raise self._too_large(size)
         return bytes(kept)
+
+    def _too_large(self, size: int) -> ApiError:
+        return ApiError(413, TOO_LARGE, f"a body has at most {self._limit_bytes} bytes, this one {size}")
 
     def _not_read(self) -> ApiError:
         return NotRead(413, TOO_LARGE, f"a body has at most {self._limit_bytes} bytes", {"Connection": "close"})
+
+
+def _not_arrived() -> bytes | None:
+    return None
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return an ASGI `receive` that yields a body that was read from `receive`, then what follows it."""
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again

@@ -1,0 +1,231 @@
+"""`LeanRoutes` serves requests as FastAPI does: same answers, same records of refusals, same arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Response
+
+from connectors.gateway.rules.message_models import DrainFilter, MessageEnvelope, SendFilter
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.idempotency import Write
+from connectors.gateway.web.lean_routes import LeanRoutes
+from connectors.gateway_program.application import build_application
+from connectors.live.live_view import LiveView
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import Settings
+from tests.connectors.gateway.hub_stack import MESSAGES
+
+TOKEN = "operators-own-token-000000000000"
+BEARER = ("Authorization", f"Bearer {TOKEN}")
+JSON = ("Content-Type", "application/json")
+MESSAGE = b'{"recipient": "hub", "type": "a", "payload": {"n": 1.5}}'
+LEASE = b'{"lease_id": "l", "message_ids": ["a", "b"]}'
+HOT = {
+    ("POST", MESSAGES): MESSAGE,
+    ("GET", MESSAGES): b"",
+    ("POST", f"{MESSAGES}/ack"): LEASE,
+    ("POST", f"{MESSAGES}/nack"): LEASE,
+    ("POST", f"{MESSAGES}/extend"): LEASE[:-1] + b', "lease": 5}',
+    ("POST", f"{MESSAGES}/read"): b'{"message_ids": ["a"]}',
+}
+
+pytestmark = pytest.mark.requirement("ST-40")
+
+
+class Sides:
+    """One application twice: with its lean routes, and as FastAPI alone serves it. No handler is reached."""
+
+    def __init__(self, settings: Settings) -> None:
+        keyring = ensure_keyring(settings)
+        self.hub = Hub(settings, keyring, TOKEN, LiveView(settings, keyring))
+        self.app: FastAPI = build_application(self.hub)
+        self.seen: list[Any] = []
+        self.hub.refusals.record = lambda *said: self.seen.append(said)  # type: ignore[method-assign]
+        for route in self.app.routes:
+            if hasattr(route, "dependant"):
+                route.dependant.call = self._noted(route.path)
+        self._framework = FastAPI.build_middleware_stack(self.app)
+
+    async def framework(self, scope: Any, receive: Any, send: Any) -> None:
+        """FastAPI alone, as an ASGI application."""
+        scope["app"] = self.app
+        await self._framework(scope, receive, send)
+
+    def _noted(self, path: str) -> Any:
+        async def noted(**values: Any) -> Response:
+            self.seen.append((path, {name: _shown(value) for name, value in values.items()}))
+            return Response(b"reached", headers={"x-reached": "1"})
+
+        return noted
+
+    async def _ask(self, app: Any, *request: Any, **more: Any) -> Any:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+            answer = await client.request(*request, **more)
+        return answer.status_code, answer.headers.multi_items(), answer.content
+
+    def ask(self, method: str, path: str, headers: Any = (BEARER, JSON), body: Any = b"") -> list[Any]:
+        """Return the answer, records and calls of each side, first those of FastAPI alone."""
+        found = []
+        for app in (self.framework, self.app):
+            self.seen.clear()
+            content = body() if callable(body) else body
+            answer = asyncio.run(self._ask(app, method, path, headers=list(headers), content=content))
+            found.append((*answer, list(self.seen)))
+        return found
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Write):
+        return value.caller, value.key, value.key and value.made
+    return value if isinstance(value, MessageEnvelope | DrainFilter | SendFilter | str) else repr(value)[:20]
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    """The application, not opened."""
+    return Sides(Settings(data_dir=tmp_path_factory.mktemp("sides")))
+
+
+def test_the_hot_routes_are_served_without_the_framework(sides):
+    lean = LeanRoutes(_never, sides.app.routes, sides.app.state.gate)
+    for (method, path), body in HOT.items():
+        status, _, content = asyncio.run(sides._ask(lean, method, path, headers=[BEARER, JSON], content=body))
+        assert (status, content) == (200, b"reached"), path
+
+
+async def _never(scope, receive, send):
+    raise AssertionError(scope["path"])
+
+
+@pytest.mark.parametrize(("method", "path"), HOT)
+def test_a_usual_request_reaches_the_handler_with_the_same_arguments(sides, method, path):
+    queries = {MESSAGES: ("limit=7", "wait=0.5&lease=30", "wait_reply=2", "lease=1883.0", "")}
+    for query in queries.get(path, ("",)) if method == "GET" or path == MESSAGES else ("",):
+        for more in ((), (("Idempotency-Key", "k-1"),), (("X-Request-ID", "r-1"),)):
+            before, now = sides.ask(method, f"{path}?{query}", (BEARER, JSON, *more), HOT[method, path])
+            assert now == before
+            assert (now[0] == 200) == bool(now[3] and isinstance(now[3][0][1], dict))
+
+
+HOSTILE_BODIES = {
+    "empty": b"",
+    "null": b"null",
+    "not JSON": b"{",
+    "a key twice": b'{"recipient": "a", "recipient": "b", "type": "x"}',
+    "NaN": b'{"type": "x", "payload": NaN}',
+    "a huge integer": b'{"type": "x", "payload": 99999999999999999999}',
+    "too deep": b'{"type": "x", "payload": ' + b"[" * 80 + b"]" * 80 + b"}",
+    "a lone surrogate": b'{"type": "\\ud800"}',
+    "not UTF-8": b'{"type": "\xff"}',
+    "an array": b"[]",
+    "a text": b'"x"',
+    "an unknown field": b'{"type": "x", "lease_id": "l", "message_ids": ["a"], "lease": 1, "more": 1}',
+    "a wrong type": b'{"type": 5, "lease_id": 5, "message_ids": 5, "lease": "x"}',
+    "a name that is none": b'{"recipient": "a/b", "type": "x", "lease_id": "a/b", "message_ids": []}',
+    "a control character": b'{"type": "a\\u0000b", "lease_id": "l", "message_ids": ["a"], "reason": "\\u0000"}',
+    "over the limit": b'{"type": "x", "payload": "' + b"y" * 1_100_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_BODIES)
+@pytest.mark.parametrize(("method", "path"), [one for one in HOT if one[0] == "POST"])
+def test_a_hostile_body_is_answered_and_recorded_as_by_the_framework(sides, method, path, kind):
+    before, now = sides.ask(method, path, body=HOSTILE_BODIES[kind])
+    assert now == before
+    assert now[0] in (400, 413) and [one[0] for one in now[3]] in (["malformed"], ["too_large"])
+
+
+HOSTILE_HEADERS = {
+    "no token": (JSON,),
+    "a wrong token": (("Authorization", "Bearer wrong"), JSON),
+    "another scheme": (("Authorization", f"Basic {TOKEN}"), JSON),
+    "two tokens, the first right": (BEARER, ("Authorization", "Bearer wrong"), JSON),
+    "two tokens, the first wrong": (("Authorization", "Bearer wrong"), BEARER, JSON),
+    "no content type": (BEARER,),
+    "text": (BEARER, ("Content-Type", "text/plain")),
+    "another JSON": (BEARER, ("Content-Type", "application/cloudevents+json")),
+    "JSON with a charset": (BEARER, ("Content-Type", "Application/JSON; charset=latin-1")),
+    "two content types": (BEARER, JSON, ("Content-Type", "text/plain")),
+    "an empty key": (BEARER, JSON, ("Idempotency-Key", ""), ("X-Request-ID", "")),
+    "a key with a space": (BEARER, JSON, ("Idempotency-Key", "a b"), ("X-Request-ID", "a b")),
+    "a key that is not ASCII": (BEARER, JSON, ("Idempotency-Key", b"\xe9"), ("X-Request-ID", b"\xe9")),
+    "a long key": (BEARER, JSON, ("Idempotency-Key", "k" * 256), ("X-Request-ID", "k" * 256)),
+    "two keys": (BEARER, JSON, ("Idempotency-Key", "a"), ("Idempotency-Key", "b")),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_HEADERS)
+@pytest.mark.parametrize(("method", "path"), HOT)
+def test_hostile_headers_are_answered_and_recorded_as_by_the_framework(sides, method, path, kind):
+    before, now = sides.ask(method, path, HOSTILE_HEADERS[kind], HOT[method, path])
+    assert now == before
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=x", "limit=", "limit=1&limit=2", "more=1", "wait=-1", "wait=inf", "lease=1.5", "%ff=1"],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_hostile_query_is_answered_and_recorded_as_by_the_framework(sides, method, query):
+    before, now = sides.ask(method, f"{MESSAGES}?{query}", body=HOT[method, MESSAGES])
+    assert now == before
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [("PUT", MESSAGES), ("HEAD", MESSAGES), ("OPTIONS", MESSAGES), ("POST", f"{MESSAGES}/"), ("GET", "//")],
+)
+def test_another_method_or_path_is_answered_as_by_the_framework(sides, request_line):
+    before, now = sides.ask(*request_line, body=MESSAGE)
+    assert now == before and now[0] in (404, 405)
+
+
+def test_a_body_in_parts_reaches_the_handler_whole(sides):
+    async def parts() -> AsyncIterator[bytes]:
+        for place in range(len(MESSAGE)):
+            yield MESSAGE[place : place + 1]
+
+    before, now = sides.ask("POST", MESSAGES, body=parts)
+    assert now == before and now[0] == 200
+
+
+@pytest.mark.parametrize("disconnects", [True, False])
+def test_a_body_that_does_not_end_is_answered_as_by_the_framework(sides, monkeypatch, disconnects):
+    monkeypatch.setattr("connectors.gateway.web.strict_request.BODY_TIMEOUT_S", 0.2)
+    found = []
+    for app in (sides.framework, sides.app):
+        sides.seen.clear()
+        found.append((asyncio.run(_cut_off(app, disconnects)), list(sides.seen)))
+    assert found[0] == found[1]
+    assert found[1][0][0]["status"] == (400 if disconnects else 408)
+
+
+async def _cut_off(app: Any, disconnects: bool) -> list[dict[str, Any]]:
+    """The ASGI answer to a request whose body is never complete."""
+    sent: list[dict[str, Any]] = []
+    given = [{"type": "http.request", "body": MESSAGE[:10], "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        if given:
+            return given.pop()
+        if not disconnects:
+            await asyncio.sleep(30)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(name.lower().encode(), value.encode()) for name, value in (BEARER, JSON)]
+    began = time.monotonic()
+    request = {"type": "http", "method": "POST", "path": MESSAGES, "raw_path": MESSAGES.encode()}
+    scope = {**request, "headers": headers, "query_string": b"", "root_path": "", "http_version": "1.1"}
+    await app({**scope, "scheme": "http", "server": ("hub", 80), "client": ("a", 1)}, receive, send)
+    assert time.monotonic() - began < 10
+    return sent
