@@ -86,6 +86,7 @@ class Injector:
         self._urls = urls
         self._left = list(schedule.injections)
         self._staged: dict[Injection, store_faults.Stages] = {}
+        self._without_end: set[Injection] = set()
         self._lasting: dict[Injection, float] = {}
         self._unproven: set[Second] = set()
         self._troubled: defaultdict[str, float] = defaultdict(lambda: -math.inf)
@@ -112,7 +113,7 @@ class Injector:
     @property
     def is_staging(self) -> bool:
         """True if a fault needs records that are settled."""
-        return bool(self._staged)
+        return bool(self._staged) and not self.over
 
     def tick(self) -> None:
         """Do what is due."""
@@ -141,9 +142,9 @@ class Injector:
             self._forget(url)
         self._left.clear()
         self._lasting.clear()
-        for stages in self._staged.values():
-            stages.close()
-        self._staged.clear()
+        # A task may still deal with a fault that was done.
+        for injection in self._staged.keys() - self._without_end:
+            self._staged.pop(injection).close()
         self._events.clear()
         self._full.clear()
         disarm(self._points, but=STREAMS)
@@ -156,9 +157,11 @@ class Injector:
         """Nobody dies at a named point from now on."""
         disarm(self._points)
 
-    def died(self) -> Counter[str]:
-        """The deaths at named points."""
-        return Counter({fault: fired(self._points, fault.partition(":")[2]) for fault in self._armed})
+    def late(self) -> Counter[str]:
+        """The deaths at named points, and the faults of the stores that tasks have dealt with since `heal`."""
+        met = [injection.fault for injection, stages in self._staged.items() if next(stages, None) is None]
+        died = {fault: fired(self._points, fault.partition(":")[2]) for fault in self._armed}
+        return Counter(met) + Counter(died)
 
     def _begin(self, injection: Injection) -> None:
         kind, target = injection.kind, injection.target
@@ -218,12 +221,16 @@ class Injector:
         stages = self._staged.get(injection)
         if stages is None:
             return
-        ended = object()
-        if next(stages, ended) is ended:
+        is_done = next(stages, None)
+        if is_done:
+            self._without_end.add(injection)
+        if is_done is None:
             self.done[injection.fault] += 1
         elif time.monotonic() < until:
             self._later(_STORES_LOOK_S, lambda: self._go_on(injection, until))
             return
+        elif is_done:
+            return  # `late` looks once more
         stages.close()
         del self._staged[injection]
 

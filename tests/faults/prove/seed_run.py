@@ -214,7 +214,7 @@ class SeedRun:
             injector.outages,
             is_at_rest=self._is_at_rest,
         )
-        result, done = self._result, injector.done + injector.died() + clients.habits()
+        result, done = self._result, injector.done + injector.late() + clients.habits()
         result.acknowledged = self.oracle.acknowledged
         result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
         result.deliveries = clients.deliveries.done()

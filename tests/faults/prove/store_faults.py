@@ -1,7 +1,8 @@
 """Faults of the local state stores: deleted, cut off, replaced by an old copy, elsewhere, on a full disk.
 
-Each fault is a generator. It is resumed often, and it ends when a task has met the fault and a later one has
-dealt with it. If it is closed before, it undoes what lasts, and the fault is not counted.
+Each fault is a generator. It is resumed often, and it ends when a task has met the fault and dealt with it. It
+yields whether the fault was done and only its end is to come. If it is closed before, it undoes what lasts, and
+the fault is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OLD_S: Final = 1.0
 DISK_FULL: Final = "disk_full"
 _NO_SPACE: Final = "No space left on device"
 
-Stages = Generator[None, None, None]
+Stages = Generator[bool, None, None]
 Known = dict[Path, int]
 """The folder of each store that tasks have brought forward, and its offset."""
 
@@ -50,14 +51,14 @@ def known_stores(folder: Path) -> Known:
     return found
 
 
-def _until(condition: Callable[[], object]) -> Stages:
+def _until(condition: Callable[[], object], *, is_done: bool = False) -> Stages:
     while not condition():
-        yield
+        yield is_done
 
 
-def _while_it_lasts(seconds: float) -> Stages:
+def _while_it_lasts(seconds: float, *, is_done: bool = False) -> Stages:
     until = time.monotonic() + seconds
-    return _until(lambda: time.monotonic() >= until)
+    return _until(lambda: time.monotonic() >= until, is_done=is_done)
 
 
 def deleted(folder: Path) -> Stages:
@@ -66,7 +67,7 @@ def deleted(folder: Path) -> Stages:
     hit = known_stores(folder)
     for at in hit:
         shutil.rmtree(at, ignore_errors=True)
-    yield from _until(lambda: known_stores(folder).keys() & hit.keys())
+    yield from _until(lambda: known_stores(folder).keys() & hit.keys(), is_done=True)
 
 
 def truncated(folder: Path) -> Stages:
@@ -80,7 +81,7 @@ def truncated(folder: Path) -> Stages:
         file = at / "data.mdb"
         with _unless_gone(), closing(lmdb.open(str(at), create=False)) as store, store.begin(write=True):
             os.truncate(file, file.stat().st_size // 2 // _PAGE * _PAGE)
-    yield from _until(lambda: known_stores(folder).keys() & hit.keys())
+    yield from _until(lambda: known_stores(folder).keys() & hit.keys(), is_done=True)
 
 
 def replaced(folder: Path) -> Stages:
@@ -96,12 +97,17 @@ def replaced(folder: Path) -> Stages:
     hit = _beyond(folder, old)
     for at in hit:
         yield from _until(functools.partial(_put_back, at))
-    yield from _until(lambda: any(known_stores(folder).get(at, 0) >= offset for at, offset in hit.items()))
+    yield from _until(lambda: _are_at(folder, hit), is_done=True)
 
 
 def _beyond(folder: Path, old: Known) -> Known:
     """Return the stores among `old` that tasks have brought further forward."""
     return {at: offset for at, offset in known_stores(folder).items() if at in old and offset > old[at]}
+
+
+def _are_at(folder: Path, wanted: Known) -> bool:
+    """Return whether one of these stores has reached its offset."""
+    return any(known_stores(folder).get(at, 0) >= offset for at, offset in wanted.items())
 
 
 def _copy_of(at: Path) -> Path:
@@ -130,7 +136,7 @@ def elsewhere(folder: Path, points: Path, for_s: float) -> Stages:
     finally:
         (points / marker).unlink(missing_ok=True)
     left = {folder / at.name: offset for at, offset in known_stores(other).items()}
-    yield from _until(lambda: any(known_stores(folder).get(at, 0) >= offset for at, offset in left.items()))
+    yield from _until(lambda: _are_at(folder, left), is_done=True)
 
 
 def on_full_disk(points: Path, log: Path, for_s: float) -> Stages:
@@ -154,6 +160,6 @@ def on_full_disk(points: Path, log: Path, for_s: float) -> Stages:
     arm(points, marker)
     try:
         yield from _until(has_failed)
-        yield from _while_it_lasts(for_s)
+        yield from _while_it_lasts(for_s, is_done=True)
     finally:
         (points / marker).unlink(missing_ok=True)
