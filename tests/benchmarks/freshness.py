@@ -68,7 +68,7 @@ AT_MOST = {
     "never_arrived": 0,
 }
 CAUGHT_UP_WITHIN_S = 600
-# After a load, until its last event is in every table.
+# From the ledger's end until its last event is in every view.
 SETTLE_S = 15
 
 say = teller("freshness")
@@ -108,6 +108,7 @@ class Loads:
         self.run(warm_s)
         wait_caught_up(at)
         turn = self.run(seconds)
+        wait_caught_up(at)
         time.sleep(SETTLE_S)
         return turn
 
