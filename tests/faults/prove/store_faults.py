@@ -24,7 +24,7 @@ from tests.faults.prove.crashing_tasks import ELSEWHERE, TASKS
 
 _PAGE: Final = 4096
 # At least so old is a copy that comes back.
-_OLD_S: Final = 1.0
+_OLD_S: Final = 2.0
 # Armed while nothing more fits on the disk of the stores.
 DISK_FULL: Final = "disk_full"
 _NO_SPACE: Final = "No space left on device"
