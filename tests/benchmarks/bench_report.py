@@ -51,9 +51,10 @@ def not_held(
     return found
 
 
-def is_as_stated(parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
-    """True if every option but `--json` has its default. The limits are for these alone."""
-    return all(parser.get_default(name) == value for name, value in vars(args).items() if name != "json")
+def is_as_stated(parser: argparse.ArgumentParser, args: argparse.Namespace, free: Iterable[str] = ()) -> bool:
+    """True if every option but `--json` and those of `free` has its default. The limits are for these alone."""
+    others = {"json", *free}
+    return all(parser.get_default(name) == value for name, value in vars(args).items() if name not in others)
 
 
 def report(result: Mapping[str, Any], *, as_json: bool) -> int:
@@ -64,6 +65,11 @@ def report(result: Mapping[str, Any], *, as_json: bool) -> int:
     return 1 if result.get("not_held") or result.get("errors") else 0
 
 
+def numbers(text: str) -> list[int]:
+    """A list such as `50,200`."""
+    return [int(part) for part in text.split(",") if part]
+
+
 class Bench(argparse.ArgumentParser):
     """The program of one benchmark. It has the option `--json`; the others are added to it as to any parser.
 
@@ -72,6 +78,8 @@ class Bench(argparse.ArgumentParser):
         about: The docstring of its module, for `--help`.
         at_most: Limits of figures, which count for a run with the default options only.
         at_least: Limits in the other direction.
+        needs: For a limit, the option without which it does not count. With this option the other limits count,
+            too.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class Bench(argparse.ArgumentParser):
         about: str | None,
         at_most: Mapping[str, float] | None = None,
         at_least: Mapping[str, float] | None = None,
+        needs: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             prog=f"trunkline bench {name}",
@@ -87,6 +96,7 @@ class Bench(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self._name, self._at_most, self._at_least = name, at_most or {}, at_least or {}
+        self._needs = needs or {}
         self.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
 
     def run(self, measure: Callable[[argparse.Namespace, Path], Mapping[str, Any] | None]) -> int:
@@ -99,6 +109,11 @@ class Bench(argparse.ArgumentParser):
             result = measure(args, Path(work))
         if result is None:
             return 0
-        if (self._at_most or self._at_least) and is_as_stated(self, args):
-            result = {**result, "not_held": not_held(result, self._at_most, self._at_least)}
+        if (self._at_most or self._at_least) and is_as_stated(self, args, self._needs.values()):
+            left_out = {limit for limit, option in self._needs.items() if getattr(args, option) is None}
+            bounds = (
+                {name: bound for name, bound in bounds.items() if name not in left_out}
+                for bounds in (self._at_most, self._at_least)
+            )
+            result = {**result, "not_held": not_held(result, *bounds)}
         return report(result, as_json=args.json)

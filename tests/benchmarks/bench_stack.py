@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ import httpx
 
 from connectors.local_stack import LocalStack, child_process
 from connectors.log.kafka_topic import ensure_topic
-from schemas.keys.sealing import ensure_keyring
+from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
-from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.benchmarks.event_load import EVENTS_PER_JOB, events, fill, jobs_for, registrations
 from tests.broker_processes import accepts
 
 START_S, STOP_S = 60.0, 10.0
@@ -30,17 +31,37 @@ def operator_client(settings: Settings) -> httpx.Client:
 
 
 @contextmanager
+def kafka_alone(settings: Settings) -> Iterator[None]:
+    """Kafka alone, and these settings in the environment."""
+    with LocalStack(settings, parts=("kafka",)):
+        ensure_keyring(settings)
+        os.environ.update(settings_environment(settings))
+        os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)  # for Spark
+        yield
+
+
+def fill_topic(settings: Settings, count: int, jobs: int | None = None, per_job: int = EVENTS_PER_JOB) -> int:
+    """Make the topic and append `count` job events. Return how many records it then has.
+
+    Args:
+        settings: The settings of Kafka and the topic.
+        count: How many events there are.
+        jobs: How many jobs are registered. None: as many as the events need.
+        per_job: How many events a job has.
+    """
+    ensure_topic(settings)
+    wanted = jobs_for(count, per_job) if jobs is None else jobs
+    records = fill(settings.kafka, registrations(wanted, load_keyring(settings)))
+    return records + fill(settings.kafka, events(count, per_job=per_job)) + 1  # and the topology
+
+
+@contextmanager
 def filled_topic(settings: Settings, count: int, jobs: int | None = None) -> Iterator[int]:
     """Kafka alone with `count` job events in the topic, and these settings in the environment. Yields how many
     records there are; `jobs` are registered, or as many as the events need.
     """
-    with LocalStack(settings, parts=("kafka",)):
-        keyring = ensure_keyring(settings)
-        ensure_topic(settings)
-        os.environ.update(settings_environment(settings))
-        os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)  # for Spark
-        records = fill(settings.kafka, registrations(jobs_for(count) if jobs is None else jobs, keyring))
-        yield records + fill(settings.kafka, events(count)) + 1  # and the topology
+    with kafka_alone(settings):
+        yield fill_topic(settings, count, jobs)
 
 
 @contextmanager
@@ -64,3 +85,25 @@ def served(
         yield process
     finally:
         child_process.stop_child(process, mark, STOP_S, lambda pid: os.kill(pid, signal.SIGTERM))
+
+
+@contextmanager
+def earlier_stack(settings: Settings, checkout: Path) -> Iterator[None]:
+    """The whole stack of another checkout, run by this Python, until the body ends.
+
+    Args:
+        settings: The settings, which the other commit must know.
+        checkout: The folder of the other checkout, with `.jars`.
+    """
+    # Its wrapper would install what its own lock file names.
+    command = [sys.executable, "-P", "-m", "connectors.cli"]
+    environment = {**os.environ, **settings_environment(settings), "PYTHONPATH": str(checkout.resolve())}
+
+    def call(word: str) -> None:
+        subprocess.run([*command, word], cwd=checkout, env=environment, check=True, stdout=sys.stderr)
+
+    call("up")
+    try:
+        yield
+    finally:
+        call("down")

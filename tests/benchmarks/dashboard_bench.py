@@ -32,7 +32,7 @@ from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import Settings
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
-from tests.benchmarks.freshness import STEPS_PER_S
+from tests.benchmarks.freshness_load import STEPS_PER_S
 from tests.broker_processes import LOOPBACK, kafka_at, make_kafka, wait_until
 from tests.connectors.dashboard.dashboard_process import DashboardProcess
 

@@ -7,7 +7,10 @@ micro-batches' time, with planning, offsets and Spark's own log, as the peer's c
 is reported as cold, the medians of the others as the result: the JVM alone makes the copy three times as fast
 between its first and third pass. Limits that were not held are in `not_held`, and the exit code is 1.
 
-    ./trunkline bench drain --events 300000 --json
+`--events-per-job 12,1000` drains a topic for each of these numbers. `jobs_of_1000_…` are the figures of the
+second; those of the first have no such prefix.
+
+    ./trunkline bench drain --json
 """
 
 from __future__ import annotations
@@ -27,18 +30,25 @@ from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import Bench, teller
-from tests.benchmarks.bench_stack import filled_topic
+from tests.benchmarks.bench_report import Bench, numbers, teller
+from tests.benchmarks.bench_stack import fill_topic, kafka_alone
+from tests.benchmarks.event_load import EVENTS_PER_JOB
 from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
 from tests.own_settings import stack_settings
 from tests.programs import run_program
 from tests.spark_session import start_session
 
 PASS_LIMIT_S = 600
-AT_LEAST = {"ratio_copy": 0.45, "ratio_peer": 1.2}
-
+LIMITS = {"ratio_copy": 0.80, "ratio_peer": 2.0, "whole_ratio_copy": 0.70, "whole_ratio_peer": 1.6}
+LONG = 1000
+AT_LEAST = LIMITS | {f"jobs_of_{LONG}_{name}": limit for name, limit in LIMITS.items()}
 
 say = teller("drain")
+
+
+def own_tables(settings: Settings, root: Path) -> Settings:
+    """Return the settings with tables and local state below `root`."""
+    return settings.model_copy(update={"storage": StorageSettings(tables=str(root), state=root / "state")})
 
 
 def copy_frame(records: DataFrame) -> DataFrame:
@@ -76,6 +86,8 @@ def start_copy(spark: SparkSession, settings: Settings, *, available_now: bool =
     writer = writer.option("checkpointLocation", (settings.state_path / "copy").as_uri()).foreachBatch(sink)
     if available_now:
         writer = writer.trigger(availableNow=True)
+    elif settings.spark.trigger_interval_ms:
+        writer = writer.trigger(processingTime=f"{settings.spark.trigger_interval_ms} milliseconds")
     return writer.start()
 
 
@@ -111,8 +123,7 @@ def one_pass(spark: SparkSession, settings: Settings, root: Path, expected: int)
     """One pass of each, in turn, each into tables of its own."""
     rates: dict[str, float] = {}
     for name in ("copy", "pipeline", "peer"):
-        own = StorageSettings(tables=str(root / name), state=root / f"{name}-state")
-        at = settings.model_copy(update={"storage": own})
+        at = own_tables(settings, root / name)
         words = "a commit a second"
         if name == "peer":
             rates[name] = peer_rate(at, expected)
@@ -144,19 +155,26 @@ def summary(passes: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
-    """Fill a topic and drain it `1 + warm_passes` times by each of the three."""
+def measure(events_wanted: int, sizes: list[int], warm_passes: int, work: Path) -> dict[str, Any]:
+    """Fill a topic for each size of a job, and drain it `1 + warm_passes` times by each of the three."""
     settings = stack_settings(work / "data")
-    with filled_topic(settings, events_wanted) as count:
-        say(f"{count:,} records in the topic")
+    found: dict[str, Any] = {}
+    with kafka_alone(settings):
         # The copy needs Delta's classes; both pay for them.
         spark = start_session(work, settings.spark.tasks, DELTA_CONF)
-        passes = []
-        for number in range(1 + warm_passes):
-            say(f"pass {number + 1} of {1 + warm_passes}")
-            passes.append(one_pass(spark, settings, work / f"pass-{number}", count))
+        for per_job in sizes:
+            kafka = settings.kafka.model_copy(update={"topic": f"{settings.kafka.topic}.{per_job}"})
+            at = settings.model_copy(update={"kafka": kafka})
+            count, passes = fill_topic(at, events_wanted, per_job=per_job), []
+            say(f"{count:,} records in the topic, {per_job} events a job")
+            for number in range(1 + warm_passes):
+                say(f"pass {number + 1} of {1 + warm_passes}")
+                passes.append(one_pass(spark, at, work / f"jobs-of-{per_job}" / f"pass-{number}", count))
+            figures = {**summary(passes[1:]), "events": count, "cold": summary(passes[:1])}
+            prefix = f"jobs_of_{per_job}_" if found else ""
+            found |= {f"{prefix}{name}": value for name, value in figures.items()}
         spark.stop()
-    return {**summary(passes[1:]), "events": count, "warm_passes": warm_passes, "cold": summary(passes[:1])}
+    return {**found, "warm_passes": warm_passes, "events_per_job": sizes}
 
 
 def main() -> int:
@@ -164,7 +182,10 @@ def main() -> int:
     bench = Bench("drain", __doc__, at_least=AT_LEAST)
     bench.add_argument("--events", type=int, default=300_000, help="job events to settle (default 300,000)")
     bench.add_argument("--passes", type=int, default=3, help="warm passes, of which the median counts")
-    return bench.run(lambda args, work: measure(args.events, args.passes, work))
+    bench.add_argument(
+        "--events-per-job", type=numbers, default=[EVENTS_PER_JOB, LONG], help="sizes of jobs (default 12,1000)"
+    )
+    return bench.run(lambda args, work: measure(args.events, args.events_per_job, args.passes, work))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,10 @@ def registrations(jobs: int, keyring: Keyring, first: int = 0) -> Iterator[Outgo
         yield registration_record(f"{number:08x}", f"secret-{number}", "read, think, answer", keyring)
 
 
-def event(number: int, seq: int, kind: str, *, forged: bool = False) -> OutgoingRecord:
-    """One signed event of job `number`, about 330 bytes."""
+def event(
+    number: int, seq: int, kind: str, *, forged: bool = False, per_job: int = EVENTS_PER_JOB
+) -> OutgoingRecord:
+    """One signed event of job `number`, about 330 bytes. `per_job`: how many the job has."""
     job_id = f"{number:08x}"
     body = {
         "schema_version": 1,
@@ -37,7 +39,7 @@ def event(number: int, seq: int, kind: str, *, forged: bool = False) -> Outgoing
         "job_id": job_id,
         "event": kind,
         "timestamp": f"2026-11-21T10:{seq % 60:02d}:00.123Z",
-        "detail": f"step {seq} of {EVENTS_PER_JOB} done, reading the index",
+        "detail": f"step {seq} of {per_job} done, reading the index",
         "data": {"step": seq, "note": "all is well so far", "model": "small"},
     }
     signature = Signer(f"secret-{number}{'x' if forged else ''}").hexdigest(canonical(body))
@@ -47,25 +49,33 @@ def event(number: int, seq: int, kind: str, *, forged: bool = False) -> Outgoing
     return OutgoingRecord(f"job/{job_id}", content_id(topic, value), "mqtt", "unverified", JOB_EVENT, value)
 
 
-def events(count: int, seed: int = 1, first: int = 0) -> Iterator[OutgoingRecord]:
-    """`count` events: 500 jobs at a time, each with 12 events; 5% duplicates, 1% forged, 1% out of order."""
+def events(
+    count: int, seed: int = 1, first: int = 0, per_job: int = EVENTS_PER_JOB
+) -> Iterator[OutgoingRecord]:
+    """`count` events: 500 jobs at a time, each with 12 events; 5% duplicates, 1% forged, 1% out of order.
+
+    `per_job`: another number of events for each job. If they are many, half of the jobs run at a time, so that
+    the other half comes to its end.
+    """
     draw = random.Random(seed)
+    at_once = concurrent_jobs(count, per_job)
     running: list[tuple[int, list[int]]] = []
     following = first
     sent = 0
     while sent < count:
-        while len(running) < CONCURRENT_JOBS:
-            order = list(range(1, EVENTS_PER_JOB + 1))
-            if draw.random() < 0.12:
-                at = draw.randrange(1, EVENTS_PER_JOB - 2)
-                order[at], order[at + 1] = order[at + 1], order[at]
+        while len(running) < at_once:
+            order = list(range(1, per_job + 1))
+            for _ in range(per_job // EVENTS_PER_JOB):
+                if draw.random() < 0.12:
+                    at = draw.randrange(1, per_job - 2)
+                    order[at], order[at + 1] = order[at + 1], order[at]
             running.append((following, order))
             following += 1
         at = draw.randrange(len(running))
         number, order = running[at]
         seq = order.pop(0)
-        kind = STARTED if seq == 1 else COMPLETED if seq == EVENTS_PER_JOB else PROGRESS
-        record = event(number, seq, kind, forged=draw.random() < 0.01)
+        kind = STARTED if seq == 1 else COMPLETED if seq == per_job else PROGRESS
+        record = event(number, seq, kind, forged=draw.random() < 0.01, per_job=per_job)
         for _ in range(2 if draw.random() < 0.05 else 1):
             yield record
             sent += 1
@@ -74,9 +84,16 @@ def events(count: int, seed: int = 1, first: int = 0) -> Iterator[OutgoingRecord
             running.pop()
 
 
-def jobs_for(count: int) -> int:
+def concurrent_jobs(count: int, per_job: int) -> int:
+    """How many jobs of `events` run at a time."""
+    if per_job == EVENTS_PER_JOB:
+        return CONCURRENT_JOBS
+    return max(1, min(CONCURRENT_JOBS, count // per_job // 2))
+
+
+def jobs_for(count: int, per_job: int = EVENTS_PER_JOB) -> int:
     """How many jobs `events(count)` needs at most."""
-    return count // EVENTS_PER_JOB + CONCURRENT_JOBS + 1
+    return count // per_job + concurrent_jobs(count, per_job) + 1
 
 
 class TopicWriter:

@@ -3,268 +3,288 @@
 Runs the whole stack, with all doors, on free ports. One generator publishes over persistent MQTT connections at
 a steady rate, another posts messages over HTTP; what counts is the second half of the load, from `publish` to:
 the commit of its ledger row, the first commit of `registry_jobs` that shows it (of `mailbox`, from the POST),
-its arrival at a client of the gateway's event stream. `view_p95_s` is the worse of the two views. Then the same
-load once more with Spark stopped, for the live view's figure without it. `never_arrived` counts what no figure
-can hold: of the second half, what was in none of the places. At the default rate the limits count: those that
-were passed are in `not_held`, and the exit code is 1.
+its arrival at a client of the gateway's event stream. `view_p95_s` is the worse of the two views.
 
-    ./trunkline bench freshness --rate 500 --json
+The control takes turns with the streaming jobs, under the same load, with all other parts up: a plain Spark
+copy of the topic, whose commits are measured in the same way (`control_p50_s`, `control_p95_s`). All figures
+are medians of the rounds, and each start of Spark warms up before. In the end the load comes once more with
+Spark stopped, for the live view's figure without it. `never_arrived` counts what no figure can hold: of the
+second half, what was in none of the places.
+
+`cores` are those of each program while the streaming jobs work, `cores_total` all of them. `--before PATH`
+names a checkout of an earlier commit, whose stack then gets the same load (`cores_before`, `ratio_cores`). It
+needs `.jars`, and no `.venv`:
+
+    git worktree add --detach ../before b679e19 && ln -s "$PWD/.jars" ../before/.jars
+    ./trunkline bench freshness --rate 500 --before ../before --json
+
+With the default options the limits count: missed ones are in `not_held`, and the exit code is 1. They are
+ratios, so that a slow hour does not decide. `aims` are no limits: a usual hour should reach them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
 import sys
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import orjson
-import pyarrow.parquet as parquet
+from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import STREAMS
-from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
-from connectors.mqtt_link.topics import events_topic
-from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import KafkaSettings, Settings, ViewSettings
-from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.ledger import LEDGER
-from schemas.wire.record import OutgoingRecord
-from tests.benchmarks.bench_report import Bench, quantile
-from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.benchmarks.bench_report import Bench, quantile, teller
+from tests.benchmarks.bench_stack import earlier_stack
+from tests.benchmarks.copy_stream import control_settings, copy_part
+from tests.benchmarks.event_load import jobs_for
+from tests.benchmarks.freshness_load import load
+from tests.benchmarks.freshness_moments import (
+    Sent,
+    ages,
+    ledger_moments,
+    mailbox_moments,
+    view_moments,
+    within,
+)
 from tests.benchmarks.message_load import MessageSender
+from tests.benchmarks.stack_cores import CoreMeter
+from tests.faults.test_agreement import end_offsets
 from tests.own_settings import stack_settings
 
 RATE = 500
-AT_MOST = {"ledger_p50_s": 0.5, "ledger_p95_s": 0.9, "view_p95_s": 2.5, "live_p99_ms": 50, "never_arrived": 0}
-CONNECTIONS = 4
-STEPS_PER_S = 50
-SETTLED_WITHIN_S = 60
-Sent = dict[str, float]
-"""CloudEvents id to the moment of its first publish (seconds since 1970)."""
+AIMS = {"ledger_p50_s": 0.3, "ledger_p95_s": 0.5}
+AT_MOST = {
+    "ratio_p50": 1.6,
+    "ratio_p95": 2,
+    "ratio_cores": 0.65,
+    "ratio_views_p95": 2.5,
+    "live_p99_ms": 50,
+    "never_arrived": 0,
+}
+CAUGHT_UP_WITHIN_S = 600
+# From the ledger's end until its last event is in every view.
+SETTLE_S = 15
+
+say = teller("freshness")
 
 
-class EventListener(threading.Thread):
-    """A client of the gateway's event stream that notes when each event arrived."""
+@dataclass(frozen=True)
+class Turn:
+    """A measured load: when each event was sent and came out of the event stream, and the cores in use.
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(daemon=True)
-        self._settings = settings
-        self.arrived: Sent = {}
-        self.connected = threading.Event()
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        """Read until `stop` is set, or the connection ends."""
-        token = self._settings.operator_token_file.read_text().strip()
-        where = f"{self._settings.gateway_url}/api/hub/events?type=job.event"
-        headers = {"Authorization": f"Bearer {token}"}
-        try:
-            with httpx.stream("GET", where, headers=headers, timeout=httpx.Timeout(10, read=600)) as answer:
-                answer.raise_for_status()
-                for line in answer.iter_lines():
-                    self.connected.set()
-                    if self.stop.is_set():
-                        return
-                    if line.startswith("data:"):
-                        now = time.time()
-                        told = orjson.loads(line[5:])
-                        if "ce_id" in told:
-                            self.arrived.setdefault(told["ce_id"], now)
-        except httpx.HTTPError as error:
-            print(f"freshness: the event stream ended: {error}", file=sys.stderr)
-
-
-def publish_steadily(settings: Settings, records: list[OutgoingRecord], rate: int) -> Sent:
-    """Publish the records at `rate` a second over a few connections; when each went out first."""
-    mqtt = role_mqtt(settings, OPERATOR)
-    clients = [new_client(mqtt) for _ in range(CONNECTIONS)]
-    for client in clients:
-        client.max_inflight_messages_set(1000)
-        dial(client, mqtt, connect_properties())
-    topics = {r.stream: events_topic(mqtt.topic_prefix, r.stream.removeprefix("job/")) for r in records}
-    sent: Sent = {}
-    began = time.monotonic()
-    step = max(1, rate // STEPS_PER_S)
-    for number, record in enumerate(records):
-        if number % step == 0:
-            time.sleep(max(0.0, began + number / rate - time.monotonic()))
-        # A job's events take one connection, so that they stay in order.
-        client = clients[hash(record.stream) % CONNECTIONS]
-        sent.setdefault(record.ce_id, time.time())
-        client.publish(topics[record.stream], record.value, qos=1)
-    late_s = time.monotonic() - began - len(records) / rate
-    if late_s > 1:
-        print(f"freshness: the generator was {late_s:.1f} s behind its rate", file=sys.stderr)
-    time.sleep(2)
-    for client in clients:
-        client.disconnect()
-        cut_connection(client)
-    return sent
-
-
-def commits(table: str) -> Iterator[tuple[float, list[Path]]]:
-    """Moment and added files of each commit of a local table, oldest first."""
-    for log in sorted(Path(table, "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in log.read_text().splitlines()]
-        added = [a["add"]["path"] for a in actions if "add" in a and a["add"]["dataChange"]]
-        yield log.stat().st_mtime, [Path(table, path) for path in added if Path(table, path).exists()]
-
-
-def ledger_moments(settings: Settings) -> tuple[Sent, dict[str, tuple[str, int]], set[str]]:
-    """When each accepted event was readable in the ledger, and its job and offset; and all events, however they
-    were settled.
+    `window`: the moments between which an event counts.
     """
-    moments: Sent = {}
-    settled: set[str] = set()
-    places: dict[str, tuple[str, int]] = {}
-    columns = ["ce_id", "stream_id", "offset", "type", "verdict"]
-    for moment, files in commits(settings.table_path(LEDGER)):
-        for file in files:
-            for row in parquet.read_table(file, columns=columns, partitioning=None).to_pylist():
-                if row["type"] != "job.event":
-                    continue
-                settled.add(row["ce_id"])
-                if row["verdict"] == "accepted":
-                    moments[row["ce_id"]] = moment
-                    places[row["ce_id"]] = (row["stream_id"], row["offset"])
-    return moments, places, settled
+
+    sent: Sent
+    live: Sent
+    window: tuple[float, float]
+    cores: dict[str, float]
 
 
-def view_moments(settings: Settings, places: dict[str, tuple[str, int]]) -> Sent:
-    """When the registry's row of its job first showed each event."""
-    shown: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for moment, files in commits(settings.table_path(REGISTRY_JOBS)):
-        for file in files:
-            rows = parquet.read_table(file, columns=["job_id", "last_offset"], partitioning=None)
-            for row in rows.to_pylist():
-                shown[row["job_id"]].append((moment, row["last_offset"]))
-    found: Sent = {}
-    for ce_id, (job_id, offset) in places.items():
-        moments = [moment for moment, last in shown[job_id] if last >= offset]
-        if moments:
-            found[ce_id] = min(moments)
-    return found
+class Loads:
+    """The loads of one stack, each with jobs of its own."""
+
+    def __init__(self, settings: Settings, rate: int) -> None:
+        self._settings, self._rate = settings, rate
+        self._first = 0
+
+    def run(self, seconds: int) -> Turn:
+        """Publish for some seconds, and return the turn, of which the second half counts."""
+        meter = CoreMeter(self._settings, seconds / 2, seconds / 2)
+        sent, live = load(self._settings, self._rate, seconds, self._first, meter)
+        self._first += jobs_for(self._rate * seconds) + 10_000
+        meter.join()
+        start = min(sent.values())
+        return Turn(sent, live, (start + seconds / 2, start + seconds), meter.cores)
+
+    def turn(self, at: Settings, warm_s: int, seconds: int) -> Turn:
+        """Warm up the Spark that writes the ledger of the settings `at`, and measure it."""
+        self.run(warm_s)
+        wait_caught_up(at)
+        turn = self.run(seconds)
+        wait_caught_up(at)
+        time.sleep(SETTLE_S)
+        return turn
 
 
-def mailbox_moments(settings: Settings) -> Sent:
-    """When the mailbox first showed each message."""
-    found: Sent = {}
-    for moment, files in commits(settings.table_path(MAILBOX_VIEW)):
-        for file in files:
-            for message_id in parquet.read_table(file, columns=["message_id"], partitioning=None)["message_id"]:
-                found.setdefault(message_id.as_py(), moment)
-    return found
+def wait_caught_up(settings: Settings) -> None:
+    """Wait until the ledger has as many rows as the log has records now.
+
+    Raises:
+        SystemExit: It has not within 600 seconds.
+    """
+    wanted, path = sum(end_offsets(settings).values()), settings.table_path(LEDGER)
+    deadline = time.monotonic() + CAUGHT_UP_WITHIN_S
+    while not DeltaTable.is_deltatable(path) or DeltaTable(path).count() < wanted:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"freshness: {path} is still behind the log")
+        time.sleep(0.5)
 
 
-def within(sent: Sent, after: float, until: float) -> Sent:
-    """Return the events that were sent from `after` to `until`."""
-    return {ce_id: moment for ce_id, moment in sent.items() if after <= moment <= until}
-
-
-def ages(sent: Sent, seen: Sent) -> list[float]:
-    """Seconds from publish to `seen`, sorted; raises if there is nothing."""
-    found = sorted(seen[ce_id] - moment for ce_id, moment in sent.items() if ce_id in seen)
-    if not found:
-        raise SystemExit("freshness: nothing arrived")
-    return found
-
-
-def load(settings: Settings, rate: int, seconds: int, first: int) -> tuple[Sent, Sent]:
-    """Register jobs, publish their events; when each was sent and arrived at the event stream's client."""
-    count = rate * seconds
-    kafka = settings.kafka
-    fill(kafka, registrations(jobs_for(count), load_keyring(settings), first))
-    time.sleep(5)  # the accounts and views of the new jobs are not what is measured
-    records = list(events(count, seed=2, first=first))
-    listener = EventListener(settings)
-    listener.start()
-    if not listener.connected.wait(20):
-        raise SystemExit("freshness: the event stream did not open")
-    sent = publish_steadily(settings, records, rate)
-    deadline = time.monotonic() + SETTLED_WITHIN_S
-    while len(listener.arrived) < len(sent) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    listener.stop.set()
-    return sent, listener.arrived
-
-
-def measure(settings: Settings, rate: int, seconds: int, warm_s: int, messages: int) -> dict[str, Any]:
-    """With Spark busy, then without Spark."""
+def measure(settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the streaming jobs in turns with the copy, then the live view without Spark."""
+    ours: list[Turn] = []
+    controls: list[Turn] = []
     with LocalStack(settings) as stack:
-        sender = MessageSender(settings, messages, "reader")
+        sender = MessageSender(settings, args.messages, "reader")
         sender.start()
-        # A first load warms Spark's JVM: after a minute its compilers still take a tenth to a third of a core.
-        load(settings, rate, warm_s, first=0)
-        second = jobs_for(rate * warm_s) + 10_000
-        sent, live = load(settings, rate, seconds, first=second)
+        loads, copy = Loads(settings, args.rate), copy_part(settings)
+        for number in range(1, args.rounds + 1):
+            say(f"round {number} of {args.rounds}: the streaming jobs")
+            stack[STREAMS].start()
+            ours.append(loads.turn(settings, args.warm, args.seconds))
+            stack[STREAMS].stop()
+            say(f"round {number} of {args.rounds}: the copy")
+            copy.start()
+            try:
+                controls.append(loads.turn(control_settings(settings), args.warm, args.seconds))
+            finally:
+                copy.stop()
         sender.stop.set()
-        time.sleep(15)
-        stack[STREAMS].stop()
-        idle_sent, idle_live = load(settings, rate, max(10, seconds // 2), first=second + 100_000)
-    idle_s = max(10, seconds // 2)
+        say("without Spark")
+        idle = loads.run(max(10, args.seconds // 2))
+    return {**figures(settings, ours, sender.sent, idle), **compared_to_control(settings, ours, controls)}
+
+
+def counted(turn: Turn, sent: Sent | None = None) -> Sent:
+    """Return what was sent within the turn's window, of its events or of `sent`."""
+    return within(turn.sent if sent is None else sent, *turn.window)
+
+
+def median_of(rounds: list[list[float]], share: float) -> float:
+    """Return the median of a quantile of each round."""
+    return statistics.median(quantile(one, share) for one in rounds)
+
+
+def figures(settings: Settings, ours: list[Turn], messages: Sent, idle: Turn) -> dict[str, Any]:
+    """Return the ages in ledger, views and live view, and what never arrived."""
     ledger, places, settled = ledger_moments(settings)
     view, mailbox = view_moments(settings, places), mailbox_moments(settings)
-    start, idle_start = min(sent.values()), min(idle_sent.values())
-    # The idle wait after the load is no part of it: messages go on meanwhile.
-    window = (start + seconds / 2, start + seconds)
-    events_sent, told = within(sent, *window), within(sender.sent, *window)
-    idle = within(idle_sent, idle_start + idle_s / 2, idle_start + idle_s)
-    accepted = {ce_id: moment for ce_id, moment in events_sent.items() if ce_id in ledger}
-    ledger_ages, view_ages = ages(accepted, ledger), ages(accepted, view)
-    live_ages, idle_ages = ages(events_sent, live), ages(idle, idle_live)
-    mailbox_ages = ages(told, mailbox)
+    events, told = [counted(turn) for turn in ours], [counted(turn, messages) for turn in ours]
+    accepted = [{ce_id: at for ce_id, at in one.items() if ce_id in ledger} for one in events]
+    ledger_ages = [ages(one, ledger, "ledger") for one in accepted]
+    view_ages, mailbox_ages = (
+        [ages(one, view, "registry") for one in accepted],
+        [ages(one, mailbox, "mailbox") for one in told],
+    )
+    live_ages = [ages(one, turn.live, "live view") for one, turn in zip(events, ours, strict=True)]
+    idle_ages = [ages(counted(idle), idle.live, "live view")]
     missing = {
-        "ledger": len(events_sent.keys() - settled),
-        "registry": len(accepted.keys() - view.keys()),
-        "mailbox": len(told.keys() - mailbox.keys()),
-        "live": len(events_sent.keys() - live.keys()),
-        "live_idle": len(idle.keys() - idle_live.keys()),
+        "ledger": sum(len(one.keys() - settled) for one in events),
+        "registry": sum(len(one.keys() - view.keys()) for one in accepted),
+        "mailbox": sum(len(one.keys() - mailbox.keys()) for one in told),
+        "live": sum(len(one.keys() - turn.live.keys()) for one, turn in zip(events, ours, strict=True)),
+        "live_idle": len(counted(idle).keys() - idle.live.keys()),
     }
+    views_p50, views_p95 = (
+        max(median_of(view_ages, share), median_of(mailbox_ages, share)) for share in (0.5, 0.95)
+    )
     return {
-        "ledger_p50_s": round(quantile(ledger_ages, 0.5), 3),
-        "ledger_p95_s": round(quantile(ledger_ages, 0.95), 3),
-        "view_p50_s": round(max(quantile(view_ages, 0.5), quantile(mailbox_ages, 0.5)), 3),
-        "view_p95_s": round(max(quantile(view_ages, 0.95), quantile(mailbox_ages, 0.95)), 3),
-        "registry_p95_s": round(quantile(view_ages, 0.95), 3),
-        "mailbox_p95_s": round(quantile(mailbox_ages, 0.95), 3),
-        "live_p50_ms": round(quantile(live_ages, 0.5) * 1000, 1),
-        "live_p99_ms": round(quantile(live_ages, 0.99) * 1000, 1),
-        "live_idle_p50_ms": round(quantile(idle_ages, 0.5) * 1000, 1),
-        "live_idle_p99_ms": round(quantile(idle_ages, 0.99) * 1000, 1),
-        "events": len(sent),
-        "messages": len(mailbox_ages),
+        "ledger_p50_s": round(median_of(ledger_ages, 0.5), 3),
+        "ledger_p95_s": round(median_of(ledger_ages, 0.95), 3),
+        "view_p50_s": round(views_p50, 3),
+        "view_p95_s": round(views_p95, 3),
+        "registry_p95_s": round(median_of(view_ages, 0.95), 3),
+        "mailbox_p95_s": round(median_of(mailbox_ages, 0.95), 3),
+        "ratio_views_p95": round(views_p95 / median_of(ledger_ages, 0.95), 3),
+        "live_p50_ms": round(median_of(live_ages, 0.5) * 1000, 1),
+        "live_p99_ms": round(median_of(live_ages, 0.99) * 1000, 1),
+        "live_idle_p50_ms": round(median_of(idle_ages, 0.5) * 1000, 1),
+        "live_idle_p99_ms": round(median_of(idle_ages, 0.99) * 1000, 1),
+        "events": sum(len(turn.sent) for turn in ours),
+        "messages": sum(map(len, mailbox_ages)),
         "never_arrived": sum(missing.values()),
         "never_arrived_at": missing,
     }
 
 
+def compared_to_control(settings: Settings, ours: list[Turn], controls: list[Turn]) -> dict[str, Any]:
+    """Return the ages in the copy's table, the ledger's in proportion to them, and the cores."""
+    rounds: dict[str, list[list[float]]] = {}
+    for name, at, turns in (("ours", settings, ours), ("control", control_settings(settings), controls)):
+        moments, _, _ = ledger_moments(at)
+        rounds[name] = [ages(counted(turn), moments, f"table of {name}") for turn in turns]
+    (p50, p95), (control_p50, control_p95) = (
+        [median_of(rounds[name], share) for share in (0.5, 0.95)] for name in ("ours", "control")
+    )
+    cores = median_cores(ours)
+    return {
+        "control_p50_s": round(control_p50, 3),
+        "control_p95_s": round(control_p95, 3),
+        "ratio_p50": round(p50 / control_p50, 3),
+        "ratio_p95": round(p95 / control_p95, 3),
+        "rounds": [
+            {
+                name: [round(quantile(one, share), 3) for share in (0.5, 0.95)]
+                for name, one in (("ledger_s", mine), ("control_s", other))
+            }
+            for mine, other in zip(rounds["ours"], rounds["control"], strict=True)
+        ],
+        "cores": cores,
+        "cores_total": round(sum(cores.values()), 2),
+        "control_cores_total": round(sum(median_cores(controls).values()), 2),
+    }
+
+
+def median_cores(turns: list[Turn]) -> dict[str, float]:
+    """Return the medians of the cores, by program."""
+    names = sorted({name for turn in turns for name in turn.cores})
+    return {name: round(statistics.median(turn.cores.get(name, 0.0) for turn in turns), 3) for name in names}
+
+
+def measure_before(settings: Settings, checkout: Path, args: argparse.Namespace) -> float:
+    """Return the cores that the stack of another checkout uses under the same load."""
+    say(f"the stack of {checkout}")
+    with earlier_stack(settings, checkout):
+        sender = MessageSender(settings, args.messages, "reader")
+        sender.start()
+        turn = Loads(settings, args.rate).turn(settings, args.warm, args.seconds)
+        sender.stop.set()
+        sender.join(30)
+    return sum(turn.cores.values())
+
+
+def own_stacks(args: argparse.Namespace, work: Path) -> Iterator[Settings]:
+    """Yield settings of stacks with a data directory and ports of their own."""
+    for name in ("data", "before"):
+        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+        if args.partitions:
+            kafka = kafka.model_copy(update={"partitions": args.partitions})
+        # Compaction would take away the files that tell when a row was first readable.
+        yield stack_settings(work / name, kafka=kafka, views=ViewSettings(maintenance_interval_s=0))
+
+
 def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Measure on a stack with all doors."""
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-    if args.partitions:
-        kafka = kafka.model_copy(update={"partitions": args.partitions})
-    # Compaction would take away the files that tell when a row was first readable.
-    settings = stack_settings(work / "data", kafka=kafka, views=ViewSettings(maintenance_interval_s=0))
-    return measure(settings, args.rate, args.seconds, args.warm, args.messages)
+    """Measure on a stack with all doors, and on one of the earlier checkout if there is one."""
+    settings, before = own_stacks(args, work)
+    result = {**measure(settings, args), "cores_before": None, "ratio_cores": None, "aims": AIMS}
+    if args.before is not None:
+        cores = measure_before(before, args.before, args)
+        result |= {
+            "cores_before": round(cores, 2),
+            "ratio_cores": round(result["cores_total"] / cores, 3),
+        }
+    return result
 
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    bench = Bench("freshness", __doc__, AT_MOST)
+    bench = Bench("freshness", __doc__, AT_MOST, needs={"ratio_cores": "before"})
     bench.add_argument("--rate", type=int, default=RATE, help=f"events a second (default {RATE})")
     bench.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
     bench.add_argument("--warm", type=int, default=240, help="length of the load before it (default 240)")
     bench.add_argument("--messages", type=int, default=20, help="messages a second (default 20)")
     bench.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
+    bench.add_argument("--rounds", type=int, default=2, help="turns of jobs and copy (default 2)")
+    bench.add_argument(
+        "--before", type=Path, metavar="PATH", help="a checkout of an earlier commit, for its cores"
+    )
     return bench.run(run)
 
 

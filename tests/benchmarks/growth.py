@@ -4,7 +4,8 @@ Each of the three on a stack of its own on free ports. First rising rates; then 
 grows, where a row says how many jobs there were when it was measured, the load's own included; then one rate
 and ten messages a second at one door more in each row. A row says how long the micro-batches took, how late the
 ledger was, how much of a core and how much memory gateway and streams used, and which rate was reached.
-`--plot FILE` draws it.
+`batch_ratio` is the median micro-batch with 1,000,000 jobs in proportion to that with 1,000. Its limit counts
+where both were measured: a missed one is in `not_held`, and the exit code is 1. `--plot FILE` draws all rows.
 
     ./trunkline bench growth --rates 50,200,500,1000 --jobs 1000,10000,100000,1000000 --json
 """
@@ -29,11 +30,11 @@ from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import Bench, quantile
+from tests.benchmarks.bench_report import Bench, not_held, numbers, quantile
 from tests.benchmarks.door_load import DOORS, DoorLoads
 from tests.benchmarks.endurance import BatchTimes, Load
 from tests.benchmarks.event_load import fill, jobs_for, registrations
-from tests.benchmarks.freshness import commits
+from tests.benchmarks.freshness_moments import commits
 from tests.benchmarks.stack_figures import memory_mb
 from tests.faults.test_agreement import end_offsets, look_after, views_are_at
 from tests.own_settings import stack_settings
@@ -45,6 +46,8 @@ MARGIN_S = 10
 DOOR_RATE = 10.0
 SETTLED_WITHIN_S = 1800
 FIRST_OF_LOADS = 10_000_000
+FEW_JOBS, MANY_JOBS = 1_000, 1_000_000
+AT_MOST = {"batch_ratio": 1.2}
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
@@ -221,11 +224,6 @@ def draw(found: dict[str, Any], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
 
 
-def numbers(text: str) -> list[int]:
-    """A list such as `50,200`."""
-    return [int(part) for part in text.split(",") if part]
-
-
 def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Measure along each axis, on a stack of its own: leftovers of one would be part of the next one's cost."""
     rates, jobs, doors = (stack_settings(work / axis) for axis in ("rates", "jobs", "doors"))
@@ -236,12 +234,25 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     }
     if args.plot is not None:
         draw(result, args.plot)
-    return result
+    return {**result, **batch_ratio(result["jobs"])}
+
+
+def batch_ratio(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the ratio of the micro-batches with many jobs to those with few, and whether its limit is held.
+
+    Nothing is returned if one of both was not measured.
+    """
+    medians = {row["wanted_jobs"]: row["batch_median_ms"] for row in rows}
+    if not {FEW_JOBS, MANY_JOBS} <= medians.keys():
+        return {}
+    few, many = medians[FEW_JOBS], medians[MANY_JOBS]
+    found = {"batch_ratio": round(many / few, 3) if few and many else None}
+    return {**found, "not_held": not_held(found, AT_MOST)}
 
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    sizes = [1_000, 10_000, 100_000, 1_000_000]
+    sizes = [FEW_JOBS, 10_000, 100_000, MANY_JOBS]
     bench = Bench("growth", __doc__)
     bench.add_argument("--rates", type=numbers, default=[50, 200, 500, 1000], help="events a second, in turn")
     bench.add_argument("--jobs", type=numbers, default=sizes, help="jobs known, rising")

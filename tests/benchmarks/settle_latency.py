@@ -30,10 +30,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.local_stack import free_port
 from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
-from schemas.settings.settings import KafkaSettings, Settings, StorageSettings
+from schemas.settings.settings import KafkaSettings, Settings
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import filled_topic
-from tests.benchmarks.drain import spark_rate, start_copy
+from tests.benchmarks.drain import own_tables, spark_rate, start_copy
 from tests.benchmarks.event_load import SteadyLoad, jobs_for
 from tests.benchmarks.growth import ledger_ages
 from tests.own_settings import stack_settings
@@ -43,11 +43,6 @@ FORMS = {"copy": start_copy, "drain": settle_events.start}
 CAUGHT_UP_WITHIN_S = 600
 
 say = teller("settle_latency")
-
-
-def own_tables(settings: Settings, root: Path) -> Settings:
-    """Return the settings with tables and local state below `root`."""
-    return settings.model_copy(update={"storage": StorageSettings(tables=str(root), state=root / "state")})
 
 
 def drain_pass(spark: SparkSession, settings: Settings, root: Path, expected: int) -> dict[str, float]:

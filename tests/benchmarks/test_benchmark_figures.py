@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.benchmarks.bench_report import is_as_stated, not_held, report
+from connectors.local_stack import child_process
+from schemas.settings.settings import Settings
+from schemas.tables.ledger import LEDGER
+from tests.benchmarks import freshness
+from tests.benchmarks.bench_report import Bench, is_as_stated, not_held, report
 from tests.benchmarks.endurance import compared
+from tests.benchmarks.event_load import events, jobs_for
+from tests.benchmarks.growth import batch_ratio
+from tests.benchmarks.stack_cores import CoreMeter
 from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures, files_ratio
 from tests.benchmarks.wake import AT_MOST, figures
 from tests.benchmarks.wake_load import Log, Round
@@ -137,3 +147,86 @@ def test_a_message_is_missed_if_it_was_acknowledged_and_nobody_has_it() -> None:
     first = log.in_hand[1]
     log.received([1])
     assert (log.missed(), log.in_hand[1]) == (1, first)
+
+
+@pytest.mark.requirement("ST-62")
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--json"], ["ratio_p50 is 2, at most 1.6"]),
+        (["--json", "--before", "x"], ["ratio_p50 is 2, at most 1.6", "ratio_cores is 0.7, at most 0.65"]),
+        (["--json", "--rate", "100"], None),
+    ],
+)
+def test_a_limit_that_needs_an_option_counts_with_it_and_the_others_count_either_way(
+    arguments: list[str], wanted: list[str] | None, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    bench = Bench("x", None, {"ratio_p50": 1.6, "ratio_cores": 0.65}, needs={"ratio_cores": "before"})
+    bench.add_argument("--rate", type=int, default=500)
+    bench.add_argument("--before", default=None)
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    code = bench.run(lambda args, work: {"ratio_p50": 2, "ratio_cores": 0.7 if args.before else None})
+    assert json.loads(capsys.readouterr().out).get("not_held") == wanted
+    assert code == (1 if wanted else 0)
+
+
+@pytest.mark.requirement("ST-62")
+def test_freshness_compares_the_medians_of_the_rounds_with_those_of_the_copy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    late = {str(settings.table_path(LEDGER)): 0.4}
+
+    def moments(at: Settings) -> tuple[dict[str, float], dict[str, Any], set[str]]:
+        by_s = late.get(str(at.table_path(LEDGER)), 0.2)
+        return {f"e{n}": n + by_s for n in range(40)}, {}, set()
+
+    def turn(first: int, cores: float) -> freshness.Turn:
+        # Only the second half counts.
+        sent = {f"e{n}": float(n) for n in range(first, first + 10)}
+        return freshness.Turn(sent, {}, (first + 5.0, first + 10.0), {"gateway": cores, "load": 0.1})
+
+    monkeypatch.setattr(freshness, "ledger_moments", moments)
+    ours, controls = [turn(0, 0.3), turn(20, 0.5)], [turn(10, 0.2), turn(30, 0.2)]
+    found = freshness.compared_to_control(settings, ours, controls)
+    assert (found["control_p50_s"], found["control_p95_s"]) == (0.2, 0.2)
+    assert (found["ratio_p50"], found["ratio_p95"]) == (2.0, 2.0)
+    assert found["cores"] == {"gateway": 0.4, "load": 0.1}
+    assert (found["cores_total"], found["control_cores_total"]) == (0.5, 0.3)
+
+
+@pytest.mark.requirement("ST-62")
+def test_the_cores_of_a_stack_are_those_of_its_processes_and_of_the_load(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    mark = child_process.mark_of(settings.data_path, "gateway")
+    busy = [sys.executable, "-S", "-c", "while True: pass"]
+    process = child_process.start_child(busy, cwd=tmp_path, environment={}, mark=mark, log=tmp_path / "log")
+    try:
+        meter = CoreMeter(settings, 0.2, 1.0)
+        meter.start()
+        meter.join()
+    finally:
+        child_process.end_child(process, mark)
+    assert set(meter.cores) == {"gateway", "load"}
+    assert 0.02 < meter.cores["gateway"] < 1.2
+    assert meter.cores["load"] < meter.cores["gateway"]
+
+
+@pytest.mark.requirement("ST-63")
+def test_a_missing_size_of_the_registry_has_no_ratio_and_a_slow_one_is_not_held() -> None:
+    few, many = ({"wanted_jobs": size, "batch_median_ms": ms} for size, ms in ((1_000, 200), (1_000_000, 250)))
+    assert batch_ratio([few]) == {}
+    assert batch_ratio([few, many]) == {
+        "batch_ratio": 1.25,
+        "not_held": ["batch_ratio is 1.25, at most 1.2"],
+    }
+    assert batch_ratio([few, {**many, "batch_median_ms": None}])["not_held"]
+
+
+@pytest.mark.requirement("ST-63")
+def test_jobs_of_a_thousand_events_have_them_and_half_of_the_jobs_end() -> None:
+    found = list(events(20_000, per_job=1000))
+    by_job = Counter(record.stream for record in found)
+    assert len(by_job) <= jobs_for(20_000, 1000)
+    assert sum(b'"completed"' in record.value for record in found) >= len(by_job) // 3
+    assert 900 < max(by_job.values()) < 1200

@@ -245,7 +245,8 @@ def test_a_job_with_another_description_than_was_asked_for_is_divergent(oracle: 
 
 def test_the_content_of_jobs_and_tasks_is_read_from_the_ledgers_bytes() -> None:
     row = {"partition": 0, "offset": 1, "stream_kind": "job", "stream_id": "7f", "verdict": "accepted"}
-    row |= {"ce_id": "x", "seq": None, "status_after": "pending", "value": b'{"description":"read it"}'}
+    row |= {"ce_id": "x", "seq": None, "status_after": "pending", "reason": None}
+    row |= {"value": b'{"description":"read it"}'}
     rows = [row | {"type": record_type} for record_type in ("job.registered", "task.started")]
     lines = lines_of(pa.Table.from_pylist(rows))
     assert [(line.id, line.hash) for line in lines] == [

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.faults.prove.comparison import CHANGED, DUPLICATE, LOST, MISBEHAVED, OUT_OF_ORDER, Finding, Mail
 from tests.faults.prove.delivery_checks import LEASE_RAN_OUT, Outage, check_deliveries
+from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_notes import (
     ACK,
     ATTEMPTS_MOST,
@@ -15,6 +21,7 @@ from tests.faults.prove.delivery_notes import (
     EXTEND_S,
     NACK,
     Answered,
+    Deliveries,
     Delivery,
     Ending,
     Got,
@@ -22,7 +29,7 @@ from tests.faults.prove.delivery_notes import (
     Taking,
 )
 from tests.faults.prove.follow_checks import check_followers
-from tests.faults.prove.oracle import ACKED, Note
+from tests.faults.prove.oracle import ACKED, Note, Oracle
 
 BOX, HERE, THERE = "mailbox/default/dora", "http://here", "http://there"
 LEASE_S = 2
@@ -226,3 +233,19 @@ def test_a_follower_gets_each_message_once_in_order_and_without_a_gap() -> None:
     for at, kinds_of in ((100.5, set[str]()), (103.0, {LOST})):
         taken = dataclasses.replace(drain(1, at), got=(Got("m2"),))
         assert found_in(*seen(1, 3), taken) == kinds_of
+
+
+def test_two_threads_with_one_name_have_no_order_among_each_other(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path / "oracle.jsonl")
+    sent = itertools.count()
+
+    def ask_known(*_: object, **__: object) -> httpx.Response:
+        return httpx.Response(200, json={"message_id": f"m{next(sent)}"})
+
+    client: Any = SimpleNamespace(ask_known=ask_known)
+    for own in [HubMailbox(client, "rosa", Deliveries(tmp_path / "notes")) for _ in range(2)]:
+        for text in ("one", "two"):
+            own.send("abel", text, "key", None, oracle)
+    notes = oracle.notes(ACKED)
+    assert len({note.sender for note in notes}) == 2
+    assert [note.order for note in notes] == [0, 1, 0, 1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.faults.prove.oracle import ACKED, ASKED, ENDED, FORGED, HANDED, TERMINAL, Note
+from tests.faults.prove.oracle import ACKED, ASKED, ENDED, FOREIGN, FORGED, HANDED, TERMINAL, Note
 
 LOST, DUPLICATE, DIVERGENT = "lost", "duplicate", "divergent"
 OUT_OF_ORDER, CHANGED, MISBEHAVED = "out_of_order", "changed_after_end", "misbehaved"
@@ -19,6 +19,8 @@ _SAID_IN: Final = {
     "task": ("task.started",),
     "mailbox": ("message.posted", "agent.said"),
 }
+# The reason of a record without the MAC of a door.
+UNAUTHENTICATED: Final = "unauthenticated_record"
 # Where a message stands that somebody has been given.
 _TAKEN: Final = frozenset({"claimed", "read"})
 
@@ -35,6 +37,8 @@ class Line:
     id: str
     hash: str = ""
     status_after: str = ""
+    ce_id: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,12 +112,14 @@ def compare(
         if line.verdict == "accepted":
             accepted[line.stream, _name(line.type), line.id].append(line)
     by_kind = {
-        kind: [note for note in notes if note.what == kind] for kind in (ACKED, HANDED, ENDED, FORGED, ASKED)
+        kind: [note for note in notes if note.what == kind]
+        for kind in (ACKED, HANDED, ENDED, FORGED, ASKED, FOREIGN)
     }
     found = [
         *_twice(accepted, evidence),
         *_handed_twice(by_kind[HANDED]),
         *_forged(by_kind[FORGED], evidence.ledger),
+        *_foreign(by_kind[FOREIGN], evidence.ledger, is_at_rest),
         *_disorder(by_kind[ACKED], accepted),
         *_accepted_after_end(evidence.ledger),
     ]
@@ -230,6 +236,18 @@ def _forged(notes: Sequence[Note], ledger: Sequence[Line]) -> Iterator[Finding]:
     for line in ledger:
         if line.verdict == "accepted" and (line.stream, line.hash) in forged:
             yield Finding(DIVERGENT, f"{line.stream} {line.id} was accepted and nobody who may has said it")
+
+
+def _foreign(notes: Sequence[Note], ledger: Sequence[Line], is_at_rest: bool) -> Iterator[Finding]:
+    """Check that each record of a stranger has a row, and was rejected because no door has made it."""
+    lines = {line.ce_id: line for line in ledger if line.ce_id}
+    for note in notes:
+        line, where = lines.get(note.id), f"{note.stream} {note.id}, which no door has made,"
+        if line is None:
+            if is_at_rest:
+                yield Finding(LOST, f"{where} has no row in the ledger")
+        elif (line.verdict, line.reason) != ("rejected", UNAUTHENTICATED):
+            yield Finding(DIVERGENT, f"{where} is {line.verdict} ({line.reason}), not {UNAUTHENTICATED}")
 
 
 def _answers(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:

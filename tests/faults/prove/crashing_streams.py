@@ -1,6 +1,6 @@
 """The streaming jobs with the named crash points of `crash_points.py`: around the ledger's commit, between it
-and the views', between two tables, while a MERGE or a compaction writes its files, and in maintenance. For
-spark-submit.
+and the views', between two tables, while a MERGE or a compaction writes its files, in maintenance, and in tasks
+(`crashing_tasks.py`). For spark-submit.
 """
 
 from __future__ import annotations
@@ -8,17 +8,22 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from jobs import maintain_tables, run_streams
+from jobs import maintain_tables, run_streams, settle_events
 from jobs.build_views import ViewBuilder
 from jobs.settling.ledger_sink import LedgerSink
 from jobs.views.view_tables import ViewTable
+from schemas.settings.settings import load_settings
+from tests.faults.prove import crashing_tasks
 from tests.faults.prove.crash_points import Points
+from tests.faults.prove.store_faults import DISK_FULL, known_stores
 
 _LOOK_S: Final = 0.0002
+_FILL_S: Final = 0.02
+_FILL_BYTES: Final = bytes(4096)
 
 
 class DeathBeforeCommit:
@@ -126,8 +131,42 @@ def install_maintenance_points(points: Points) -> None:
     maintain_tables.DeltaTable = Ledger  # type: ignore[misc]
 
 
+class FullDisk(threading.Thread):
+    """Fills the file system of the stores until nothing more fits while this is armed, and makes room again.
+
+    It begins when tasks have used a store: a new one on a full disk would end the worker by SIGBUS, because
+    LMDB maps its lock file before anything is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._filler = folder, folder / "filler"
+        self._points = Points(crashing_tasks.TASKS)
+
+    def run(self) -> None:
+        """Look on until the process ends."""
+        while not threading.Event().wait(_FILL_S):
+            if not self._points.is_armed(DISK_FULL):
+                self._filler.unlink(missing_ok=True)
+                continue
+            if not self._filler.exists() and not known_stores(self._folder):
+                continue
+            with suppress(OSError), self._filler.open("ab", buffering=0) as file:
+                while file.write(_FILL_BYTES):
+                    pass
+
+
+def install_task_faults() -> None:
+    """In Spark's Python workers; and on the disk of the stores, where they have one of their own."""
+    settle_events.settle_partitions = crashing_tasks.settle_partitions  # type: ignore[attr-defined]
+    stores = load_settings().state_path / "settling"
+    if stores.is_mount():
+        FullDisk(stores).start()
+
+
 if __name__ == "__main__":
     its = Points("streams", with_parent=True)
+    install_task_faults()
     install_ledger_points(its)
     install_view_points(its)
     install_maintenance_points(its)

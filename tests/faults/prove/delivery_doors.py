@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
@@ -21,6 +22,14 @@ HTTP, MCP = "http", "mcp"
 _TOOLS: Final = {ACK: "ack_messages", NACK: "nack_message", EXTEND: "extend_lease"}
 
 
+_numbers: Final = itertools.count()
+
+
+def _speaker(name: str) -> str:
+    """Return who speaks, for the order of messages: several threads may have the same name, and no order."""
+    return f"{name}, thread {next(_numbers)}"
+
+
 class Lease(NamedTuple):
     """Messages, and the id of the lease that they are under."""
 
@@ -35,6 +44,7 @@ class HubMailbox:
 
     def __init__(self, client: HubClient, name: str, log: Deliveries) -> None:
         self.client, self.name, self._log = client, name, log
+        self._speaker = _speaker(name)
 
     def take(self, request: str, *, limit: int, lease_s: int = 0, wait_s: float = 0) -> Lease:
         """Take messages under a lease, or for good if `lease_s` is 0."""
@@ -77,7 +87,7 @@ class HubMailbox:
         """Send a message, note that it was acknowledged, and return its id."""
         body = {"recipient": to, "type": "note", "payload": {"text": text}, "in_reply_to": in_reply_to}
         message_id = str(_told(self.client.ask_known("POST", MESSAGES, key=key, json=body))["message_id"])
-        oracle.acked(HTTP, mailbox(to), message_id, self.name, _hub_hash(self.name, to, text))
+        oracle.acked(HTTP, mailbox(to), message_id, self._speaker, _hub_hash(self.name, to, text))
         return message_id
 
     def ask(self, to: str, text: str, key: str, wait_s: int, oracle: Oracle) -> tuple[str, Got | None]:
@@ -87,7 +97,7 @@ class HubMailbox:
         if answer.status_code not in (200, 202) or ("reply" in answer.json()) != (answer.status_code == 200):
             raise AssertionError(f"an answer to a question: {answer.status_code} {answer.text}")
         told = answer.json()
-        oracle.acked(HTTP, mailbox(to), told["message_id"], self.name, _hub_hash(self.name, to, text))
+        oracle.acked(HTTP, mailbox(to), told["message_id"], self._speaker, _hub_hash(self.name, to, text))
         return told["message_id"], _got(told["reply"]) if "reply" in told else None
 
 
@@ -98,6 +108,7 @@ class McpMailbox:
 
     def __init__(self, client: McpClient, name: str, log: Deliveries) -> None:
         self.client, self.name, self._log = client, name, log
+        self._speaker = _speaker(name)
 
     def take(self, request: str, *, limit: int, lease_s: int = 0, wait_s: float = 0) -> Lease:
         """Take messages under a lease; this door has no other way."""
@@ -145,14 +156,14 @@ class McpMailbox:
         """Send a message, note that it was acknowledged, and return its id."""
         asked = {"targetAgentId": to, "message": text, "idempotencyKey": key, "inReplyTo": in_reply_to}
         message_id = str(self.client.call("send_to_agent", **asked)["messageId"])
-        oracle.acked(MCP, mailbox(to), message_id, self.name, content_hash(self.name, to, text))
+        oracle.acked(MCP, mailbox(to), message_id, self._speaker, content_hash(self.name, to, text))
         return message_id
 
     def ask(self, to: str, text: str, key: str, wait_s: int, oracle: Oracle) -> tuple[str, Got | None]:
         """Ask and wait for the reply; returns the question's id, and the reply if it came in time."""
         asked = {"targetAgentId": to, "message": text, "idempotencyKey": key, "timeoutSeconds": wait_s}
         told = self.client.call("ask_agent", **asked)
-        oracle.acked(MCP, mailbox(to), told["messageId"], self.name, content_hash(self.name, to, text))
+        oracle.acked(MCP, mailbox(to), told["messageId"], self._speaker, content_hash(self.name, to, text))
         return told["messageId"], _mcp_got(told["reply"]) if told["reply"] else None
 
 

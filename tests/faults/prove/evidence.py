@@ -34,6 +34,7 @@ _LEDGER = (
     "seq",
     "value",
     "status_after",
+    "reason",
 )
 
 
@@ -102,6 +103,8 @@ def _line(row: dict[str, Any]) -> Line:
         id=name,
         hash=found,
         status_after=row["status_after"] or "",
+        ce_id=row["ce_id"] or "",
+        reason=row["reason"] or "",
     )
 
 

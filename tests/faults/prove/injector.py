@@ -12,24 +12,34 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kafka.errors import KafkaError
+
 from connectors.local_stack.part_plan import GATEWAY
 from schemas.errors import BackboneUnreachable, Refused
+from tests.faults.prove import store_faults
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import arm, disarm, fired
 from tests.faults.prove.delivery_checks import Outage
+from tests.faults.prove.foreign_writer import targets_of, write_foreign
 from tests.faults.prove.load_messages import send_on_full_disk
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import (
     CRASH,
     CUT,
+    DELETE,
+    FOREIGN_WRITER,
     FULL_DISK,
     KILL,
+    MOVE,
     MUTE,
     PEER,
+    REPLACE,
     SECOND,
     SLOW,
     STOP,
+    STORE_FAULTS,
     STREAMS,
+    TRUNCATE,
     Injection,
     Schedule,
 )
@@ -46,13 +56,17 @@ _STAND_BY: Final = ("bridge", "files")
 _RECOVERED_S: Final = 10.0
 _SHOWS_WITHIN_S: Final = 25.0
 _SHARES_S: Final = 8.0
+# A fault of the local stores waits so long, from its time in the schedule, for a task to have met it.
+_STORES_WITHIN_S: Final = 45.0
+_STORES_LOOK_S: Final = 0.1
 
 
 class Injector:
     """For one thread. `tick` it often; `over` says when the last fault is. `urls`: the gateways that clients
     ask, to which a second one is added while it lives.
 
-    `done`: how often each fault was injected; a second one counts when it has shown what it is. `misbehaved`:
+    `done`: how often each fault was injected; a second one counts when it has shown what it is, and a fault of
+    the stores when the settling tasks have dealt with it. `misbehaved`:
     what a part did that it may not do. `left_out`: what the schedule holds and the run did not do, or not to
     its end. `has_shared`: a second gateway was among `urls` for all its time. `outages`: when gateways may have
     been slow or away because of a fault.
@@ -71,6 +85,8 @@ class Injector:
         self._limited_at = 0.0
         self._urls = urls
         self._left = list(schedule.injections)
+        self._staged: dict[Injection, store_faults.Stages] = {}
+        self._without_end: set[Injection] = set()
         self._lasting: dict[Injection, float] = {}
         self._unproven: set[Second] = set()
         self._troubled: defaultdict[str, float] = defaultdict(lambda: -math.inf)
@@ -93,6 +109,11 @@ class Injector:
     def over(self) -> bool:
         """True if nothing more is to be done or undone."""
         return not self._events
+
+    @property
+    def is_staging(self) -> bool:
+        """True if a fault needs records that are settled."""
+        return bool(self._staged) and not self.over
 
     def tick(self) -> None:
         """Do what is due."""
@@ -121,6 +142,9 @@ class Injector:
             self._forget(url)
         self._left.clear()
         self._lasting.clear()
+        # A task may still deal with a fault that was done.
+        for injection in self._staged.keys() - self._without_end:
+            self._staged.pop(injection).close()
         self._events.clear()
         self._full.clear()
         disarm(self._points, but=STREAMS)
@@ -133,9 +157,11 @@ class Injector:
         """Nobody dies at a named point from now on."""
         disarm(self._points)
 
-    def died(self) -> Counter[str]:
-        """The deaths at named points."""
-        return Counter({fault: fired(self._points, fault.partition(":")[2]) for fault in self._armed})
+    def late(self) -> Counter[str]:
+        """The deaths at named points, and the faults of the stores that tasks have dealt with since `heal`."""
+        met = [injection.fault for injection, stages in self._staged.items() if next(stages, None) is None]
+        died = {fault: fired(self._points, fault.partition(":")[2]) for fault in self._armed}
+        return Counter(met) + Counter(died)
 
     def _begin(self, injection: Injection) -> None:
         kind, target = injection.kind, injection.target
@@ -148,6 +174,13 @@ class Injector:
         if kind == CRASH:
             self._armed.append(injection.fault)
             arm(self._points, target, injection.nth)
+            return
+        if injection.fault in STORE_FAULTS:
+            self._staged[injection] = self._stages(injection)
+            self._go_on(injection, time.monotonic() + _STORES_WITHIN_S)
+            return
+        if injection.fault == FOREIGN_WRITER:
+            self._run(self._write_foreign)
             return
         if kind == SECOND:
             # Counted when it has shown itself.
@@ -168,6 +201,38 @@ class Injector:
             self._lasts(injection, lambda: self._bend(target, PASS))
         elif kind == FULL_DISK:
             self._fill(injection)
+
+    def _stages(self, injection: Injection) -> store_faults.Stages:
+        folder = self._parts.settings.state_path / "settling"
+        if injection.kind == FULL_DISK:
+            log = self._parts.parts[STREAMS].log_path
+            return store_faults.on_full_disk(self._points, log, injection.for_s)
+        if injection.kind == MOVE:
+            return store_faults.elsewhere(folder, self._points, injection.for_s)
+        stages = {
+            DELETE: store_faults.deleted,
+            TRUNCATE: store_faults.truncated,
+            REPLACE: store_faults.replaced,
+        }
+        return stages[injection.kind](folder)
+
+    def _go_on(self, injection: Injection, until: float) -> None:
+        """Resume a fault of the stores, which may need a task at any of its stages."""
+        stages = self._staged.get(injection)
+        if stages is None:
+            return
+        is_done = next(stages, None)
+        if is_done:
+            self._without_end.add(injection)
+        if is_done is None:
+            self.done[injection.fault] += 1
+        elif time.monotonic() < until:
+            self._later(_STORES_LOOK_S, lambda: self._go_on(injection, until))
+            return
+        elif is_done:
+            return  # `late` looks once more
+        stages.close()
+        del self._staged[injection]
 
     def _note_outage(self, injection: Injection) -> None:
         """Note when nobody can be held to a time at a gateway. One that crashes answers no request."""
@@ -201,9 +266,7 @@ class Injector:
     def _fill(self, injection: Injection) -> None:
         target = injection.target
         if target == "queue":
-            thread = threading.Thread(target=self._send_on_full_disk, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._run(self._send_on_full_disk)
             return
         self._full.add(target)
         self._parts.limit_files(target, is_full=True)
@@ -213,6 +276,19 @@ class Injector:
             self._parts.limit_files(target, is_full=False)
 
         self._lasts(injection, room)
+
+    def _run(self, what: Callable[[], None]) -> None:
+        thread = threading.Thread(target=what, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _write_foreign(self) -> None:
+        try:
+            write_foreign(self._parts.settings, targets_of(self._oracle), "one", self._oracle)
+        except KafkaError as error:
+            self.left_out.append(f"the foreign records were not written: {error!r}")
+        else:
+            self.done[FOREIGN_WRITER] += 1
 
     def _send_on_full_disk(self) -> None:
         if not send_on_full_disk(self._parts.settings, self._schedule.seed, self._oracle):

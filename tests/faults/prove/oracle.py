@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ACKED, HANDED, ENDED, FORGED, ASKED = "acked", "handed", "ended", "forged", "asked"
+FOREIGN: Final = "foreign"
 
 
 def content_hash(*parts: object) -> str:
@@ -32,7 +33,7 @@ class Note:
     message was handed out by the request `request`; over MQTT it may come twice, so all of that is one request.
     `ended`: a stream's end was acknowledged, as `status`. `forged`: nobody who may said this; it must not be
     accepted. `asked`: `id` must have exactly one answer, a message of `kind` to `recipient` whose body holds
-    `body`.
+    `body`. `foreign`: a record with this CloudEvents id was put into the log by somebody who is no door.
     """
 
     what: str

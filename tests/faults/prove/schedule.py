@@ -14,6 +14,7 @@ from typing import Any, Final
 
 KILL, STOP, CRASH, FULL_DISK, SECOND = "kill", "stop", "crash", "full_disk", "second"
 CUT, SLOW, MUTE = "cut", "slow", "mute"
+DELETE, TRUNCATE, REPLACE, MOVE = "delete", "truncate", "replace", "move"
 SKEW, DUPLICATES, REORDER, FORGE = "skew", "duplicates", "reorder", "forge"
 
 STREAMS: Final = "streams"
@@ -26,6 +27,7 @@ _DOORS: Final = ("gateway", "bridge", "files")
 
 REACTOR_STEPS: Final = ("seen", "before_append", "appended", "acknowledged", "committed")
 STREAM_POINTS: Final = (
+    "after_file",
     "before_ledger_commit",
     "after_ledger_commit",
     "before_views",
@@ -38,12 +40,19 @@ STREAM_POINTS: Final = (
 )
 ACK_POINTS: Final = ("before_kafka_ack", "after_kafka_ack")
 
+FULL_STORES: Final = f"{FULL_DISK}:{STREAMS}.stores"
+# Of the local stores of settling. They begin when the stores have something to lose.
+STORE_FAULTS: Final = (
+    *(f"{how}:{STREAMS}.stores" for how in (DELETE, TRUNCATE, REPLACE, MOVE)),
+    FULL_STORES,
+)
 STREAM_FAULTS: Final = (
     *(f"{CRASH}:{STREAMS}.{point}" for point in STREAM_POINTS),
     f"{KILL}:{STREAMS}",
     f"{STOP}:{STREAMS}",
     f"{FULL_DISK}:{STREAMS}",
     f"{SECOND}:{STREAMS}",
+    *STORE_FAULTS,
 )
 OTHER_FAULTS: Final = (
     *(f"{KILL}:{part}" for part in (*_PARTS, *_BROKERS)),
@@ -56,13 +65,18 @@ OTHER_FAULTS: Final = (
 )
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
 KILL_OF_PEER: Final = f"{KILL}:{PEER}"
-ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, KILL_OF_PEER, *HABITS)
+# True as soon as the fold rejects records without the MAC of a door (`unauthenticated_record`). Until then a
+# stranger's records are accepted, so the fault is left out.
+RECORDS_ARE_AUTHENTICATED: Final = False
+FOREIGN_WRITER: Final = "foreign:log"
+IN_EACH_SEED: Final = (KILL_OF_PEER, *([FOREIGN_WRITER] if RECORDS_ARE_AUTHENTICATED else ()))
+ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, *IN_EACH_SEED, *HABITS)
 
 OTHERS_A_SEED: Final = 4
 _LOAD_S: Final = 16.0
 _FIRST_S: Final = 1.0
-# When the second gateway is killed: followers and consumers are at work before and after.
-_PEER_KILLED_S: Final = (4.0, 10.0)
+# When the second gateway is killed, and a stranger writes: the load is at work before and after.
+_IN_THE_MIDST_S: Final = (4.0, 10.0)
 # By when all that lasts is over, if it has not begun in the first second.
 _OVER_S: Final = 27.0
 _SKEWS_S: Final = (-86_400.0, -3_600.0, -600.0, -120.0, 120.0, 600.0, 3_600.0, 86_400.0)
@@ -127,9 +141,7 @@ def draw_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = random.Random(f"schedule/{seed}")
     own = [*_dealt(STREAM_FAULTS, 1, seed), *_dealt(OTHER_FAULTS, OTHERS_A_SEED, seed)]
-    # Drawn apart, so that the other faults of a seed do not depend on it.
-    peer = Injection(KILL_OF_PEER, round(random.Random(f"peer/{seed}").uniform(*_PEER_KILLED_S), 2))
-    placed = [*(_placed(fault, draw) for fault in own), peer]
+    placed = [*(_placed(fault, draw) for fault in own), *(_in_the_midst(fault, seed) for fault in IN_EACH_SEED)]
     injections = sorted(placed, key=lambda injection: injection.at_s)
     return Schedule(
         seed=seed,
@@ -153,6 +165,12 @@ def _dealt(deck: Sequence[str], count: int, seed: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _in_the_midst(fault: str, seed: int) -> Injection:
+    # Drawn apart, so that the other faults of a seed do not depend on it.
+    draw = random.Random(f"peer/{seed}" if fault == KILL_OF_PEER else f"{fault}/{seed}")
+    return Injection(fault, round(draw.uniform(*_IN_THE_MIDST_S), 2))
+
+
 def _placed(fault: str, draw: random.Random) -> Injection:
     kind, _, target = fault.partition(":")
     # A point of the streaming jobs is armed early: they need most of the load's time to start.
@@ -169,7 +187,7 @@ def _lasting(kind: str, draw: random.Random) -> float:
     if kind == STOP:
         # 5 to 30 s, and mostly short: all 30 s would be most of what one seed may take.
         return 5 + 25 * draw.random() ** 4
-    if kind in (CUT, MUTE, FULL_DISK):
+    if kind in (CUT, MUTE, FULL_DISK, MOVE):
         return draw.uniform(1, 6)
     if kind == SLOW:
         return draw.uniform(4, 10)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +58,8 @@ MODULES: Final = {
 LISTENER: Final = "worker"
 IDLE: Final = "idle"
 _WAIT: Final = "import time; time.sleep(600)"
+# Some hundred times what the stores of a seed need.
+_MOUNT: Final = 'mount -t tmpfs -o size=64m tmpfs "$1" && shift && exec "$@"'
 _WRAPPER: Final = PROJECT_ROOT / "tests" / "faults" / "prove" / "crashing_streams.py"
 
 
@@ -108,6 +112,21 @@ def seed_settings(folder: Path, brokers: Brokers, seed: int) -> Settings:
         views=ViewSettings(interval_ms=500, maintenance_interval_s=3),
         xml_pump=XmlPumpSettings(organism_file=organism, concurrency=8, lease_margin_s=1),
     )
+
+
+def on_small_disk(command: Sequence[str], folder: Path) -> list[str]:
+    """Return a command that runs the program with `folder` on a disk of its own, which ends with it.
+
+    The mount is in a namespace of the program's own, so it needs no root. Where no user may have one, the
+    program runs without it, and the fault does not happen.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNT, "sh", str(folder)]
+    may_mount = (
+        shutil.which("unshare")
+        and not subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode
+    )
+    return [*(mounted if may_mount else ()), *command]
 
 
 def wrapped(plan: PartPlan, folder: Path, module: str | None) -> PartPlan:
@@ -198,19 +217,27 @@ class Second:
 
 class SeedParts:
     """Starts, supervises and ends them. For one thread, which must last as long as they. `replaced`: modules in
-    the place of a part's own.
+    the place of a part's own. `has_small_disk`: the local stores of settling have a disk of their own.
     """
 
-    def __init__(self, settings: Settings, folder: Path, replaced: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, replaced: Mapping[str, str], *, has_small_disk: bool = False
+    ) -> None:
         self.settings = settings
         self.folder = folder
         self.peer_settings = beside(settings)
         modules = MODULES | dict(replaced)
         own = {name: self.peer_settings if name == PEER else settings for name in PARTS}
-        plans = {name: peer_plan(own[name]) if name == PEER else PLANS[name](settings) for name in PARTS}
-        self.parts = {
-            name: Part(wrapped(plan, folder, modules.get(name)), own[name]) for name, plan in plans.items()
+        plans = {
+            name: wrapped(
+                peer_plan(own[name]) if name == PEER else PLANS[name](settings), folder, modules.get(name)
+            )
+            for name in PARTS
         }
+        if has_small_disk:
+            stores, command = settings.state_path / "settling", plans[STREAMS].command
+            plans[STREAMS] = replace(plans[STREAMS], command=lambda: on_small_disk(command(), stores))
+        self.parts = {name: Part(plan, own[name]) for name, plan in plans.items()}
         ports = [
             (settings.gateway_url, settings.gateway.port),
             (settings.mcp_server_url, settings.agent_mcp.port),

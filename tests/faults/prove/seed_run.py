@@ -21,7 +21,7 @@ from tests.faults.prove.injector import Injector
 from tests.faults.prove.load_messages import FRED, readers_of
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.quiet import Quiet
-from tests.faults.prove.schedule import PEER, STREAMS, Schedule
+from tests.faults.prove.schedule import FULL_STORES, PEER, STREAMS, Schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 
 LIMIT_S: Final = 100.0
@@ -40,6 +40,8 @@ _SHOWN: Final = 40
 # Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
 _SPARK_WORKS_S: Final = 5.0
 _SPARK_STARTS_S: Final = 14.0
+# So long the load goes on while a fault of the stores is under way.
+_STAGING_S: Final = 2.0
 _LOOK_S: Final = 0.4
 
 
@@ -92,7 +94,8 @@ class SeedRun:
         self._schedule, self._brokers, self._limit_s = schedule, brokers, limit_s
         self._began = time.monotonic()
         self._settings = seed_settings(folder, brokers, schedule.seed)
-        self._parts = SeedParts(self._settings, folder, replaced or {})
+        has_small_disk = any(one.fault == FULL_STORES for one in schedule.injections)
+        self._parts = SeedParts(self._settings, folder, replaced or {}, has_small_disk=has_small_disk)
         self.oracle = Oracle(folder / "oracle.jsonl")
         self._deliveries = Deliveries(folder / "deliveries.jsonl")
         self._result = SeedResult(schedule.seed)
@@ -164,6 +167,8 @@ class SeedRun:
             has_worked = has_worked or self._parts.parts[STREAMS].ready_after_s is not None
             if not has_worked and time.monotonic() < longest:
                 clock.go_on(_SPARK_WORKS_S)
+            if injector.is_staging:
+                clock.go_on(_STAGING_S)
             self._parts.look_after()
             time.sleep(_TICK_S)
         return injector
@@ -209,7 +214,7 @@ class SeedRun:
             injector.outages,
             is_at_rest=self._is_at_rest,
         )
-        result, done = self._result, injector.done + injector.died() + clients.habits()
+        result, done = self._result, injector.done + injector.late() + clients.habits()
         result.acknowledged = self.oracle.acknowledged
         result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
         result.deliveries = clients.deliveries.done()

@@ -1,0 +1,109 @@
+"""The load of `bench freshness`: events over MQTT at a steady rate, and a client of the event stream."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import httpx
+import orjson
+
+from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.mqtt_link.topics import events_topic
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord
+from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.benchmarks.freshness_moments import Sent
+from tests.benchmarks.stack_cores import CoreMeter
+
+CONNECTIONS = 4
+STEPS_PER_S = 50
+SETTLED_WITHIN_S = 60
+
+
+class EventListener(threading.Thread):
+    """A client of the gateway's event stream that notes when each event arrived."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(daemon=True)
+        self._settings = settings
+        self.arrived: Sent = {}
+        self.connected = threading.Event()
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        """Read until `stop` is set, or the connection ends."""
+        token = self._settings.operator_token_file.read_text().strip()
+        where = f"{self._settings.gateway_url}/api/hub/events?type=job.event"
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            with httpx.stream("GET", where, headers=headers, timeout=httpx.Timeout(10, read=600)) as answer:
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    self.connected.set()
+                    if self.stop.is_set():
+                        return
+                    if line.startswith("data:"):
+                        now = time.time()
+                        told = orjson.loads(line[5:])
+                        if "ce_id" in told:
+                            self.arrived.setdefault(told["ce_id"], now)
+        except httpx.HTTPError as error:
+            print(f"freshness: the event stream ended: {error}", file=sys.stderr)
+
+
+def publish_steadily(settings: Settings, records: list[OutgoingRecord], rate: int) -> Sent:
+    """Publish the records at `rate` a second over a few connections; when each went out first."""
+    mqtt = role_mqtt(settings, OPERATOR)
+    clients = [new_client(mqtt) for _ in range(CONNECTIONS)]
+    for client in clients:
+        client.max_inflight_messages_set(1000)
+        dial(client, mqtt, connect_properties())
+    topics = {r.stream: events_topic(mqtt.topic_prefix, r.stream.removeprefix("job/")) for r in records}
+    sent: Sent = {}
+    began = time.monotonic()
+    step = max(1, rate // STEPS_PER_S)
+    for number, record in enumerate(records):
+        if number % step == 0:
+            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        # A job's events take one connection, so that they stay in order.
+        client = clients[hash(record.stream) % CONNECTIONS]
+        sent.setdefault(record.ce_id, time.time())
+        client.publish(topics[record.stream], record.value, qos=1)
+    late_s = time.monotonic() - began - len(records) / rate
+    if late_s > 1:
+        print(f"freshness: the generator was {late_s:.1f} s behind its rate", file=sys.stderr)
+    time.sleep(2)
+    for client in clients:
+        client.disconnect()
+        cut_connection(client)
+    return sent
+
+
+def load(
+    settings: Settings, rate: int, seconds: int, first: int, meter: CoreMeter | None = None
+) -> tuple[Sent, Sent]:
+    """Register jobs, publish their events; when each was sent and arrived at the event stream's client.
+
+    `meter` is started with the first event, if there is one.
+    """
+    count = rate * seconds
+    kafka = settings.kafka
+    fill(kafka, registrations(jobs_for(count), load_keyring(settings), first))
+    time.sleep(5)  # the accounts and views of the new jobs are not what is measured
+    records = list(events(count, seed=2, first=first))
+    listener = EventListener(settings)
+    listener.start()
+    if not listener.connected.wait(20):
+        raise SystemExit("freshness: the event stream did not open")
+    if meter is not None:
+        meter.start()
+    sent = publish_steadily(settings, records, rate)
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    while len(listener.arrived) < len(sent) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    listener.stop.set()
+    return sent, listener.arrived

@@ -1,0 +1,57 @@
+"""A stranger with a stolen Kafka login, who appends well-formed records of every type past all doors.
+
+The stranger has no key of any door. Each of these records must be rejected, and change nothing. Job events and
+outbox messages of agents are left out: they carry a signature of their sender, which `forge` attacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord
+from schemas.wire.strict_json import canonical
+from tests.faults.prove.oracle import FOREIGN, Note, Oracle
+from tests.raw_records import append_raw, raw
+from tests.schemas.stream_records import GOOD
+
+SIGNED_BY_SENDER: Final = frozenset({"job.event", "agent.said"})
+# As the doors write it.
+_SOURCE: Final = ("http", "operator")
+
+
+def foreign_records(targets: Mapping[str, str], nonce: str) -> list[OutgoingRecord]:
+    """Return a record of each type that a door authenticates.
+
+    Args:
+        targets: For a kind of stream, the name of a stream that exists, such as `default/hanna` for `mailbox`.
+            Records of other kinds are about streams of their own.
+        nonce: A text that makes the CloudEvents ids unlike those of other calls.
+    """
+    found = []
+    for record_type, (key, body) in GOOD.items():
+        if record_type in SIGNED_BY_SENDER:
+            continue
+        kind, _, name = key.decode().partition("/")
+        target = targets.get(kind, name)
+        own, new = (text.rpartition("/")[2] for text in (name, target))
+        value = canonical({field: new if said == own else said for field, said in body.items()})
+        ce_id = f"foreign-{nonce}-{record_type}"
+        found.append(OutgoingRecord(f"{kind}/{target}", ce_id, *_SOURCE, record_type, value))
+    return found
+
+
+def write_foreign(settings: Settings, targets: Mapping[str, str], nonce: str, oracle: Oracle) -> int:
+    """Append the records to Kafka, note each for the comparison, and return how many there are."""
+    records = foreign_records(targets, nonce)
+    append_raw(settings, [raw(one) for one in records])
+    for one in records:
+        oracle.note(Note(FOREIGN, "kafka", one.stream, one.ce_id, "stranger"))
+    return len(records)
+
+
+def targets_of(oracle: Oracle) -> dict[str, str]:
+    """Return streams that the load has used: a job, a mailbox, and a task if there is one."""
+    keys = (note.stream.partition("/") for note in oracle.notes())
+    return {kind: name for kind, _, name in keys if name}
