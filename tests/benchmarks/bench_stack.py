@@ -51,8 +51,8 @@ def fill_topic(settings: Settings, count: int, jobs: int | None = None, per_job:
     """
     ensure_topic(settings)
     wanted = jobs_for(count, per_job) if jobs is None else jobs
-    records = fill(settings.kafka, registrations(wanted, load_keyring(settings)))
-    return records + fill(settings.kafka, events(count, per_job=per_job)) + 1  # and the topology
+    records = fill(settings, registrations(wanted, load_keyring(settings)))
+    return records + fill(settings, events(count, per_job=per_job)) + 1 + settings.kafka.partitions
 
 
 @contextmanager

@@ -48,7 +48,7 @@ say = teller("dashboard")
 
 def publish(settings: Settings, first: int, count: int, rate: int) -> None:
     """The load of job events, in a process of its own: of the jobs from `first` on, straight into Kafka."""
-    writer = TopicWriter(settings.kafka, linger_ms=2)
+    writer = TopicWriter(settings, linger_ms=2)
     records, began = list(events(count, first=first)), time.monotonic()
     step = max(1, rate // STEPS_PER_S)
     for number, record in enumerate(records):
@@ -212,7 +212,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         # Each of the two loads has jobs of its own.
         needed = jobs_for(round(args.rate * (args.seconds + 2 * MARGIN_S)))
         jobs = max(args.jobs, 2 * needed)
-        fill(settings.kafka, registrations(jobs, load_keyring(settings)))
+        fill(settings, registrations(jobs, load_keyring(settings)))
         dashboard = DashboardProcess(settings, work)
         dashboard.program.wait_ready(START_S)
         try:

@@ -104,8 +104,8 @@ class Load(threading.Thread):
             self.failure = error
 
     def _rounds(self) -> None:
-        kafka, keyring, first = self._settings.kafka, load_keyring(self._settings), self._first
-        writer = TopicWriter(kafka)
+        keyring, first = load_keyring(self._settings), self._first
+        writer = TopicWriter(self._settings)
         count = self._rate * self._round_s
         jobs = jobs_for(count)
         for record in registrations(jobs, keyring, first):

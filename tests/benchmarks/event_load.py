@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from confluent_kafka import Producer
 
+from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import librdkafka_options
-from schemas.settings.settings import KafkaSettings, Settings
+from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import COMPLETED, JOB_EVENT, PROGRESS, STARTED
 from schemas.streams.job.job_registry import registration_record
 from schemas.wire.record import OutgoingRecord, content_id
@@ -97,10 +98,12 @@ def jobs_for(count: int, per_job: int = EVENTS_PER_JOB) -> int:
 
 
 class TopicWriter:
-    """Appends records to a topic, partitioned as ours."""
+    """Appends records to a topic, partitioned and with MACs as ours."""
 
-    def __init__(self, kafka: KafkaSettings, linger_ms: int = 50) -> None:
+    def __init__(self, settings: Settings, linger_ms: int = 50) -> None:
+        kafka = settings.kafka
         self._topic = kafka.topic
+        self._mac_key = load_mac_key(settings, GATEWAY)
         self._producer = Producer(
             {
                 **librdkafka_options(kafka),
@@ -113,7 +116,9 @@ class TopicWriter:
 
     def append(self, record: OutgoingRecord) -> None:
         """Hand one record over; waits while the buffer is full."""
-        headers: list[tuple[str, str | bytes | None]] = [*record.headers()]
+        headers: list[tuple[str, str | bytes | None]] = [
+            *record.headers(mac=mac_headers(record, self._mac_key))
+        ]
         while True:
             try:
                 self._producer.produce(self._topic, record.value, record.key, headers=headers)
@@ -128,9 +133,9 @@ class TopicWriter:
             raise RuntimeError("Kafka did not take all records in 60 s")
 
 
-def fill(kafka: KafkaSettings, records: Iterator[OutgoingRecord]) -> int:
+def fill(settings: Settings, records: Iterator[OutgoingRecord]) -> int:
     """Append all records; returns how many."""
-    writer = TopicWriter(kafka)
+    writer = TopicWriter(settings)
     count = 0
     for record in records:
         writer.append(record)
@@ -146,7 +151,7 @@ class SteadyLoad(threading.Thread):
 
     def __init__(self, settings: Settings, rate: int, seconds: int, first: int = 0) -> None:
         super().__init__(daemon=True)
-        self._kafka, self._rate, self._seconds, self._first = settings.kafka, rate, seconds, first
+        self._settings, self._rate, self._seconds, self._first = settings, rate, seconds, first
         self._stopping = threading.Event()
 
     def __enter__(self) -> SteadyLoad:
@@ -159,7 +164,7 @@ class SteadyLoad(threading.Thread):
 
     def run(self) -> None:
         """Append until the time is over, or it is stopped."""
-        writer = TopicWriter(self._kafka, linger_ms=0)
+        writer = TopicWriter(self._settings, linger_ms=0)
         step = max(1, self._rate // 50)
         began = time.monotonic()
         for number, record in enumerate(events(self._rate * self._seconds, seed=2, first=self._first)):

@@ -91,8 +91,7 @@ def load(
     `meter` is started with the first event, if there is one.
     """
     count = rate * seconds
-    kafka = settings.kafka
-    fill(kafka, registrations(jobs_for(count), load_keyring(settings), first))
+    fill(settings, registrations(jobs_for(count), load_keyring(settings), first))
     time.sleep(5)  # the accounts and views of the new jobs are not what is measured
     records = list(events(count, seed=2, first=first))
     listener = EventListener(settings)

@@ -176,7 +176,7 @@ def measure_jobs(settings: Settings, sizes: list[int], rate: int, seconds: int) 
         for number, size in enumerate(sizes, 1):
             wait_settled(stack, settings)
             missing = max(0, size - jobs_known(settings) - own)
-            fill(settings.kafka, registrations(missing, load_keyring(settings), first=added))
+            fill(settings, registrations(missing, load_keyring(settings), first=added))
             added += missing
             wait_settled(stack, settings)
             row = measured(stack, settings, rate, seconds, FIRST_OF_LOADS + number * 1_000_000)

@@ -105,9 +105,8 @@ def visible_elsewhere(name: str, settings: Settings, folder: Path, tokens: dict[
 
 def publish_jobs(settings: Settings, rate: int, seconds: int, begun: Event) -> None:
     """The load of job events, in a process of its own. Ends after `seconds`, or when it is terminated."""
-    kafka = settings.kafka
     count = rate * seconds
-    fill(kafka, registrations(jobs_for(count), load_keyring(settings)))
+    fill(settings, registrations(jobs_for(count), load_keyring(settings)))
     records = list(events(count))
     time.sleep(5)  # the accounts of the new jobs are not what is measured
     begun.set()

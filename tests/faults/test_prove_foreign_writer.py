@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from schemas.fold.entries import Entries
+from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.streams.fold import settle
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import OutgoingRecord
-from tests.faults.prove.comparison import DIVERGENT, LOST, UNAUTHENTICATED, Evidence, Line, compare
-from tests.faults.prove.foreign_writer import SIGNED_BY_SENDER, foreign_records, targets_of
+from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
+from tests.faults.prove.comparison import DIVERGENT, LOST, Evidence, Line, compare
+from tests.faults.prove.foreign_writer import foreign_records, targets_of
 from tests.faults.prove.oracle import FOREIGN, Note, Oracle
-from tests.faults.prove.schedule import RECORDS_ARE_AUTHENTICATED
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import as_read, known_stream
 
@@ -24,7 +26,7 @@ OF_THE_FORM = {"too_large", "malformed", "schema_version"}
 
 def test_the_stranger_writes_each_type_that_carries_no_signature_of_its_sender() -> None:
     found = foreign_records({}, "one")
-    assert {one.type for one in found} == set(RECORD_TYPES) - SIGNED_BY_SENDER
+    assert {one.type for one in found} == set(RECORD_TYPES) - SIGNED_BY_AUTHOR
     assert len({one.ce_id for one in found}) == len(found)
     others = {one.ce_id for one in foreign_records({}, "two")}
     assert not others & {one.ce_id for one in found}
@@ -32,12 +34,11 @@ def test_the_stranger_writes_each_type_that_carries_no_signature_of_its_sender()
 
 @pytest.mark.parametrize("record", foreign_records({}, "one"), ids=lambda one: one.type)
 def test_each_record_is_well_formed_so_only_its_missing_mac_can_reject_it(record: OutgoingRecord) -> None:
-    settled = settle(as_read(record), known_stream(record.key), KEYRING)
-    if RECORDS_ARE_AUTHENTICATED:
-        assert (settled.verdict, settled.reason) == ("rejected", UNAUTHENTICATED)
-        assert not settled.changes
-    else:
-        assert settled.reason not in OF_THE_FORM, settled
+    before = settle(as_read(record), known_stream(record.key), KEYRING, Entries())
+    assert before.reason not in OF_THE_FORM, before
+    settled = settle(as_read(record), known_stream(record.key), KEYRING, known_stream(b"control/macs-1"))
+    assert (settled.verdict, settled.reason) == ("rejected", UNAUTHENTICATED_RECORD)
+    assert not settled.changes
 
 
 def test_the_records_are_about_streams_of_the_load(tmp_path: Path) -> None:
@@ -55,7 +56,9 @@ def test_the_records_are_about_streams_of_the_load(tmp_path: Path) -> None:
 def test_a_foreign_record_must_be_rejected_for_its_missing_mac(tmp_path: Path) -> None:
     oracle = Oracle(tmp_path / "oracle.jsonl")
     oracle.note(Note(FOREIGN, "kafka", "job/7f", "foreign-one", "stranger"))
-    good = Line(0, 1, "job/7f", "job.cancelled", "rejected", "", ce_id="foreign-one", reason=UNAUTHENTICATED)
+    good = Line(
+        0, 1, "job/7f", "job.cancelled", "rejected", "", ce_id="foreign-one", reason=UNAUTHENTICATED_RECORD
+    )
 
     def kinds(*lines: Line, is_at_rest: bool = True) -> set[str]:
         found = compare(oracle.notes(), Evidence(list(lines)), is_at_rest=is_at_rest)

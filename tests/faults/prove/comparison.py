@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
 from tests.faults.prove.oracle import ACKED, ASKED, ENDED, FOREIGN, FORGED, HANDED, TERMINAL, Note
 
 LOST, DUPLICATE, DIVERGENT = "lost", "duplicate", "divergent"
@@ -20,7 +21,6 @@ _SAID_IN: Final = {
     "mailbox": ("message.posted", "agent.said"),
 }
 # The reason of a record without the MAC of a door.
-UNAUTHENTICATED: Final = "unauthenticated_record"
 # Where a message stands that somebody has been given.
 _TAKEN: Final = frozenset({"claimed", "read"})
 
@@ -246,8 +246,8 @@ def _foreign(notes: Sequence[Note], ledger: Sequence[Line], is_at_rest: bool) ->
         if line is None:
             if is_at_rest:
                 yield Finding(LOST, f"{where} has no row in the ledger")
-        elif (line.verdict, line.reason) != ("rejected", UNAUTHENTICATED):
-            yield Finding(DIVERGENT, f"{where} is {line.verdict} ({line.reason}), not {UNAUTHENTICATED}")
+        elif (line.verdict, line.reason) != ("rejected", UNAUTHENTICATED_RECORD):
+            yield Finding(DIVERGENT, f"{where} is {line.verdict} ({line.reason}), not {UNAUTHENTICATED_RECORD}")
 
 
 def _answers(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:

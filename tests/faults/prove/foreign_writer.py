@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
@@ -16,7 +17,6 @@ from tests.faults.prove.oracle import FOREIGN, Note, Oracle
 from tests.raw_records import append_raw, raw
 from tests.schemas.stream_records import GOOD
 
-SIGNED_BY_SENDER: Final = frozenset({"job.event", "agent.said"})
 # As the doors write it.
 _SOURCE: Final = ("http", "operator")
 
@@ -31,7 +31,7 @@ def foreign_records(targets: Mapping[str, str], nonce: str) -> list[OutgoingReco
     """
     found = []
     for record_type, (key, body) in GOOD.items():
-        if record_type in SIGNED_BY_SENDER:
+        if record_type in SIGNED_BY_AUTHOR:
             continue
         kind, _, name = key.decode().partition("/")
         target = targets.get(kind, name)

@@ -65,11 +65,8 @@ OTHER_FAULTS: Final = (
 )
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
 KILL_OF_PEER: Final = f"{KILL}:{PEER}"
-# True as soon as the fold rejects records without the MAC of a door (`unauthenticated_record`). Until then a
-# stranger's records are accepted, so the fault is left out.
-RECORDS_ARE_AUTHENTICATED: Final = False
 FOREIGN_WRITER: Final = "foreign:log"
-IN_EACH_SEED: Final = (KILL_OF_PEER, *([FOREIGN_WRITER] if RECORDS_ARE_AUTHENTICATED else ()))
+IN_EACH_SEED: Final = (KILL_OF_PEER, FOREIGN_WRITER)
 ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, *IN_EACH_SEED, *HABITS)
 
 OTHERS_A_SEED: Final = 4
