@@ -20,7 +20,7 @@ from jobs.settling.fold_run import check_order, no_collection, settle_run
 from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
 from jobs.spark.worker_heap import keep_modules
-from schemas.fold.entries import APART, Entries
+from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.state_store.partition_store import Snapshot, StoreDamaged
 from schemas.tables.ledger import LedgerRow
@@ -114,9 +114,7 @@ def opened(snapshot: Snapshot, records: Iterable[Record]) -> dict[bytes | None, 
             if key is None or parse_stream_key(key) is None:
                 found[key] = Entries()
             else:
-                stream = key.decode("ascii")
-                fetch = functools.partial(snapshot.get, stream)
-                found[key] = Entries(snapshot.entries(stream, APART), fetch)
+                found[key] = Entries(source=snapshot.stream(key.decode("ascii")))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.fold.entries import Entries
+from schemas.fold.entries import Entries, EntriesUnreadable
 from schemas.fold.settled import Outcome, Settled, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.keys.sealing import Keyring
@@ -47,8 +47,8 @@ _UNKNOWN_KIND: Final = StreamKind(
 def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
     """Decide the verdict on one record and update the state of its stream.
 
-    A runner calls it once for each record, in the order of offsets. Never raises: an error in the fold's own
-    code becomes a rejection with the reason `fold_failed`.
+    A runner calls it once for each record, in the order of offsets. An error in the fold's own code becomes a
+    rejection with the reason `fold_failed`.
 
     Args:
         record: the record to settle, as it was read from Kafka.
@@ -58,15 +58,22 @@ def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
 
     Returns:
         The verdict, its reason, and the rows of views that the record changes. The caller writes the rows.
+
+    Raises:
+        EntriesUnreadable: the store of the entries is damaged. Nothing else is raised.
     """
     try:
         settled = _settle(record, entries, keyring)
+    except EntriesUnreadable:
+        entries.drop()
+        raise
     except Exception as error:  # noqa: BLE001  a bug must affect one record, not its stream
         kind, name = parse_stream_key(record.key) or UNKEYED
         masked, shown = mask_opaque(record.value)
         settled = Settled(REJECTED, kind, name, FOLD_FAILED, type(error).__name__, masked=masked, shown=shown)
     if settled.verdict == ACCEPTED:
         entries.keep()
+        entries.encode()
     else:
         entries.drop()
     return settled

@@ -127,6 +127,7 @@ def test_a_store_of_another_time_or_history_is_brought_to_the_ledgers_end(
 
 
 @pytest.mark.requirement("ST-02")
+@pytest.mark.requirement("ST-14")
 @pytest.mark.parametrize("keeps_open", [True, False])
 def test_a_damaged_store_is_made_anew(batches: MicroBatches, keyring: Keyring, keeps_open: bool) -> None:
     records = random_records(keyring, 900)

@@ -136,7 +136,7 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
 def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about the whole mailbox. It is accepted even if there is no message."""
     requests = mailbox.requests(OF_MAILBOX)
-    repeated = requests.repeated(given.envelope.ce_id, given.body, None)
+    repeated = requests.repeated(given, mailbox.older_requests(OF_MAILBOX), None)
     if repeated is not None:
         return repeated
     leases = mailbox.leases()
@@ -150,7 +150,7 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     else:
         changes = _hand_out(given, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(given.envelope.ce_id, given.body)
+    requests.add(given, mailbox.older_requests(OF_MAILBOX))
     mailbox.put_requests(OF_MAILBOX, requests)
     return accepted(None, tuple(changes))
 
@@ -211,7 +211,7 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
 def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about one message that was posted before."""
     requests = mailbox.requests(OF_MESSAGE)
-    seen = requests.seen(given.envelope.ce_id, given.body)
+    seen = requests.seen(given, mailbox.older_requests(OF_MESSAGE))
     message = mailbox.pending(given.body["message_id"])
     if message is None:
         if seen == "same":
@@ -232,7 +232,7 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     leases = mailbox.leases()
     status, change = _step(given, message, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(given.envelope.ce_id, given.body)
+    requests.add(given, mailbox.older_requests(OF_MESSAGE))
     mailbox.put_requests(OF_MESSAGE, requests)
     return accepted(status, (change,))
 
