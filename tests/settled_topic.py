@@ -32,8 +32,7 @@ def records_in_topic(settings: Settings) -> dict[int, list[Record]]:
 
 def settled_rows(records: list[Record], keyring: Keyring) -> list[LedgerRow]:
     """The ledger rows of a partition's records, from its first on, as one micro-batch."""
-    entries: dict[bytes | None, Entries] = {record.key: Entries() for record in records}
-    return settle_run(records, entries, keyring)
+    return settle_run(records, lambda _: Entries(), keyring)
 
 
 def settle_topic(

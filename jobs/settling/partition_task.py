@@ -26,7 +26,6 @@ from schemas.state_store.partition_store import Snapshot, StoreDamaged
 from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.ids import parse_stream_key
-from schemas.wire.record import Record
 
 ROWS_AT_ONCE = 20_000
 KeyringSource = Callable[[Path], Keyring]
@@ -96,7 +95,7 @@ def settle_partition(
 
     def over_store() -> list[LedgerRow]:
         with states.at_end(plan, partition) as snapshot:
-            return settle_run(records, opened(snapshot, records), keyring)
+            return settle_run(records, functools.partial(opened, snapshot), keyring)
 
     try:
         return over_store()
@@ -105,17 +104,11 @@ def settle_partition(
         return over_store()
 
 
-def opened(snapshot: Snapshot, records: Iterable[Record]) -> dict[bytes | None, Entries]:
-    """Return the state of each stream among `records`, by record key. A key that names no stream has none."""
-    found: dict[bytes | None, Entries] = {}
-    for record in records:
-        key = record.key
-        if key not in found:
-            if key is None or parse_stream_key(key) is None:
-                found[key] = Entries()
-            else:
-                found[key] = Entries(source=snapshot.stream(key.decode("ascii")))
-    return found
+def opened(snapshot: Snapshot, key: bytes | None) -> Entries:
+    """Return the state of a stream by the key of its records. A key that names no stream has none."""
+    if key is None or parse_stream_key(key) is None:
+        return Entries()
+    return Entries(source=snapshot.stream(key.decode("ascii")))
 
 
 def _by_partition(batches: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:

@@ -107,8 +107,8 @@ class Entries:
         # The changes of accepted records that `take_writes` has not returned.
         self._kept: dict[str, _Value | None] = {}
         self._pending: dict[str, _Value | None] = {}
-        # Structs that were read from the source and are not changed, and ranges of keys, by prefix. A gateway
-        # has many streams and few in use, so there are no empty dicts.
+        # Structs as they are without pending changes, and ranges of keys, by prefix. A gateway has many streams
+        # and few in use, so there are no empty dicts.
         self._decoded: dict[str, msgspec.Struct] | None = None
         self._ranges: dict[str, KeyRange] | None = None
 
@@ -134,19 +134,20 @@ class Entries:
         The struct is decoded once until `take_writes`. A fold changes it only when it accepts the record, and
         then passes it to `put`.
         """
-        found = self._changed(key)
-        if found is not _UNKNOWN:
-            return decode(found) if isinstance(found, bytes) else cast("T | None", found)
         decoded = self._decoded
         if decoded is None:
             decoded = self._decoded = {}
-        known = decoded.get(key)
-        if known is None:
-            raw = self._source.get(key)
-            if raw is None:
-                return None
-            known = decoded[key] = decode(raw)
-        return cast(T, known)
+        elif not self._pending and (known := decoded.get(key)) is not None:
+            return cast(T, known)
+        found = self._changed(key)
+        if found is _UNKNOWN:
+            known = decoded.get(key)
+            if known is not None:
+                return cast(T, known)
+            found = self._source.get(key)
+        if isinstance(found, bytes):
+            found = decoded[key] = decode(found)
+        return cast("T | None", found)
 
     def _changed(self, key: str) -> object:
         """Return the changed value of an entry, `None` for a deleted one, or `_UNKNOWN` without a change."""
@@ -193,6 +194,13 @@ class Entries:
                 for prefix, found in self._ranges.items():
                     if key.startswith(prefix):
                         found.note(key, is_there=value is not None)
+        decoded = self._decoded
+        if decoded is not None:
+            for key, value in self._pending.items():
+                if isinstance(value, msgspec.Struct):
+                    decoded[key] = value
+                else:
+                    decoded.pop(key, None)
         self._kept.update(self._pending)
         self._pending = {}
 

@@ -56,8 +56,7 @@ def random_records(keyring: Keyring, count: int, seed: int = 20261126) -> list[R
 
 def in_one_run(records: list[Record], keyring: Keyring) -> pa.Table:
     """The ledger of the records by the fold alone."""
-    entries = {record.key: Entries() for record in records}
-    return pa.Table.from_batches([ledger_batch(settle_run(records, entries, keyring))])
+    return pa.Table.from_batches([ledger_batch(settle_run(records, lambda _: Entries(), keyring))])
 
 
 def assert_settled_as_in_one_run(batches: MicroBatches, records: list[Record]) -> None:

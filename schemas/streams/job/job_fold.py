@@ -14,6 +14,7 @@ They remain after the job has ended, without the description.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -106,7 +107,7 @@ def _settle_registration(given: FoldInput) -> Outcome:
     progress = ProgressEntry(ENTRY_VERSION, PENDING, SeqMemory())
     JOB_ENTRY.write(entries, job)
     PROGRESS.write(entries, progress)
-    return accepted(PENDING, _changes(given.name, job, progress))
+    return accepted(PENDING, rows=partial(_rows, given.name, job, progress))
 
 
 def _settle_cancellation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
@@ -166,7 +167,7 @@ def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -
     settled.requests.add(given, OLDER_ROTATIONS)
     ROTATIONS.write(given.entries, settled)
     JOB_ENTRY.write(given.entries, job)
-    return accepted(status, _changes(given.name, job, progress))
+    return accepted(status, rows=partial(_rows, given.name, job, progress))
 
 
 def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
@@ -223,10 +224,10 @@ def _keep(given: FoldInput, job: JobEntry, progress: ProgressEntry, *, late: boo
     PROGRESS.write(given.entries, progress)
     if not JOB_TRANSITIONS[progress.status]:
         JOB_ENTRY.write(given.entries, msgspec.structs.replace(job, description=""))
-    return accepted(progress.status, _changes(given.name, job, progress), late=late)
+    return accepted(progress.status, late=late, rows=partial(_rows, given.name, job, progress))
 
 
-def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Change, ...]:
+def _rows(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Change, ...]:
     row = JobRow(
         job_id=job_id,
         status=progress.status,
