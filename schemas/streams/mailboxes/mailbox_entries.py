@@ -3,7 +3,8 @@
 Entries:
 `m/<priority>/<posted_at>/<message_id>`: one pending message without its body. The priority is a digit and the
 time 16 hex digits. The order of the keys is therefore the order in which messages are handed out.
-`id/<3 hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the last week.
+`id/<3 or more hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the
+last week. An entry with many ids is split by the next digit, and is empty then.
 `last`: the time at which the newest message was posted, 8 bytes.
 `leases`: the ends of the leases.
 `handed`: the times of the last minute at which leases with a rate handed out messages.
@@ -35,6 +36,9 @@ from schemas.streams.mailboxes.message import (
 )
 
 ENTRY_VERSION: Final = 1
+# A posting writes all ids of an entry.
+IDS_TOGETHER: Final = 16
+_LEAST_DIGITS: Final = 3
 ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 # Requests about the whole mailbox (claim, lease, clear) and about single messages (ack, read, ...) have
 # separate memories. Otherwise a few hundred acks would displace a claim that may still be repeated.
@@ -148,6 +152,7 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
 class _Shard(msgspec.Struct, array_like=True, gc=False):
     version: int
     ids: dict[str, KnownId]
+    is_split: bool = False
 
 
 class _Handed(msgspec.Struct, array_like=True, gc=False):
@@ -200,12 +205,12 @@ class MailboxEntries:
 
         An id is known while its message is pending, and for a week after its posting.
         """
-        found = self._shard(message_id).ids.get(message_id)
+        found = self._shard(message_id)[1].ids.get(message_id)
         return found if found is not None and self._is_kept(message_id, found) else None
 
     def pending(self, message_id: str) -> PendingMessage | None:
         """Return the message with this id if it is pending (unread or leased), else `None`."""
-        known = self._shard(message_id).ids.get(message_id)
+        known = self._shard(message_id)[1].ids.get(message_id)
         return None if known is None else _MESSAGES.read(self._entries, _message_key(message_id, known))
 
     def in_order(self) -> Iterator[PendingMessage]:
@@ -233,11 +238,19 @@ class MailboxEntries:
 
         Some older ids are forgotten: those in the same entry that are older than a week and not pending.
         """
-        shard, message_id = self._shard(message.message_id), message.message_id
+        message_id = message.message_id
+        at, shard = self._shard(message_id)
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
         self.put(message)
         shard.ids = {known_id: known for known_id, known in shard.ids.items() if self._is_kept(known_id, known)}
-        _IDS.write(self._entries, shard, _shard_key(message_id))
+        if len(shard.ids) > IDS_TOGETHER:
+            parts: dict[str, dict[str, KnownId]] = {}
+            for known_id, known in shard.ids.items():
+                parts.setdefault(_hash_of(known_id)[: len(at) + 1], {})[known_id] = known
+            for part, ids in parts.items():
+                _IDS.write(self._entries, _Shard(ENTRY_VERSION, ids), part)
+            shard.ids, shard.is_split = {}, True
+        _IDS.write(self._entries, shard, at)
 
     def put(self, message: PendingMessage) -> None:
         """Write a pending message whose fields were changed.
@@ -341,8 +354,14 @@ class MailboxEntries:
         )
         return Change(MAILBOX_VIEW, f"{self.realm}/{self.recipient}/{message.message_id}", row)
 
-    def _shard(self, message_id: str) -> _Shard:
-        return _IDS.read(self._entries, _shard_key(message_id)) or _Shard(ENTRY_VERSION, {})
+    def _shard(self, message_id: str) -> tuple[str, _Shard]:
+        """Return the entry that a message id belongs to, and the digits in its key."""
+        digits = _hash_of(message_id)
+        for length in range(_LEAST_DIGITS, len(digits)):
+            found = _IDS.read(self._entries, digits[:length])
+            if found is None or not found.is_split:
+                return digits[:length], found or _Shard(ENTRY_VERSION, {})
+        raise LookupError(f"the entry of {digits} is split to its last digit")
 
     def _is_kept(self, message_id: str, known: KnownId) -> bool:
         # Two messages with one id would share a row, so the id of a pending message is never forgotten.
@@ -358,8 +377,8 @@ def is_closed_mailbox(entries: Entries) -> bool:
     return entries.get(_CLOSED) is not None
 
 
-def _shard_key(message_id: str) -> str:
-    return f"{hashlib.sha256(message_id.encode('ascii')).hexdigest()[:3]}"
+def _hash_of(message_id: str) -> str:
+    return hashlib.sha256(message_id.encode("ascii")).hexdigest()
 
 
 def _message_key(message_id: str, known: KnownId) -> str:

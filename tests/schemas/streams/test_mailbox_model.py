@@ -216,8 +216,8 @@ def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: i
     assert others <= {"last", "requests", "requests/message", "leases", "handed", "closed"}
     for key in stored:
         if key.startswith("id/"):
-            _, ids = msgspec.msgpack.decode(stored[key])
-            assert len(key) == 6
+            _, ids, is_split = msgspec.msgpack.decode(stored[key])
+            assert (len(key), is_split) == (6, False)
             assert set(ids) <= {m["message_id"] for m in model.messages}
 
 
