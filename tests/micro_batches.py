@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import Row
 
@@ -120,9 +121,19 @@ class MicroBatches:
         self, records: Sequence[Record], host: str = "one", plan: BatchPlan | None = None
     ) -> list[LedgerRow]:
         """Settle records of one partition on a machine, and commit nothing."""
-        states = self._states.setdefault(host, PartitionStates(self.at(host)))
         batches = [spark_batch(records)]
-        return settle_partition(states, plan or self.plan(), records[0].partition, batches, self.keyring)
+        return settle_partition(
+            self._states_of(host), plan or self.plan(), records[0].partition, batches, self.keyring
+        )
+
+    def bring_forward(self, host: str = "one", partition: int = 0) -> BatchPlan:
+        """Bring a store to the ledger's end, as a task does, and return the plan of a task after that."""
+        plan = self.plan()
+        with self._states_of(host).at_end(plan, partition):
+            return msgspec.structs.replace(plan, steps={})
+
+    def _states_of(self, host: str) -> PartitionStates:
+        return self._states.setdefault(host, PartitionStates(self.at(host)))
 
     def files_of(self, rows: Sequence[LedgerRow]) -> list[Row]:
         """The data file with these rows."""
@@ -132,9 +143,13 @@ class MicroBatches:
     def run(self, records: Sequence[Record], host: str = "one") -> list[LedgerRow]:
         """One whole micro-batch with records of one partition."""
         rows = self.settle(records, host)
+        self.commit(rows)
+        return rows
+
+    def commit(self, rows: Sequence[LedgerRow]) -> None:
+        """Commit the rows of a micro-batch."""
         self.sink.commit(self.files_of(rows), self.number)
         self.number += 1
-        return rows
 
     def forget_stores(self) -> None:
         """Close all local stores, as when the worker processes end."""

@@ -33,10 +33,9 @@ def records_in_topic(settings: Settings) -> dict[int, list[Record]]:
 
 def settled_rows(records: list[Record], keyring: Keyring) -> list[LedgerRow]:
     """The ledger rows of a partition's records, from its first on, as one micro-batch."""
-    entries: dict[bytes | None, Entries] = {record.key: Entries() for record in records}
-    of_macs = {macs_stream(record.partition).encode() for record in records}
-    macs = [entries.setdefault(key, Entries()) for key in of_macs]
-    return settle_run(records, entries, keyring, *macs) if records else []
+    macs = Entries()
+    keys = {macs_stream(record.partition).encode() for record in records}
+    return settle_run(records, lambda key: macs if key in keys else Entries(), keyring, macs)
 
 
 def settle_topic(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from schemas.errors import TrunklineError
 from schemas.fold.entries import Entries
-from schemas.fold.settled import AppliedChange
+from schemas.fold.settled import AppliedChange, Change, Rows, Settled
 from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.wire.record import Record
-from schemas.wire.verdicts import ACCEPTED
+from schemas.wire.verdicts import ACCEPTED, FOLD_FAILED
 
 
 class OrderError(TrunklineError):
@@ -41,45 +41,85 @@ def check_order(records: list[Record], first_offset: int) -> None:
 
 def settle_run(
     records: list[Record],
-    entries: Mapping[bytes | None, Entries],
+    open_stream: Callable[[bytes | None], Entries],
     keyring: Keyring,
     macs: Entries,
 ) -> list[LedgerRow]:
     """Settle the records of one partition in a micro-batch, and return their ledger rows in the same order.
 
     The last row of each stream contains all changes of the micro-batch to the stream state and to view rows.
+    The result is that of settling the records one by one; state is decoded and encoded once for each stream.
 
     Args:
         records: The records, in the order of their offsets.
-        entries: The stream state for each record key. The key of every record must be in it. The states are
-            updated.
+        open_stream: Returns the state of a stream before the first record, by the key of its records. It is
+            called again after a failure of the fold. The state that it returned last is updated.
         keyring: The master keys for secrets and MACs of records.
-        macs: The state of the partition's stream `macs_stream`, which is also in `entries` if a record has its
-            key.
+        macs: The state of the partition's stream `macs_stream`, in memory. `open_stream` returns it for the key
+            of that stream.
 
     Raises:
         MissingKeyError: A MAC is under a master key that is missing here.
     """
     last = {record.key: position for position, record in enumerate(records)}
-    changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
-    accepted: dict[bytes | None, int] = {}
-    rows = []
+    streams: dict[bytes | None, _Stream] = {}
+    rows: list[LedgerRow] = []
     with no_collection():
         for position, record in enumerate(records):
-            stream = entries[record.key]
-            settled = settle(record, stream, keyring, macs)
-            if settled.verdict == ACCEPTED:
-                accepted[record.key] = record.offset
-            for change in settled.changes:
-                applied = AppliedChange(change.view, change.key, record.offset, change.row)
-                changes.setdefault(record.key, {})[change.view, change.key] = applied
-            if last[record.key] == position:
-                changed = changes.pop(record.key, {}).values()
-                writes, offset = stream.take_writes(), accepted.get(record.key)
-                rows.append(ledger_row(record, settled, keyring, changed, writes, offset))
+            key = record.key
+            stream = streams.get(key)
+            if stream is None:
+                stream = streams[key] = _Stream(open_stream(key))
+            settled = stream.settle(record, keyring, macs)
+            if settled.reason == FOLD_FAILED and not stream.is_careful:
+                # The failed fold may have changed a struct that earlier records share.
+                stream = streams[key] = _Stream(open_stream(key), is_careful=True)
+                for earlier, row in zip(records, rows, strict=False):
+                    if earlier.key == key and row.reason != FOLD_FAILED:
+                        stream.settle(earlier, keyring, macs)
+            if last[key] == position:
+                del streams[key]
+                changed, writes = stream.changes(), stream.entries.take_writes()
+                rows.append(ledger_row(record, settled, keyring, changed, writes, stream.accepted_offset))
             else:
                 rows.append(ledger_row(record, settled, keyring))
     return rows
+
+
+class _Stream:
+    """A stream in a micro-batch: its state, and the effect of the records so far.
+
+    A careful one encodes its state after each record, so that a failure of the fold does no harm to it.
+    """
+
+    __slots__ = ("_changes", "_rows", "accepted_offset", "entries", "is_careful")
+
+    def __init__(self, entries: Entries, *, is_careful: bool = False) -> None:
+        self.entries = entries
+        self.accepted_offset: int | None = None
+        self.is_careful = is_careful
+        self._changes: dict[tuple[str, str], AppliedChange] = {}
+        self._rows: Rows | None = None
+
+    def settle(self, record: Record, keyring: Keyring, macs: Entries) -> Settled:
+        """Settle the stream's next record."""
+        settled = settle(record, self.entries, keyring, macs, in_run=not self.is_careful)
+        if settled.verdict == ACCEPTED:
+            self.accepted_offset = record.offset
+            self._rows = settled.rows
+            if settled.changes:
+                self._add(settled.changes, record.offset)
+        return settled
+
+    def changes(self) -> Collection[AppliedChange]:
+        """Return the last change of each row. Call it after the stream's last record."""
+        if self._rows is not None and self.accepted_offset is not None:
+            self._add(self._rows(), self.accepted_offset)
+        return self._changes.values()
+
+    def _add(self, changes: tuple[Change, ...], offset: int) -> None:
+        for change in changes:
+            self._changes[change.view, change.key] = AppliedChange(change.view, change.key, offset, change.row)
 
 
 @contextmanager

@@ -20,16 +20,17 @@ from jobs.settling.fold_run import check_order, no_collection, settle_run
 from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
 from jobs.spark.worker_heap import keep_modules
-from schemas.fold.entries import APART, Entries
+from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.state_store.partition_store import Snapshot, StoreDamaged
 from schemas.streams.control.record_macs import macs_stream
 from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.ids import parse_stream_key
-from schemas.wire.record import Record
 
 ROWS_AT_ONCE = 20_000
+# More entries than such a stream ever has.
+_FEW = 100
 KeyringSource = Callable[[Path], Keyring]
 """Returns the master keys in a file. Each worker process calls it once, so that no key is part of a task."""
 
@@ -97,9 +98,13 @@ def settle_partition(
 
     def over_store() -> list[LedgerRow]:
         with states.at_end(plan, partition) as snapshot:
-            macs = macs_stream(partition)
-            entries = opened(snapshot, macs, records)
-            return settle_run(records, entries, keyring, entries[macs.encode("ascii")])
+            stream = macs_stream(partition)
+            macs = _in_memory(snapshot, stream)
+
+            def open_stream(key: bytes | None) -> Entries:
+                return macs if key == stream.encode("ascii") else opened(snapshot, key)
+
+            return settle_run(records, open_stream, keyring, macs)
 
     try:
         return over_store()
@@ -108,21 +113,18 @@ def settle_partition(
         return over_store()
 
 
-def opened(snapshot: Snapshot, stream: str, records: Iterable[Record]) -> dict[bytes | None, Entries]:
-    """Return the state of `stream` and of each stream among `records`, by record key.
+def opened(snapshot: Snapshot, key: bytes | None) -> Entries:
+    """Return the state of a stream by the key of its records. A key that names no stream has none."""
+    if key is None or parse_stream_key(key) is None:
+        return Entries()
+    return Entries(source=snapshot.stream(key.decode("ascii")))
 
-    A key that names no stream has no state.
-    """
-    found: dict[bytes | None, Entries] = {}
-    for key in (stream.encode("ascii"), *(record.key for record in records)):
-        if key not in found:
-            if key is None or parse_stream_key(key) is None:
-                found[key] = Entries()
-            else:
-                stream = key.decode("ascii")
-                fetch = functools.partial(snapshot.get, stream)
-                found[key] = Entries(snapshot.entries(stream, APART), fetch)
-    return found
+
+def _in_memory(snapshot: Snapshot, stream: str) -> Entries:
+    """Return the state of a stream with few entries, which stays right when its changes were taken."""
+    stored = snapshot.stream(stream)
+    found = {key: stored.get(key) for key in stored.keys("", "", _FEW)}
+    return Entries({key: value for key, value in found.items() if value is not None})
 
 
 def _by_partition(batches: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:

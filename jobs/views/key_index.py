@@ -137,7 +137,7 @@ class KeyIndex:
         found = {}
         with self._used() as store, store.snapshot() as snapshot:
             for key in keys:
-                raw = snapshot.get(_name(key), "")
+                raw = snapshot.stream(_name(key)).get("")
                 if raw is not None:
                     found[key] = Held(*_VALUE.unpack(raw))
         return found

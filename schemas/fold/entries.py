@@ -2,81 +2,164 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping
 from heapq import merge
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-T = TypeVar("T")
+from schemas.errors import TrunklineError
+from schemas.fold.key_range import KeyRange
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 Writes = dict[str, bytes | None]
 """The changed entries: each key with its new bytes, or with `None` if the entry was deleted."""
-# A stream may have many entries with this prefix. A fold reads them by key, never iterates over them and never
-# deletes them. A runner may therefore store them separately and fetch each one when the fold reads it.
-APART: Final = "id/"
+_Value = bytes | msgspec.Struct
+_encode: Final = msgspec.msgpack.Encoder().encode
+_UNKNOWN: Final = object()
+
+
+class EntriesUnreadable(TrunklineError):
+    """The stored entries of a stream cannot be read. The record is not settled, and the runner must stop."""
+
+
+class EntrySource(Protocol):
+    """The stored entries of one stream, as a runner keeps them. `Entries` reads them and never changes them.
+
+    Both methods raise EntriesUnreadable if the store is damaged.
+    """
+
+    def get(self, key: str) -> bytes | None:
+        """Return the stored bytes of the entry `key`, or `None` if there is no such entry."""
+        ...
+
+    def keys(self, prefix: str, after: str, most: int) -> list[str]:
+        """Return the first keys that begin with `prefix` and are greater than `after`, in the order of ASCII.
+
+        At most `most` keys are returned. Fewer mean that there are no more.
+        """
+        ...
+
+
+class EntriesInMemory:
+    """An `EntrySource` in memory, with all entries of a stream. `stored` is copied; `None` means none."""
+
+    __slots__ = ("_sorted", "by_key")
+
+    def __init__(self, stored: Mapping[str, bytes] | None = None) -> None:
+        self.by_key: dict[str, bytes] = {} if stored is None else dict(stored)
+        # None until `keys` needs it.
+        self._sorted: list[str] | None = None
+
+    def get(self, key: str) -> bytes | None:
+        """Return the bytes of the entry `key`, or `None` if there is no such entry."""
+        return self.by_key.get(key)
+
+    def keys(self, prefix: str, after: str, most: int) -> list[str]:
+        """Return keys in order (see `EntrySource.keys`)."""
+        if self._sorted is None:
+            self._sorted = sorted(self.by_key)
+        keys = self._sorted
+        start = max(bisect_left(keys, prefix), bisect_right(keys, after))
+        found = keys[start : start + most]
+        if found and not found[-1].startswith(prefix):
+            del found[next(at for at, key in enumerate(found) if not key.startswith(prefix)) :]
+        return found
+
+    def put(self, key: str, value: bytes | None) -> None:
+        """Set an entry to `value`, or delete it if `value` is `None`."""
+        is_there = key in self.by_key
+        if value is None:
+            self.by_key.pop(key, None)
+        else:
+            self.by_key[key] = value
+        if self._sorted is not None and is_there == (value is None):
+            if is_there:
+                del self._sorted[bisect_left(self._sorted, key)]
+            else:
+                insort(self._sorted, key)
 
 
 class Entries:
     """The entries of one stream, and the pending changes of the record that is being settled.
 
-    While a record is settled, the fold of its kind calls `get`, `put`, `delete` and `with_prefix`. Then
-    `schemas.streams.fold.settle` calls `keep` for an accepted record and `drop` for any other, so only accepted
-    records change a stream. A runner (the gateway or a Spark job) calls `take_writes` to get the changes that
-    it must store. Keys are short ASCII text; values are bytes. Not thread-safe.
+    While a record is settled, the fold of its kind calls `get`, `struct`, `put`, `delete` and `with_prefix`.
+    Then `schemas.streams.fold.settle` calls `keep` for an accepted record and `drop` for any other, so only
+    accepted records change a stream. A runner (the gateway or a Spark job) calls `take_writes` to get the
+    changes that it must store. Keys are short ASCII text; values are bytes. Not thread-safe.
+
+    A struct that the fold puts is encoded by `take_writes`, and until then `struct` returns the same object. So
+    a fold changes a struct only when it accepts the record. If the fold fails in the middle of a change, the
+    entries that were changed since `take_writes` are not reliable, and the runner must read them anew.
 
     Args:
-        stored: the stored entries, which are copied. `None` means none. Entries whose keys begin with `APART`
-            (`id/`) may be missing if `fetch` is given.
-        fetch: returns the bytes of one stored entry by its key, or `None` if there is no such entry. It is
-            called only for keys that begin with `APART` and are not in `stored`. Pass no `fetch` if `stored` is
-            complete.
+        stored: the stored entries, which are copied. `None` means none.
+        source: where the entries are stored, instead of `stored`. It must not change until `take_writes`, and
+            must have the changes afterwards if this object is still used.
     """
 
-    __slots__ = ("_apart", "_fetch", "_keys", "_pending", "_stored", "_unsaved")
+    __slots__ = ("_decoded", "_kept", "_pending", "_ranges", "_source")
 
-    def __init__(
-        self, stored: Mapping[str, bytes] | None = None, fetch: Callable[[str], bytes | None] | None = None
-    ) -> None:
-        self._stored: dict[str, bytes] = {}
-        # There may be thousands of these beside a few others, so `with_prefix` must not iterate over them.
-        self._apart: dict[str, bytes] = {}
-        # The sorted keys of _stored, or None until `with_prefix` needs them.
-        self._keys: list[str] | None = None
-        self._fetch = fetch
-        self._pending: Writes = {}
-        self._unsaved: Writes = {}
-        for key, value in ({} if stored is None else stored).items():
-            self.load(key, value)
+    def __init__(self, stored: Mapping[str, bytes] | None = None, source: EntrySource | None = None) -> None:
+        self._source: EntrySource = EntriesInMemory(stored) if source is None else source
+        # The changes of accepted records that `take_writes` has not returned.
+        self._kept: dict[str, _Value | None] = {}
+        self._pending: dict[str, _Value | None] = {}
+        # Structs as they are without pending changes, and ranges of keys, by prefix. A gateway has many streams
+        # and few in use, so there are no empty dicts.
+        self._decoded: dict[str, msgspec.Struct] | None = None
+        self._ranges: dict[str, KeyRange] | None = None
 
     def load(self, key: str, value: bytes) -> None:
         """Add an entry that was read from storage. It is not a change, so `take_writes` does not return it.
 
-        `value` has the stored bytes. Call it only for a key that the stream does not have yet; this is not
-        checked.
+        `value` has the stored bytes. Call it only if this object has no `source`, and only for a key that the
+        stream does not have yet; this is not checked.
         """
-        (self._apart if key.startswith(APART) else self._stored)[key] = value
-        if self._keys is not None:
-            self._keys = None
+        self._in_memory().put(key, value)
+        self._ranges = None
 
     def get(self, key: str) -> bytes | None:
-        """Return the bytes of the entry `key`, or `None` if it does not exist. Pending changes are included.
+        """Return the bytes of the entry `key`, or `None` if it does not exist. Pending changes are included."""
+        found = self._changed(key)
+        if found is _UNKNOWN:
+            return self._source.get(key)
+        return _encode(found) if isinstance(found, msgspec.Struct) else cast(bytes | None, found)
 
-        For a key that begins with `id/` and is not in memory, the constructor's `fetch` is called, which may
-        read from storage.
+    def struct(self, key: str, decode: Callable[[bytes], T]) -> T | None:
+        """Return the entry `key` as a struct, or `None` if it does not exist. Pending changes are included.
+
+        The struct is decoded once until `take_writes`. A fold changes it only when it accepts the record, and
+        then passes it to `put`.
         """
-        if key in self._pending:
-            return self._pending[key]
-        if not key.startswith(APART):
-            return self._stored.get(key)
-        found = self._apart.get(key)
-        if found is None and self._fetch is not None and key not in self._unsaved:
-            found = self._fetch(key)
-        return found
+        decoded = self._decoded
+        if decoded is None:
+            decoded = self._decoded = {}
+        elif not self._pending and (known := decoded.get(key)) is not None:
+            return cast(T, known)
+        found = self._changed(key)
+        if found is _UNKNOWN:
+            known = decoded.get(key)
+            if known is not None:
+                return cast(T, known)
+            found = self._source.get(key)
+        if isinstance(found, bytes):
+            found = decoded[key] = decode(found)
+        return cast("T | None", found)
 
-    def put(self, key: str, value: bytes) -> None:
-        """Set the entry `key` to `value`. The change is pending: `keep` applies it, and `drop` discards it."""
+    def _changed(self, key: str) -> object:
+        """Return the changed value of an entry, `None` for a deleted one, or `_UNKNOWN` without a change."""
+        if self._pending and key in self._pending:
+            return self._pending[key]
+        return self._kept.get(key, _UNKNOWN)
+
+    def put(self, key: str, value: bytes | msgspec.Struct) -> None:
+        """Set the entry `key` to `value`. The change is pending: `keep` applies it, and `drop` discards it.
+
+        A struct is encoded as msgpack when its bytes are needed, at the latest by `take_writes`.
+        """
         self._pending[key] = value
 
     def delete(self, key: str) -> None:
@@ -86,50 +169,40 @@ class Entries:
     def with_prefix(self, prefix: str) -> Iterator[str]:
         """Return an iterator over the keys that begin with `prefix`, in sorted order.
 
-        Keys that begin with `APART` (`id/`) are left out. Pending changes made before the call are included;
-        changes made during the iteration are not. Reading only the first key is cheap even if there are many.
+        Pending changes made before the call are included; changes made during the iteration are not. Reading
+        only the first key is cheap even if there are many.
         """
-        if self._keys is None:
-            self._keys = sorted(self._stored)
-        keys, pending = _from(self._keys, prefix), dict(self._pending)
+        ranges = self._ranges
+        if ranges is None:
+            ranges = self._ranges = {}
+        found = ranges.get(prefix)
+        if found is None:
+            found = ranges[prefix] = KeyRange(self._source.keys, prefix, self._kept)
+        pending = dict(self._pending)
         if not pending:
-            return keys
+            return iter(found)
         drafts = (key for key, value in pending.items() if value is not None and key.startswith(prefix))
-        return merge(
-            (key for key in keys if key not in pending),
-            sorted(key for key in drafts if not key.startswith(APART)),
-        )
+        return merge((key for key in found if key not in pending), sorted(drafts))
 
     def keep(self) -> None:
         """Apply the pending changes. The next call of `take_writes` returns them, too.
 
         `schemas.streams.fold.settle` calls this when it has accepted the record that made the changes.
         """
-        for key, value in self._pending.items():
-            if key.startswith(APART):
-                self._keep_one(self._apart, key, value)
-            else:
-                if self._keys is not None:
-                    self._note_key(self._keys, key, value is not None)
-                self._keep_one(self._stored, key, value)
-            self._unsaved[key] = value
+        if self._ranges:
+            for key, value in self._pending.items():
+                for prefix, found in self._ranges.items():
+                    if key.startswith(prefix):
+                        found.note(key, is_there=value is not None)
+        decoded = self._decoded
+        if decoded is not None:
+            for key, value in self._pending.items():
+                if isinstance(value, msgspec.Struct):
+                    decoded[key] = value
+                else:
+                    decoded.pop(key, None)
+        self._kept.update(self._pending)
         self._pending = {}
-
-    @staticmethod
-    def _keep_one(kept: dict[str, bytes], key: str, value: bytes | None) -> None:
-        if value is None:
-            kept.pop(key, None)
-        else:
-            kept[key] = value
-
-    def _note_key(self, keys: list[str], key: str, is_there: bool) -> None:
-        """Update the sorted keys. Must be called before the entry itself changes."""
-        if is_there == (key in self._stored):
-            return
-        if is_there:
-            insort(keys, key)
-        else:
-            del keys[bisect_left(keys, key)]
 
     def drop(self) -> None:
         """Discard the pending changes.
@@ -139,31 +212,50 @@ class Entries:
         """
         if self._pending:
             self._pending = {}
+        self._decoded = None
+
+    def encode(self) -> None:
+        """Encode the structs of accepted records now. A fold that fails later cannot change them any more."""
+        for key, value in self._kept.items():
+            if isinstance(value, msgspec.Struct):
+                self._kept[key] = _encode(value)
+        self._decoded = None
 
     def take_writes(self) -> Writes:
         """Return the changes applied by `keep` since the last call, and forget them.
 
         Each changed key is mapped to its newest bytes, or to `None` if the entry was deleted. The caller stores
-        them.
+        them. Entries without a `source` remain as they are.
         """
-        writes, self._unsaved = self._unsaved, {}
+        self.encode()
+        writes = cast(Writes, self._kept)
+        self._kept, self._ranges = {}, None
+        if isinstance(self._source, EntriesInMemory):
+            for key, value in writes.items():
+                self._source.put(key, value)
         return writes
 
     def stored(self) -> dict[str, bytes]:
-        """Return the entries that are in memory, by key, without the pending changes. Storage is not read.
-
-        They are all entries of the stream if this object was created without `fetch`. Otherwise entries may be
-        missing whose keys begin with `id/`: `get` reads them through `fetch` and does not keep them in memory.
-        The caller must not modify the result.
-        """
-        return {**self._stored, **self._apart} if self._apart else self._stored
+        """Return all entries by key, without the pending changes. Call it only if there is no `source`."""
+        found = dict(self._in_memory().by_key)
+        for key, value in self._kept.items():
+            if value is None:
+                found.pop(key, None)
+            else:
+                found[key] = _encode(value) if isinstance(value, msgspec.Struct) else value
+        return found
 
     def copy(self) -> Entries:
-        """Return an independent copy of the entries in memory, with the same `fetch`.
+        """Return an independent copy of entries without a `source`.
 
         The copy has no pending changes, and its `take_writes` returns only changes made to the copy.
         """
-        return Entries(self.stored(), self._fetch)
+        return Entries(self.stored())
+
+    def _in_memory(self) -> EntriesInMemory:
+        if not isinstance(self._source, EntriesInMemory):
+            raise TypeError("these entries are in a store: read them by key or by range")
+        return self._source
 
 
 class StructEntries(Generic[T]):
@@ -172,14 +264,14 @@ class StructEntries(Generic[T]):
     Args:
         key: the key of the only such entry, or the prefix that the keys of all such entries share.
         kind: the struct `T`.
+        decode: decodes the stored bytes. `None` means a decoder of `kind`.
     """
 
-    __slots__ = ("_decode", "_encode", "key")
+    __slots__ = ("_decode", "key")
 
-    def __init__(self, key: str, kind: type[T]) -> None:
+    def __init__(self, key: str, kind: type[T], decode: Callable[[bytes], T] | None = None) -> None:
         self.key = key
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._decode = decode or msgspec.msgpack.Decoder(kind).decode
 
     def read(self, entries: Entries, rest: str = "") -> T | None:
         """Return the decoded value of the entry `self.key + rest`, or `None` if there is no such entry.
@@ -187,9 +279,10 @@ class StructEntries(Generic[T]):
         `rest` is the part of the key that distinguishes entries with the same prefix, such as the name of a
         listener. It is empty if there is only one such entry. Raises msgspec.MsgspecError if the stored bytes
         are not a `T`.
+
+        Change the value only to accept the record, and then call `write`.
         """
-        raw = entries.get(self.key + rest)
-        return None if raw is None else self._decode(raw)
+        return entries.struct(self.key + rest if rest else self.key, self._decode)
 
     def write(self, entries: Entries, value: T, rest: str = "") -> None:
         """Set the entry `self.key + rest` to `value`. The change is pending until the record is accepted.
@@ -197,11 +290,8 @@ class StructEntries(Generic[T]):
         `rest` is the part of the key that distinguishes entries with the same prefix. It is empty if there is
         only one such entry.
         """
-        entries.put(self.key + rest, self._encode(value))
+        entries.put(self.key + rest if rest else self.key, value)
 
-
-def _from(keys: list[str], prefix: str) -> Iterator[str]:
-    for at in range(bisect_left(keys, prefix), len(keys)):
-        if not keys[at].startswith(prefix):
-            return
-        yield keys[at]
+    def delete(self, entries: Entries, rest: str = "") -> None:
+        """Delete the entry `self.key + rest`, if any. The change is pending until the record is accepted."""
+        entries.delete(self.key + rest)

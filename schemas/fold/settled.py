@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -23,6 +24,10 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     view: str
     key: str
     row: Row | None
+
+
+Rows = Callable[[], tuple[Change, ...]]
+"""Returns the changes of a stream's rows, as they are when it is called."""
 
 
 def changed(row: Row) -> Change:
@@ -59,6 +64,8 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
         masked: the part that must not be shown (`detail`, `data.auth_token` or `value` as a whole), or `None`.
         shown: the bytes to show instead of the value if `masked` is set.
         envelope: the headers of the record, or `None` if they are invalid.
+        rows: returns the changed rows, if `settle` was asked to leave them to the caller. `changes` is then
+            empty.
     """
 
     verdict: Verdict
@@ -74,6 +81,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     masked: str | None = None
     shown: bytes | None = None
     envelope: Envelope | None = None
+    rows: Rows | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -88,17 +96,22 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     late: bool = False
     changes: tuple[Change, ...] = ()
     status_after: str | None = None
+    rows: Rows | None = None
 
 
-def accepted(status: str | None, changes: tuple[Change, ...] = (), *, late: bool = False) -> Outcome:
+def accepted(
+    status: str | None, changes: tuple[Change, ...] = (), *, late: bool = False, rows: Rows | None = None
+) -> Outcome:
     """Return the outcome of an accepted record.
 
     Args:
         status: the status of the stream after the record, or `None` if this kind of stream has none.
         changes: the rows of views that the record changes.
         late: whether a higher seq was accepted before this record.
+        rows: returns the changes instead of `changes`, for a kind whose every record changes the same rows. A
+            runner that settles many records calls it for the last accepted one alone.
     """
-    return Outcome(ACCEPTED, late=late, changes=changes, status_after=status)
+    return Outcome(ACCEPTED, late=late, changes=changes, status_after=status, rows=rows)
 
 
 def duplicate(status: str | None) -> Outcome:

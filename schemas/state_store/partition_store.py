@@ -18,10 +18,12 @@ import lmdb
 import msgspec
 
 from schemas.errors import TrunklineError
+from schemas.fold.entries import EntriesUnreadable
 
 # Bytes of address space, not of memory or disk.
 _MAP_BYTES: Final = 1 << 38
 _CHECK_BYTES: Final = 4
+_DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 # Below all keys of entries, which begin with a letter.
 _POSITION: Final = b"\x00position"
 
@@ -33,7 +35,7 @@ class StoreMoved(TrunklineError):
     """The store is at another position than the change starts from, so nothing was changed."""
 
 
-class StoreDamaged(TrunklineError):
+class StoreDamaged(EntriesUnreadable):
     """The store's file cannot be read, or an entry's checksum does not fit. Delete the store.
 
     Not all damage is noticed: LMDB has no checksum of its pages, so an overwritten page may hide an entry.
@@ -70,37 +72,54 @@ class Snapshot:
         self._transaction = transaction
         self.position = position
 
-    def get(self, stream: str, entry: str) -> bytes | None:
+    def stream(self, name: str) -> StoredEntries:
+        """Return the entries of the stream `name`, such as `job/0a1b2c3d`. An unknown stream has none."""
+        return StoredEntries(self._transaction, name)
+
+
+class StoredEntries:
+    """The entries of one stream in a snapshot: an `EntrySource`. Valid as long as the snapshot.
+
+    A stream may have very many entries, so they are read by key, or in order as far as needed.
+    """
+
+    __slots__ = ("_prefix", "_transaction")
+
+    def __init__(self, transaction: lmdb.Transaction, stream: str) -> None:
+        self._transaction = transaction
+        self._prefix = _key(stream, "")
+
+    def get(self, key: str) -> bytes | None:
         """Return the bytes of one entry, or None if there is no such entry.
 
         Raises:
             StoreDamaged: the checksum does not fit.
         """
-        key = _key(stream, entry)
-        raw = self._transaction.get(key)
-        return None if raw is None else _checked(key, bytes(raw))
+        stored = self._prefix + key.encode("ascii")
+        try:
+            raw = self._transaction.get(stored)
+        except _DAMAGE as error:
+            raise _damaged(error) from error
+        return None if raw is None else _checked(stored, bytes(raw))
 
-    def entries(self, stream: str, without: str) -> dict[str, bytes]:
-        """Return the entries of a stream by key, except those whose keys begin with `without`.
+    def keys(self, prefix: str, after: str, most: int) -> list[str]:
+        """Return the first keys that begin with `prefix` and are greater than `after`, in order.
+
+        At most `most` keys are returned. Fewer mean that there are no more.
 
         Raises:
-            StoreDamaged: a checksum does not fit.
+            StoreDamaged: LMDB finds damage.
         """
-        prefix, found = _key(stream, ""), {}
-        start = len(prefix)
-        skipped = without.encode("ascii")
-        with self._transaction.cursor() as cursor:
-            is_there = cursor.set_range(prefix)
-            while is_there:
-                key = bytes(cursor.key())
-                if not key.startswith(prefix):
-                    break
-                if key.startswith(skipped, start):
-                    # All keys with the prefix are below the prefix with its last character raised.
-                    is_there = cursor.set_range(prefix + skipped[:-1] + bytes([skipped[-1] + 1]))
-                    continue
-                found[key[start:].decode("ascii")] = _checked(key, bytes(cursor.value()))
-                is_there = cursor.next()
+        wanted, start = self._prefix + prefix.encode("ascii"), len(self._prefix)
+        # No key is between `after` and `after` with a NUL.
+        begin = max(wanted, self._prefix + after.encode("ascii") + b"\x00")
+        found: list[str] = []
+        with _damage_told(), self._transaction.cursor() as cursor:
+            if cursor.set_range(begin):
+                for key in map(bytes, cursor.iternext(keys=True, values=False)):
+                    if len(found) == most or not key.startswith(wanted):
+                        break
+                    found.append(key[start:].decode("ascii"))
         return found
 
 
@@ -205,8 +224,12 @@ def _damage_told() -> Iterator[None]:
     """Raise StoreDamaged if LMDB finds pages that are not as they were written."""
     try:
         yield
-    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
-        raise StoreDamaged(f"the state store is damaged: {error}") from error
+    except _DAMAGE as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: lmdb.Error) -> StoreDamaged:
+    return StoreDamaged(f"the state store is damaged: {error}")
 
 
 def _position(transaction: lmdb.Transaction) -> Position | None:

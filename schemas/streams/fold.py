@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.fold.entries import Entries
+from schemas.fold.entries import Entries, EntriesUnreadable
 from schemas.fold.settled import Outcome, Settled, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.keys.sealing import Keyring, MissingKeyError
@@ -45,7 +45,9 @@ _UNKNOWN_KIND: Final = StreamKind(
 )
 
 
-def settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) -> Settled:
+def settle(
+    record: Record, entries: Entries, keyring: Keyring, macs: Entries, *, in_run: bool = False
+) -> Settled:
     """Decide the verdict on one record and update the state of its stream.
 
     A runner calls it once for each record, in the order of offsets. An error in the fold's own code becomes a
@@ -58,17 +60,23 @@ def settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) ->
         keyring: the master keys that open the sealed secrets of jobs and agents, and check MACs.
         macs: the state of the stream `macs_stream(record.partition)`, which says whether records need a MAC. It
             is the same object as `entries` for a record of that stream.
+        in_run: leave two things to the caller, who then settles many records in less time: the rows of
+            `Settled.rows`, which are needed for the stream's last accepted record alone, and the encoding of
+            changed entries. After a record with the reason `fold_failed`, the caller must settle the records
+            since `entries.take_writes` again, because the fold may have changed structs before it failed.
 
     Returns:
         The verdict, its reason, and the rows of views that the record changes. The caller writes the rows.
 
     Raises:
+        EntriesUnreadable: the store of the entries is damaged.
         MissingKeyError: the record's MAC is under a master key that this process lacks. The caller must stop
             before this record, because another process can decide on it.
     """
     try:
-        settled = _settle(record, entries, keyring, macs)
-    except MissingKeyError:
+        settled = _settle(record, entries, keyring, macs, in_run)
+    except (EntriesUnreadable, MissingKeyError):
+        entries.drop()
         raise
     except Exception as error:  # noqa: BLE001  a bug must affect one record, not its stream
         kind, name = parse_stream_key(record.key) or UNKEYED
@@ -76,12 +84,14 @@ def settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) ->
         settled = Settled(REJECTED, kind, name, FOLD_FAILED, type(error).__name__, masked=masked, shown=shown)
     if settled.verdict == ACCEPTED:
         entries.keep()
+        if not in_run:
+            entries.encode()
     else:
         entries.drop()
     return settled
 
 
-def _settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) -> Settled:
+def _settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries, in_run: bool) -> Settled:
     stream = parse_stream_key(record.key)
     kind, name = stream or UNKEYED
     value = record.value
@@ -118,13 +128,14 @@ def _settle(record: Record, entries: Entries, keyring: Keyring, macs: Entries) -
         outcome.reason,
         outcome.why,
         outcome.late,
-        outcome.changes,
+        outcome.changes if outcome.rows is None or in_run else outcome.rows(),
         outcome.status_after,
         seq if type(seq) is int else None,
         sent_at if is_time else None,
         masked,
         shown,
         envelope,
+        outcome.rows if in_run else None,
     )
 
 

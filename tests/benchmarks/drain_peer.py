@@ -59,9 +59,8 @@ def main(path: str, expected: int) -> None:
             began = time.monotonic() if messages else None
         if messages:
             last_message = time.monotonic()
-            pending.extend(
-                settle_run([message_record(m) for m in messages if not m.error()], entries, keyring, Entries())
-            )
+            received = [message_record(m) for m in messages if not m.error()]
+            pending.extend(settle_run(received, entries.__getitem__, keyring, Entries()))
         elif time.monotonic() - last_message > SILENCE_S:
             raise RuntimeError(f"Kafka fell silent after {written + len(pending)} of {expected} records")
         settled = written + len(pending)

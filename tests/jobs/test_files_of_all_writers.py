@@ -205,7 +205,7 @@ def test_a_local_store_is_loaded_from_files_of_all_writers(
             for row in table_rows(entries, STREAM_ENTRIES):
                 if row["partition"] == partition:
                     stream = f"{row['stream_kind']}/{row['stream_id']}"
-                    assert snapshot.get(stream, row["entry"]) == row["value"]
+                    assert snapshot.stream(stream).get(row["entry"]) == row["value"]
                     found += 1
     assert found == entries.count() > 0
 

@@ -63,7 +63,7 @@ class Backbone:
             mine = [self._record(r, partition) for r in records if sum(r.key) % PARTITIONS == partition]
             for record in mine:
                 self._entries.setdefault(record.key, Entries())
-            rows += settle_run(mine, self._entries, self.keyring, Entries())
+            rows += settle_run(mine, self._entries.__getitem__, self.keyring, Entries())
         write_deltalake(self.settings.table_path(LEDGER), ledger_batch(rows), mode="append")
 
     def _record(self, record: OutgoingRecord, partition: int) -> Record:

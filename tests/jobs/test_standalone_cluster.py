@@ -123,8 +123,7 @@ def views_are_at(settings: Settings, log: list[Record]) -> bool:
 
 def folded_here(log: list[Record], keyring: Keyring) -> pa.Table:
     """The ledger of `log` by the fold alone, in this process."""
-    entries = {record.key: Entries() for record in log}
-    return pa.Table.from_batches([ledger_batch(settle_run(log, entries, keyring, Entries()))])
+    return pa.Table.from_batches([ledger_batch(settle_run(log, lambda _: Entries(), keyring, Entries()))])
 
 
 def settling_tasks(folder: Path) -> dict[str, int]:

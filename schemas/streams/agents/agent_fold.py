@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from schemas.fold.entries import StructEntries
-from schemas.fold.memories import RequestMemory
+from schemas.fold.memories import RequestChunk, RequestMemory
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import row_maker
@@ -50,6 +50,7 @@ class AgentEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 _AGENT: Final = StructEntries("agent", AgentEntry)
+_REQUESTS: Final = StructEntries("agent/", RequestChunk)
 _row: Final = row_maker(AgentRow, AgentEntry)
 
 
@@ -68,7 +69,7 @@ def settle_agent(given: FoldInput) -> Outcome:
 
 
 def _settle_definition(given: FoldInput) -> Outcome:
-    known, ce_id = _AGENT.read(given.entries), given.envelope.ce_id
+    known = _AGENT.read(given.entries)
     if known is None:
         if given.type != AGENT_DEFINED:
             return rejected(UNKNOWN_STREAM, "no agent with this name")
@@ -78,7 +79,7 @@ def _settle_definition(given: FoldInput) -> Outcome:
             return duplicate(known.status)
         # A record that is sent again after a later one changed the definition must not restore the old one.
         repeated = known.requests.repeated(
-            ce_id, given.body, known.status, "this id was used with other content"
+            given, _REQUESTS, known.status, "this id was used with other content"
         )
         if repeated is not None:
             return repeated
@@ -87,7 +88,7 @@ def _settle_definition(given: FoldInput) -> Outcome:
             agent = _defined(given, known.requests)
         else:
             agent.removed_at = given.now_us
-    agent.requests.add(ce_id, given.body)
+    agent.requests.add(given, _REQUESTS)
     _AGENT.write(given.entries, agent)
     return accepted(agent.status, (changed(_row(agent, agent_name=given.name, status=agent.status)),))
 

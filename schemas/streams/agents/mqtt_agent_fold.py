@@ -1,6 +1,7 @@
 """The fold of the records about agents that are connected over MQTT, in the stream `agent/<name>` (JE-26).
 
-The state is one entry, `mqtt`. It remains after the agent is removed. The agent may then be registered again,
+The state is the entry `mqtt`, and older requests and seqs in `mqtt/requests/...` and `mqtt/seqs/...`
+(`schemas.fold.memories`). It remains after the agent is removed. The agent may then be registered again,
 with a new secret, and its seqs start again at 1.
 """
 
@@ -11,7 +12,7 @@ from typing import Final
 import msgspec
 
 from schemas.fold.entries import Entries, StructEntries
-from schemas.fold.memories import RequestMemory, SeqMemory
+from schemas.fold.memories import RequestChunk, RequestMemory, SeqChunk, SeqMemory, forget_seqs
 from schemas.fold.settled import Outcome, accepted, changed, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import row_maker
@@ -63,6 +64,8 @@ class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 _ENTRY: Final = StructEntries("mqtt", MqttAgentEntry)
+_REQUESTS: Final = StructEntries("mqtt/requests/", RequestChunk)
+_SEQS: Final = StructEntries("mqtt/seqs/", SeqChunk)
 _row: Final = row_maker(MqttAgentRow, MqttAgentEntry)
 
 
@@ -77,12 +80,13 @@ def settle_mqtt_agent(given: FoldInput) -> Outcome:
     if given.type == AGENT_SAID:
         return _said(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
-    repeated = requests.repeated(given.envelope.ce_id, given.body, status)
+    repeated = requests.repeated(given, _REQUESTS, status)
     if repeated is not None:
         return repeated
     if given.type == AGENT_MQTT_REGISTERED:
         if status == REGISTERED:
             return rejected(ILLEGAL_TRANSITION, "the agent is registered for MQTT already", status)
+        forget_seqs(given.entries, _SEQS)
         known = MqttAgentEntry(
             version=ENTRY_VERSION,
             sealed_secret=given.body["sealed_secret"],
@@ -98,7 +102,7 @@ def settle_mqtt_agent(given: FoldInput) -> Outcome:
         return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
     else:
         known.removed_at = given.now_us
-    known.requests.add(given.envelope.ce_id, given.body)
+    known.requests.add(given, _REQUESTS)
     return _keep(given, known, late=False)
 
 
@@ -115,13 +119,13 @@ def _said(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
     seq = said["seq"]
     # The signature is a keyed hash of the canonical content, so its first 16 bytes serve as the digest.
     digest = bytes.fromhex(str(signature)[:32])
-    repeated = known.seqs.repeated(seq, digest, status)
+    repeated = known.seqs.repeated(seq, digest, given.entries, _SEQS, status)
     if repeated is not None:
         return repeated
     if status == REMOVED:
         return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
     late = seq < known.seqs.last
-    known.seqs.add(seq, digest)
+    known.seqs.add(seq, digest, given.entries, _SEQS)
     known.messages += 1
     known.last_said_at = given.now_us
     return _keep(given, known, late=late)

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from schemas.fold.entries import APART, StructEntries
+from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import STOPPED, wrong_state
-from schemas.fold.memories import RequestMemory
+from schemas.fold.memories import RequestChunk, RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import row_maker
@@ -76,7 +76,8 @@ class _Calls(msgspec.Struct, array_like=True, gc=False):
 
 
 _PARTICIPANT: Final = StructEntries("participant", ParticipantEntry)
-_CALLS: Final = StructEntries(APART, _Calls)
+_CALLS: Final = StructEntries("id/", _Calls)
+_REQUESTS: Final = StructEntries("participant/", RequestChunk)
 _row: Final = row_maker(ParticipantRow, ParticipantEntry)
 _key_row: Final = row_maker(AgentKeyRow, KeyEntry)
 
@@ -88,11 +89,11 @@ def settle_participant(given: FoldInput) -> Outcome:
     signed call. `settle_agent` calls this function with a checked body. The changes of the stream state,
     `given.entries`, count only if the record is accepted.
     """
-    known, ce_id, body = _PARTICIPANT.read(given.entries), given.envelope.ce_id, given.body
+    known = _PARTICIPANT.read(given.entries)
     if given.type == AGENT_CALLED:
         return _called(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
-    repeated = requests.repeated(ce_id, body, status)
+    repeated = requests.repeated(given, _REQUESTS, status)
     if repeated is not None:
         return repeated
     if given.type == AGENT_JOINED:
@@ -107,7 +108,7 @@ def settle_participant(given: FoldInput) -> Outcome:
         if outcome.verdict != ACCEPTED:
             return outcome
         changes = outcome.changes
-    agent.requests.add(ce_id, body)
+    agent.requests.add(given, _REQUESTS)
     _PARTICIPANT.write(given.entries, agent)
     return accepted(agent.status, changes)
 
@@ -161,11 +162,11 @@ def _apply(given: FoldInput, agent: ParticipantEntry) -> Outcome:
 def _key_registered(given: FoldInput, agent: ParticipantEntry) -> Outcome:
     name, body, now = given.name, given.body, given.now_us
     key_id, until = key_id_of(body["public_key"]), now + body["overlap_ms"] * 1000
+    if any(key.key_id == key_id for key in agent.keys):
+        return rejected(ILLEGAL_TRANSITION, "the agent has this key already", agent.status)
     changes = []
     keys = []
     for key in agent.keys:
-        if key.key_id == key_id:
-            return rejected(ILLEGAL_TRANSITION, "the agent has this key already", agent.status)
         if key.valid_until is None or key.valid_until > until:
             key.valid_until = until
         # Expired keys are removed, and the oldest keys beyond the limit.

@@ -64,8 +64,8 @@ def settle_organism(given: FoldInput) -> Outcome:
     digest = content_digest(body)
     nonces = _NONCES.read(entries) or _Nonces(ENTRY_VERSION, {})
     oldest = now - NONCES_KEPT_S * 1_000_000
-    nonces.known = {nonce: known for nonce, known in nonces.known.items() if known[1] > oldest}
-    known = nonces.known.get(body["request_id"])
+    newest = {nonce: known for nonce, known in nonces.known.items() if known[1] > oldest}
+    known = newest.get(body["request_id"])
     if known is not None:
         if known[0] == digest:
             return duplicate(None)
@@ -84,7 +84,7 @@ def settle_organism(given: FoldInput) -> Outcome:
         if len(set(names)) < len(names):
             return rejected(ILLEGAL_TRANSITION, "a listener's name twice")
         changes = _load(body, now, entries)
-    nonces.known[body["request_id"]] = (digest, now)
+    nonces.known = {**newest, body["request_id"]: (digest, now)}
     _NONCES.write(entries, nonces)
     entries.put(_VERSION, (organism_version(entries) + 1).to_bytes(8, "big"))
     return accepted(None, tuple(changes))

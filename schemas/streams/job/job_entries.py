@@ -8,12 +8,10 @@ from typing import Final
 import msgspec
 
 from schemas.fold.entries import StructEntries
-from schemas.fold.memories import RequestMemory, SeqMemory
+from schemas.fold.memories import RequestChunk, RequestMemory, SeqChunk, SeqMemory
 from schemas.keys.sealing import Keyring
 
 ENTRY_VERSION: Final = 1
-JOB_ENTRY: Final = "job"
-PROGRESS: Final = "progress"
 
 
 class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -79,11 +77,13 @@ class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
     ended_by: str | None = None
 
 
-encode: Final = msgspec.msgpack.Encoder().encode
 # Every event of a job reads this entry, which only a registration or a rotation writes. So its value is cached.
-decode_job: Final = lru_cache(maxsize=20_000)(msgspec.msgpack.Decoder(JobEntry).decode)
-decode_progress: Final = msgspec.msgpack.Decoder(ProgressEntry).decode
+_decode_job: Final = lru_cache(maxsize=20_000)(msgspec.msgpack.Decoder(JobEntry).decode)
+JOB_ENTRY: Final = StructEntries("job", JobEntry, _decode_job)
+PROGRESS: Final = StructEntries("progress", ProgressEntry)
+SEQS: Final = StructEntries("seqs/", SeqChunk)
 ROTATIONS: Final = StructEntries("rotations", RotationsEntry)
+OLDER_ROTATIONS: Final = StructEntries("rotations/", RequestChunk)
 
 
 def is_signed(

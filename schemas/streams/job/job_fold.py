@@ -5,7 +5,8 @@ JE-06 to JE-08 and JE-11 have the rules.
 Entries:
 `job`: the registration and the secrets, written by a registration and a rotation.
 `progress`: the progress, written by every other accepted record.
-`rotations`: the requests that rotated the secret (decision 0021).
+`seqs/<16 hex digits>`: the digests of older seqs of a long job (`schemas.fold.memories`).
+`rotations`, `rotations/<2 hex digits>`: the requests that rotated the secret (decision 0021).
 
 They remain after the job has ended, without the description.
 """
@@ -13,6 +14,7 @@ They remain after the job has ended, without the description.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -26,14 +28,13 @@ from schemas.keys.sealing import Keyring, UnsealError, job_secret_purpose, seale
 from schemas.streams.job.job_entries import (
     ENTRY_VERSION,
     JOB_ENTRY,
+    OLDER_ROTATIONS,
     PROGRESS,
     ROTATIONS,
+    SEQS,
     JobEntry,
     ProgressEntry,
     RotationsEntry,
-    decode_job,
-    decode_progress,
-    encode,
     event_digest,
     is_signed,
 )
@@ -71,10 +72,9 @@ def settle_job(given: FoldInput) -> Outcome:
     record_type, entries = given.envelope.type, given.entries
     if record_type == JOB_REGISTERED:
         return _settle_registration(given)
-    raw_job, raw_progress = entries.get(JOB_ENTRY), entries.get(PROGRESS)
-    if raw_job is None or raw_progress is None:
+    job, progress = JOB_ENTRY.read(entries), PROGRESS.read(entries)
+    if job is None or progress is None:
         return rejected(UNKNOWN_STREAM, "no job with this id was registered")
-    job, progress = decode_job(raw_job), decode_progress(raw_progress)
     if record_type == JOB_EVENT:
         return _settle_event(given, job, progress)
     if record_type == JOB_PICKED:
@@ -87,12 +87,11 @@ def settle_job(given: FoldInput) -> Outcome:
 def _settle_registration(given: FoldInput) -> Outcome:
     body, entries = given.body, given.entries
     digest = content_digest(body)
-    known = entries.get(JOB_ENTRY)
-    if known is not None:
-        status = decode_progress(entries.get(PROGRESS) or b"").status
-        if decode_job(known).digest == digest:
-            return duplicate(status)
-        return rejected(SEQ_CONFLICT, "a job with this id is registered already", status)
+    known, progress = JOB_ENTRY.read(entries), PROGRESS.read(entries)
+    if known is not None and progress is not None:
+        if known.digest == digest:
+            return duplicate(progress.status)
+        return rejected(SEQ_CONFLICT, "a job with this id is registered already", progress.status)
     job = JobEntry(
         version=ENTRY_VERSION,
         description=body["description"],
@@ -106,9 +105,9 @@ def _settle_registration(given: FoldInput) -> Outcome:
         notify=body.get("notify"),
     )
     progress = ProgressEntry(ENTRY_VERSION, PENDING, SeqMemory())
-    entries.put(JOB_ENTRY, encode(job))
-    entries.put(PROGRESS, encode(progress))
-    return accepted(PENDING, _changes(given.name, job, progress))
+    JOB_ENTRY.write(entries, job)
+    PROGRESS.write(entries, progress)
+    return accepted(PENDING, rows=partial(_rows, given.name, job, progress))
 
 
 def _settle_cancellation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
@@ -142,7 +141,7 @@ def _settle_pick(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Ou
 
 
 def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
-    status, body, ce_id = progress.status, given.body, given.envelope.ce_id
+    status, body = progress.status, given.body
     sealed = body["sealed_secret"]
     try:
         # If the secret could not be opened, the fold would fail on every later event of the job.
@@ -150,7 +149,7 @@ def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -
     except UnsealError:
         return rejected(BAD_SIGNATURE, "sealed_secret: sealed for something else, or changed", status)
     settled = ROTATIONS.read(given.entries) or RotationsEntry(ENTRY_VERSION, RequestMemory())
-    repeated = settled.requests.repeated(ce_id, body, status)
+    repeated = settled.requests.repeated(given, OLDER_ROTATIONS, status)
     if repeated is not None:
         return repeated
     if not JOB_TRANSITIONS[status]:
@@ -165,10 +164,10 @@ def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -
         first_secret=job.first_secret or job.sealed_secret,
         rotations=job.rotations + 1,
     )
-    settled.requests.add(ce_id, body)
+    settled.requests.add(given, OLDER_ROTATIONS)
     ROTATIONS.write(given.entries, settled)
-    given.entries.put(JOB_ENTRY, encode(job))
-    return accepted(status, _changes(given.name, job, progress))
+    JOB_ENTRY.write(given.entries, job)
+    return accepted(status, rows=partial(_rows, given.name, job, progress))
 
 
 def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
@@ -181,7 +180,7 @@ def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> O
         return rejected(SECRET_IN_EVENT, "data.auth_token must never be sent", status)
     seq = event["seq"]
     digest = event_digest(content, signature, job_id, job, given.keyring)
-    repeated = progress.seqs.repeated(seq, digest, status)
+    repeated = progress.seqs.repeated(seq, digest, given.entries, SEQS, status)
     if repeated is not None:
         return repeated
     # Every event implies that the job runs. A final event ends a running job.
@@ -196,7 +195,7 @@ def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> O
         if reached not in JOB_TRANSITIONS[RUNNING]:
             return wrong_state(JOB_TRANSITIONS, status, "job")
     late = seq < progress.seqs.last
-    progress.seqs.add(seq, digest)
+    progress.seqs.add(seq, digest, given.entries, SEQS)
     progress.events += 1
     if progress.started_at is None:
         progress.started_at = now_us
@@ -222,13 +221,13 @@ def _to_sign(event: dict[str, Any], plain: bool) -> bytes:
 
 
 def _keep(given: FoldInput, job: JobEntry, progress: ProgressEntry, *, late: bool) -> Outcome:
-    given.entries.put(PROGRESS, encode(progress))
+    PROGRESS.write(given.entries, progress)
     if not JOB_TRANSITIONS[progress.status]:
-        given.entries.put(JOB_ENTRY, encode(msgspec.structs.replace(job, description="")))
-    return accepted(progress.status, _changes(given.name, job, progress), late=late)
+        JOB_ENTRY.write(given.entries, msgspec.structs.replace(job, description=""))
+    return accepted(progress.status, late=late, rows=partial(_rows, given.name, job, progress))
 
 
-def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Change, ...]:
+def _rows(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Change, ...]:
     row = JobRow(
         job_id=job_id,
         status=progress.status,
@@ -308,10 +307,9 @@ def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | Non
     Raises:
         UnsealError: no master key of `keyring` opens a secret of the job.
     """
-    raw = entries.get(JOB_ENTRY)
-    if raw is None:
+    job = JOB_ENTRY.read(entries)
+    if job is None:
         return None
-    job = decode_job(raw)
     registered = job.first_secret or job.sealed_secret
 
     def opened(sealed: str) -> str:

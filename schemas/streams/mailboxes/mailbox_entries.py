@@ -3,14 +3,16 @@
 Entries:
 `m/<priority>/<posted_at>/<message_id>`: one pending message without its body. The priority is a digit and the
 time 16 hex digits. The order of the keys is therefore the order in which messages are handed out.
-`id/<3 hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the last week.
+`id/<3 or more hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the
+last week. An entry with many ids is split by the next digit, and is empty then.
 `last`: the time at which the newest message was posted, 8 bytes.
 `leases`: the ends of the leases.
 `handed`: the times of the last minute at which leases with a rate handed out messages.
 `closed`: exists if the mailbox is closed.
 `requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
+`requests/<2 hex digits>`, `requests/message/<2 hex digits>`: older requests (`schemas.fold.memories`).
 
-A message with a final status has no entry of its own. Nothing iterates over `id/`.
+A message with a final status has no entry of its own. Messages are read by key, or in order as far as needed.
 """
 
 from __future__ import annotations
@@ -21,35 +23,31 @@ from typing import Final
 
 import msgspec
 
-from schemas.fold.entries import APART, Entries
-from schemas.fold.memories import RequestMemory
+from schemas.fold.entries import Entries, StructEntries
+from schemas.fold.memories import RequestChunk, RequestChunks, RequestMemory
 from schemas.fold.settled import Change
 from schemas.streams.mailboxes.message import (
     LEASED,
     MAILBOX_VIEW,
-    MESSAGE_POSTED,
     PRIORITIES,
     UNREAD,
     MessageRow,
     has_come,
 )
-from schemas.wire.ids import MAILBOX
-from schemas.wire.record import STANDARD_HEADERS, Record
 
 ENTRY_VERSION: Final = 1
+# A posting writes all ids of an entry.
+IDS_TOGETHER: Final = 16
+_LEAST_DIGITS: Final = 3
 ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 # Requests about the whole mailbox (claim, lease, clear) and about single messages (ack, read, ...) have
 # separate memories. Otherwise a few hundred acks would displace a claim that may still be repeated.
 OF_MAILBOX: Final = "requests"
 OF_MESSAGE: Final = "requests/message"
-_LEASES: Final = "leases"
 _PENDING: Final = "m/"
 LAST: Final = "last"
-_HANDED: Final = "handed"
 _CLOSED: Final = "closed"
 _MINUTE_US: Final = 60_000_000
-_MAILBOXES: Final = f"{MAILBOX}/".encode()
-_POSTED: Final = MESSAGE_POSTED.encode()
 _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
 
 
@@ -154,6 +152,7 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
 class _Shard(msgspec.Struct, array_like=True, gc=False):
     version: int
     ids: dict[str, KnownId]
+    is_split: bool = False
 
 
 class _Handed(msgspec.Struct, array_like=True, gc=False):
@@ -166,12 +165,12 @@ class _Requests(msgspec.Struct, array_like=True, gc=False):
     memory: RequestMemory
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode_message: Final = msgspec.msgpack.Decoder(PendingMessage).decode
-_decode_shard: Final = msgspec.msgpack.Decoder(_Shard).decode
-_decode_leases: Final = msgspec.msgpack.Decoder(Leases).decode
-_decode_handed: Final = msgspec.msgpack.Decoder(_Handed).decode
-_decode_requests: Final = msgspec.msgpack.Decoder(_Requests).decode
+_MESSAGES: Final = StructEntries(_PENDING, PendingMessage)
+_IDS: Final = StructEntries("id/", _Shard)
+_LEASES: Final = StructEntries("leases", Leases)
+_HANDED: Final = StructEntries("handed", _Handed)
+_REQUESTS: Final = {of: StructEntries(of, _Requests) for of in (OF_MAILBOX, OF_MESSAGE)}
+_OLDER_REQUESTS: Final = {of: StructEntries(f"{of}/", RequestChunk) for of in _REQUESTS}
 
 
 class MailboxEntries:
@@ -206,14 +205,13 @@ class MailboxEntries:
 
         An id is known while its message is pending, and for a week after its posting.
         """
-        found = self._shard(message_id).ids.get(message_id)
+        found = self._shard(message_id)[1].ids.get(message_id)
         return found if found is not None and self._is_kept(message_id, found) else None
 
     def pending(self, message_id: str) -> PendingMessage | None:
         """Return the message with this id if it is pending (unread or leased), else `None`."""
-        known = self._shard(message_id).ids.get(message_id)
-        raw = None if known is None else self._entries.get(_message_key(message_id, known))
-        return None if raw is None else _decode_message(raw)
+        known = self._shard(message_id)[1].ids.get(message_id)
+        return None if known is None else _MESSAGES.read(self._entries, _message_key(message_id, known))
 
     def in_order(self) -> Iterator[PendingMessage]:
         """Iterate over the pending messages in the order in which they are handed out.
@@ -221,9 +219,9 @@ class MailboxEntries:
         That is by priority, then by posting time. Messages may be changed or removed during the iteration.
         """
         for key in self._entries.with_prefix(_PENDING):
-            raw = self._entries.get(key)
-            if raw is not None:
-                yield _decode_message(raw)
+            message = _MESSAGES.read(self._entries, key.removeprefix(_PENDING))
+            if message is not None:
+                yield message
 
     def of_these(self, message_ids: Sequence[str]) -> list[PendingMessage]:
         """Return those of the messages `message_ids` that are pending, in the order for handing them out.
@@ -240,37 +238,44 @@ class MailboxEntries:
 
         Some older ids are forgotten: those in the same entry that are older than a week and not pending.
         """
-        shard, message_id = self._shard(message.message_id), message.message_id
+        message_id = message.message_id
+        at, shard = self._shard(message_id)
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
         self.put(message)
         shard.ids = {known_id: known for known_id, known in shard.ids.items() if self._is_kept(known_id, known)}
-        self._entries.put(_shard_key(message_id), _encode(shard))
+        if len(shard.ids) > IDS_TOGETHER:
+            parts: dict[str, dict[str, KnownId]] = {}
+            for known_id, known in shard.ids.items():
+                parts.setdefault(_hash_of(known_id)[: len(at) + 1], {})[known_id] = known
+            for part, ids in parts.items():
+                _IDS.write(self._entries, _Shard(ENTRY_VERSION, ids), part)
+            shard.ids, shard.is_split = {}, True
+        _IDS.write(self._entries, shard, at)
 
     def put(self, message: PendingMessage) -> None:
         """Write a pending message whose fields were changed.
 
         `message_id`, `priority` and `posted_at` must be unchanged, because they form the key of its entry.
         """
-        self._entries.put(_key_of(message), _encode(message))
+        _MESSAGES.write(self._entries, message, _key_of(message))
 
     def remove(self, message: PendingMessage) -> None:
         """Remove a message that has reached a final status. Its id stays known for a week after its posting."""
-        self._entries.delete(_key_of(message))
+        _MESSAGES.delete(self._entries, _key_of(message))
 
     def leases(self) -> Leases:
         """Return a copy of the leases that have not expired. Write changes back with `put_leases`."""
-        raw = self._entries.get(_LEASES)
-        leases = Leases() if raw is None else _decode_leases(raw)
-        leases.ends = {until: count for until, count in leases.ends.items() if until > self.now_us}
-        return leases
+        known = _LEASES.read(self._entries)
+        ends = {} if known is None else known.ends
+        return Leases(ends={until: count for until, count in ends.items() if until > self.now_us})
 
     def put_leases(self, leases: Leases) -> None:
         """Write the leases of the mailbox if they have changed. Delete the entry if there is no lease."""
-        before, after = self._entries.get(_LEASES), _encode(leases) if leases.ends else None
-        if after is not None and after != before:
-            self._entries.put(_LEASES, after)
-        elif after is None and before is not None:
-            self._entries.delete(_LEASES)
+        known = _LEASES.read(self._entries)
+        if leases.ends and (known is None or known.ends != leases.ends):
+            _LEASES.write(self._entries, leases)
+        elif not leases.ends and known is not None:
+            _LEASES.delete(self._entries)
 
     @property
     def is_closed(self) -> bool:
@@ -289,13 +294,12 @@ class MailboxEntries:
 
         Each message has one element, in microseconds since 1970 UTC.
         """
-        raw = self._entries.get(_HANDED)
-        moments = [] if raw is None else _decode_handed(raw).moments
-        return [moment for moment in moments if moment > self.now_us - _MINUTE_US]
+        known = _HANDED.read(self._entries)
+        return [at for at in (known.moments if known else ()) if at > self.now_us - _MINUTE_US]
 
     def put_handed(self, moments: list[int]) -> None:
         """Replace the times that `handed_lately` returns: one per message, in microseconds since 1970 UTC."""
-        self._entries.put(_HANDED, _encode(_Handed(ENTRY_VERSION, moments)))
+        _HANDED.write(self._entries, _Handed(ENTRY_VERSION, moments))
 
     def requests(self, of: str) -> RequestMemory:
         """Return one of the mailbox's two memories of accepted requests. It is empty if none was stored.
@@ -303,12 +307,17 @@ class MailboxEntries:
         `of` is `OF_MAILBOX` for requests about the whole mailbox, or `OF_MESSAGE` for those about one message.
         After a change, the caller stores the memory with `put_requests`.
         """
-        raw = self._entries.get(of)
-        return RequestMemory() if raw is None else _decode_requests(raw).memory
+        known = _REQUESTS[of].read(self._entries)
+        return RequestMemory() if known is None else known.memory
+
+    @staticmethod
+    def older_requests(of: str) -> RequestChunks:
+        """Return where one of the two memories of requests has its older ones."""
+        return _OLDER_REQUESTS[of]
 
     def put_requests(self, of: str, memory: RequestMemory) -> None:
         """Write the memory of accepted requests that `requests` returned for the same `of`."""
-        self._entries.put(of, _encode(_Requests(ENTRY_VERSION, memory)))
+        _REQUESTS[of].write(self._entries, _Requests(ENTRY_VERSION, memory))
 
     def change(self, message: PendingMessage, status: str | None = None) -> Change:
         """Return the change that writes the message's row to the view `mailbox`.
@@ -345,14 +354,19 @@ class MailboxEntries:
         )
         return Change(MAILBOX_VIEW, f"{self.realm}/{self.recipient}/{message.message_id}", row)
 
-    def _shard(self, message_id: str) -> _Shard:
-        raw = self._entries.get(_shard_key(message_id))
-        return _Shard(ENTRY_VERSION, {}) if raw is None else _decode_shard(raw)
+    def _shard(self, message_id: str) -> tuple[str, _Shard]:
+        """Return the entry that a message id belongs to, and the digits in its key."""
+        digits = _hash_of(message_id)
+        for length in range(_LEAST_DIGITS, len(digits)):
+            found = _IDS.read(self._entries, digits[:length])
+            if found is None or not found.is_split:
+                return digits[:length], found or _Shard(ENTRY_VERSION, {})
+        raise LookupError(f"the entry of {digits} is split to its last digit")
 
     def _is_kept(self, message_id: str, known: KnownId) -> bool:
         # Two messages with one id would share a row, so the id of a pending message is never forgotten.
         is_young = self.now_us - known.posted_at <= ID_KEPT_US
-        return is_young or self._entries.get(_message_key(message_id, known)) is not None
+        return is_young or _MESSAGES.read(self._entries, _message_key(message_id, known)) is not None
 
 
 def is_closed_mailbox(entries: Entries) -> bool:
@@ -363,27 +377,13 @@ def is_closed_mailbox(entries: Entries) -> bool:
     return entries.get(_CLOSED) is not None
 
 
-def expected_apart(record: Record) -> tuple[str, ...]:
-    """Return the keys of the entries under `id/…` that the fold will probably read to settle `record`.
-
-    A runner may store these entries separately and fetch them in advance. The result is a guess from the
-    headers and affects only speed. It is empty for records that post no message.
-    """
-    if record.key is None or not record.key.startswith(_MAILBOXES) or record.header_names != STANDARD_HEADERS:
-        return ()
-    ce_id, kind = record.header_values[1], record.header_values[3]
-    if kind != _POSTED or ce_id is None or not ce_id.isascii():
-        return ()
-    return (_shard_key(ce_id.decode("ascii")),)
-
-
-def _shard_key(message_id: str) -> str:
-    return f"{APART}{hashlib.sha256(message_id.encode('ascii')).hexdigest()[:3]}"
+def _hash_of(message_id: str) -> str:
+    return hashlib.sha256(message_id.encode("ascii")).hexdigest()
 
 
 def _message_key(message_id: str, known: KnownId) -> str:
-    return f"{_PENDING}{known.priority}/{known.posted_at:016x}/{message_id}"
+    return f"{known.priority}/{known.posted_at:016x}/{message_id}"
 
 
 def _key_of(message: PendingMessage) -> str:
-    return f"{_PENDING}{_DIGITS[message.priority]}/{message.posted_at:016x}/{message.message_id}"
+    return f"{_DIGITS[message.priority]}/{message.posted_at:016x}/{message.message_id}"

@@ -175,7 +175,7 @@ def _opened_thread(message: PendingMessage, recipient: str) -> tuple[Change, ...
 def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about the whole mailbox. It is accepted even if there is no message."""
     requests = mailbox.requests(OF_MAILBOX)
-    repeated = requests.repeated(given.envelope.ce_id, given.body, None)
+    repeated = requests.repeated(given, mailbox.older_requests(OF_MAILBOX), None)
     if repeated is not None:
         return repeated
     leases = mailbox.leases()
@@ -189,7 +189,7 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     else:
         changes = _hand_out(given, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(given.envelope.ce_id, given.body)
+    requests.add(given, mailbox.older_requests(OF_MAILBOX))
     mailbox.put_requests(OF_MAILBOX, requests)
     return accepted(None, tuple(changes))
 
@@ -250,7 +250,7 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
 def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about one message that was posted before."""
     requests = mailbox.requests(OF_MESSAGE)
-    seen = requests.seen(given.envelope.ce_id, given.body)
+    seen = requests.seen(given, mailbox.older_requests(OF_MESSAGE))
     message = mailbox.pending(given.body["message_id"])
     if message is None:
         if seen == "same":
@@ -271,7 +271,7 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     leases = mailbox.leases()
     status, change = _step(given, message, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(given.envelope.ce_id, given.body)
+    requests.add(given, mailbox.older_requests(OF_MESSAGE))
     mailbox.put_requests(OF_MESSAGE, requests)
     return accepted(status, (change,))
 
@@ -279,7 +279,7 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
 def _settle_handled(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record that acknowledges several messages: all of them, or none."""
     requests = mailbox.requests(OF_MESSAGE)
-    repeated = requests.repeated(given.envelope.ce_id, given.body, CLAIMED)
+    repeated = requests.repeated(given, mailbox.older_requests(OF_MESSAGE), CLAIMED)
     if repeated is not None:
         return repeated
     messages = []
@@ -294,7 +294,7 @@ def _settle_handled(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     leases = mailbox.leases()
     changes = tuple([_end(message, CLAIMED, mailbox, leases) for message in messages])
     mailbox.put_leases(leases)
-    requests.add(given.envelope.ce_id, given.body)
+    requests.add(given, mailbox.older_requests(OF_MESSAGE))
     mailbox.put_requests(OF_MESSAGE, requests)
     return accepted(CLAIMED, changes)
 

@@ -1,6 +1,7 @@
 """The fold of the stream `session/<name>`: a process in which an agent works on jobs (JE-14).
 
-The state is one entry, `session`. It remains after the session is terminated, so its name is not used again.
+The state is the entry `session`, and `requests/...` with older requests (`schemas.fold.memories`). It remains
+after the session is terminated, so its name is not used again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import msgspec
 
 from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import RUNNING, STOPPED, wrong_state
-from schemas.fold.memories import RequestMemory
+from schemas.fold.memories import RequestChunk, RequestMemory
 from schemas.fold.settled import Outcome, accepted, changed, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import row_maker
@@ -60,6 +61,7 @@ class SessionEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 _SESSION: Final = StructEntries("session", SessionEntry)
+_REQUESTS: Final = StructEntries("requests/", RequestChunk)
 _row: Final = row_maker(SessionRow, SessionEntry)
 
 
@@ -77,7 +79,7 @@ def settle_session(given: FoldInput) -> Outcome:
             return rejected(UNKNOWN_STREAM, "no session with this name")
         session = _created(given)
     else:
-        repeated = session.requests.repeated(given.envelope.ce_id, given.body, session.status)
+        repeated = session.requests.repeated(given, _REQUESTS, session.status)
         if repeated is not None:
             return repeated
         if given.type == SESSION_CREATED:
@@ -85,7 +87,7 @@ def settle_session(given: FoldInput) -> Outcome:
     refusal = _apply(given, session)
     if refusal is not None:
         return refusal
-    session.requests.add(given.envelope.ce_id, given.body)
+    session.requests.add(given, _REQUESTS)
     _SESSION.write(given.entries, session)
     return accepted(session.status, (changed(_row(session, session=given.name)),))
 

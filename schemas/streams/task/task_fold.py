@@ -12,7 +12,7 @@ import msgspec
 
 from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, wrong_state
-from schemas.fold.memories import RequestMemory
+from schemas.fold.memories import RequestChunk, RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import row_maker
@@ -77,6 +77,7 @@ class TaskEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 _TASK: Final = StructEntries("task", TaskEntry)
+_REQUESTS: Final = StructEntries("requests/", RequestChunk)
 _task_row: Final = row_maker(TaskRow, TaskEntry)
 _token_row: Final = row_maker(TokenRow, TokenEntry)
 
@@ -107,7 +108,7 @@ def settle_task(given: FoldInput) -> Outcome:
             return answer
     outcome = _apply(given, task)
     if outcome.verdict == ACCEPTED:
-        task.requests.add(given.envelope.ce_id, given.body)
+        task.requests.add(given, _REQUESTS)
         _TASK.write(given.entries, task)
     return outcome
 
@@ -117,7 +118,7 @@ def _identity_fault(given: FoldInput, task: TaskEntry) -> Outcome | None:
     status, token, body = task.status, task.token, given.body
     if given.type == TOKEN_REVOKED and (token is None or token_id_of(token.sha256) != body["token_id"]):
         return rejected(UNKNOWN_STREAM, "the task has no such token", status)
-    repeated = task.requests.repeated(given.envelope.ce_id, body, status)
+    repeated = task.requests.repeated(given, _REQUESTS, status)
     if repeated is not None:
         return repeated
     is_start = given.type == TASK_STARTED

@@ -24,7 +24,8 @@ def at(offset: int, chain: str = "c") -> Position:
 
 def content(store: PartitionStore, stream: str = JOB) -> dict[str, bytes]:
     with store.snapshot() as snapshot:
-        return snapshot.entries(stream, "id/")
+        stored = snapshot.stream(stream)
+        return {key: stored.get(key) or b"" for key in stored.keys("", "", 1000)}
 
 
 @pytest.fixture
@@ -43,21 +44,29 @@ def test_a_new_store_has_no_position_and_no_entries(tmp_path: Path) -> None:
     assert content(store) == {}
 
 
-def test_entries_of_a_stream_are_read_without_those_of_others_and_without_those_that_are_kept_apart(
+@pytest.mark.requirement("ST-11")
+def test_entries_of_a_stream_are_read_by_key_and_in_order_without_those_of_others(
     store: PartitionStore,
 ) -> None:
     more = [(JOB, "a", b"first"), (JOB, "ie", b"after"), (JOB, "z", b""), ("job", "x", b"y")]
     store.advance(at(1), at(2), more)
-    assert content(store) == {"a": b"first", "ie": b"after", "job": b"1", "progress": b"p", "z": b""}
+    everything = ["a", "id/0ff", "ie", "job", "progress", "z"]
+    assert content(store) == dict(zip(everything, [b"first", b"i", b"after", b"1", b"p", b""], strict=True))
     with store.snapshot() as snapshot:
-        assert snapshot.get(JOB, "id/0ff") == b"i"
-        assert snapshot.get(JOB, "nothing") is None
+        stored = snapshot.stream(JOB)
+        assert stored.keys("", "", 2) == everything[:2]
+        assert stored.keys("", "id/0ff", 2) == everything[2:4]
+        assert stored.keys("i", "", 9) == stored.keys("i", "a", 9) == ["id/0ff", "ie"]
+        assert stored.keys("i", "id/0ff", 9) == ["ie"]
+        assert stored.keys("i", "j", 9) == stored.keys("y", "", 9) == []
+        assert snapshot.stream(JOB).get("id/0ff") == b"i"
+        assert snapshot.stream(JOB).get("nothing") is None
         assert snapshot.position == at(2)
 
 
 def test_a_change_deletes_and_replaces_entries(store: PartitionStore) -> None:
     store.advance(at(1), at(5), [(JOB, "progress", None), (JOB, "job", b"new"), (JOB, "absent", None)])
-    assert content(store) == {"job": b"new"}
+    assert content(store) == {"job": b"new", "id/0ff": b"i"}
     assert store.position() == at(5)
 
 
@@ -120,7 +129,7 @@ def test_a_load_replaces_everything_or_nothing(store: PartitionStore) -> None:
 def test_a_snapshot_does_not_see_later_changes(store: PartitionStore) -> None:
     with store.snapshot() as snapshot:
         store.advance(at(1), at(2), [(JOB, "job", b"later")])
-        assert snapshot.get(JOB, "job") == b"1"
+        assert snapshot.stream(JOB).get("job") == b"1"
         assert snapshot.position == at(1)
     assert content(store)["job"] == b"later"
 
@@ -183,7 +192,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_whole_changes(tmp_path: Pa
         with store.snapshot() as snapshot:
             assert snapshot.position is not None
             ends.append(snapshot.position.offset)
-            values = {snapshot.get(f"job/{number:08x}", "job") for number in range(200)}
+            values = {snapshot.stream(f"job/{number:08x}").get("job") for number in range(200)}
         store.close()
         assert values == {b"%d" % ends[-1] * 50}
     assert ends == sorted(set(ends)), "each goes on where the one before ended"

@@ -131,6 +131,7 @@ def test_whatever_comes_the_row_is_the_newest_accepted_record_and_nothing_else_c
     entries, accepted = Entries(), list[tuple[str, tuple[str, dict[str, Any]]]]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memories, "REQUESTS_KEPT", kept)
+        patch.setattr(memories, "REQUESTS_INSIDE", min(kept, 2))
         for offset, (ce_id, sent) in enumerate(steps):
             known_ids, before = dict(accepted[-kept:]), dict(entries.stored())
             if not accepted:

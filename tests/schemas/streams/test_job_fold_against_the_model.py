@@ -270,6 +270,8 @@ def test_the_fold_believes_the_secrets_that_the_model_believes(sent: list[Sent])
 def test_the_fold_forgets_exactly_what_the_model_forgets(sent: list[Sent]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memories, "DIGESTS_KEPT", 3)
+        patch.setattr(memories, "DIGESTS_INSIDE", 2)
+        patch.setattr(memories, "SEQS_IN_A_CHUNK", 2)
         assert_agree(sent, kept=3)
 
 

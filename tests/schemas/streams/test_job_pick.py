@@ -166,6 +166,25 @@ def test_what_was_written_before_picks_existed_is_read_as_a_job_that_nobody_pick
     assert said(picked_by("s1", entries)) == ("accepted", None)
 
 
+@pytest.mark.requirement("ST-13")
+def test_progress_that_fold_version_9_wrote_is_carried_on() -> None:
+    entries = registered()
+    for seq in range(1, 17):
+        assert said(settle(document_record(signed(seq)), entries, KEYRING, Entries())) == ("accepted", None)
+    assert set(entries.stored()) == {"job", "progress"}
+    version, status, (*seqs, moved, lowest), *rest = msgspec.msgpack.decode(entries.stored()["progress"])
+    assert (moved, lowest) == (0, 0)
+    old = msgspec.msgpack.encode([version, status, seqs, *rest])
+    entries = Entries({**entries.stored(), "progress": old})
+    assert said(settle(document_record(signed(3)), entries, KEYRING, Entries())) == ("duplicate", None)
+    assert said(settle(document_record(signed(17)), entries, KEYRING, Entries())) == ("accepted", None)
+    assert set(entries.stored()) == {"job", "progress", f"seqs/{0:016x}"}
+    for seq in (1, 15, 16, 17):
+        assert said(settle(document_record(signed(seq)), entries, KEYRING, Entries())) == ("duplicate", None)
+        other = document_record(signed(seq, detail="another"))
+        assert said(settle(other, entries, KEYRING, Entries())) == ("rejected", "seq_conflict")
+
+
 def test_a_pick_is_refolded_from_its_ledger_row() -> None:
     record = as_read(pick_record(JOB_ID, "s1", principal="w1"), offset=4)
     row = ledger_row(record, settle(record, registered(), KEYRING, Entries()), KEYRING)

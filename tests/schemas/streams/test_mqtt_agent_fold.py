@@ -222,6 +222,21 @@ def test_the_same_seq_is_a_duplicate_or_a_conflict_and_an_old_one_late_or_too_la
     assert said(agent.says(3)) == ("rejected", "too_late")
 
 
+@pytest.mark.requirement("ST-10")
+def test_an_agent_that_is_registered_again_has_no_seqs_of_before() -> None:
+    agent = Agent()
+    for request_id, first in (("r1", 1), ("r3", 2)):
+        assert agent.register(request_id).verdict == "accepted"
+        seqs = range(first, 60, first)
+        assert {agent.says(seq, body=request_id).verdict for seq in seqs} == {"accepted"}
+        assert any(key.startswith("mqtt/seqs/") for key in agent.entries.stored())
+        assert said(agent.says(first, body=request_id)) == ("duplicate", None)
+        assert said(agent.says(first, body="other")) == ("rejected", "seq_conflict")
+        assert agent.remove(f"remove-{request_id}").verdict == "accepted"
+    assert agent.register("r5").verdict == "accepted"
+    assert {key for key in agent.entries.stored() if "/seqs/" in key} == set()
+
+
 def test_too_long_a_body_is_too_large_and_rubbish_is_malformed(agent: Agent) -> None:
     long = OutgoingRecord("agent/coder", "id", "mqtt", "unverified", SAID, b"x" * 5000)
     names, values = zip(*oversized(long, 1000).headers(), strict=True)

@@ -92,6 +92,7 @@ def test_the_fold_says_of_every_record_of_a_session_what_the_model_says(sent: li
 def test_the_fold_forgets_the_requests_that_the_model_forgets(sent: list[Sent]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memories, "REQUESTS_KEPT", 3)
+        patch.setattr(memories, "REQUESTS_INSIDE", 2)
         assert_agree(sent, kept=3)
 
 

@@ -1,0 +1,73 @@
+"""The ids that a mailbox remembers: for a week, in entries that stay small."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from schemas.fold.entries import Entries
+from schemas.streams.mailboxes import mailbox_entries
+from schemas.streams.mailboxes.mailbox_requests import claim_record, read_record
+from tests.schemas.job_records import said
+from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, post_at, refused, row_of
+
+WEEK_US = 7 * 24 * 3600 * 1_000_000
+
+
+def shard_of(message_id: str) -> str:
+    """The entry that holds an id."""
+    return f"id/{hashlib.sha256(message_id.encode()).hexdigest()[:3]}"
+
+
+def test_the_ids_of_an_older_week_are_dropped_when_another_is_written() -> None:
+    entries, shard = mailbox_of("m1"), shard_of("m1")
+    at(0, claim_record(*AT, "c1", **HUB), entries)
+    mate = next(f"x{n}" for n in range(100_000) if shard_of(f"x{n}") == shard)
+    for offset_us, wanted in ((WEEK_US, {"m1", mate}), (2 * WEEK_US + 1, {mate})):
+        post_at(offset_us, entries, mate)
+        at(offset_us, claim_record(*AT, f"c{offset_us}", **HUB), entries)
+        assert set(msgspec.msgpack.decode(entries.stored()[shard])[1]) == wanted
+
+
+@pytest.mark.requirement("ST-10")
+def test_a_posting_writes_few_ids_of_many_and_knows_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox_entries, "IDS_TOGETHER", 2)
+    monkeypatch.setattr(mailbox_entries, "_LEAST_DIGITS", 1)
+    entries = Entries()
+    for n in range(400):
+        post_at(n, entries, f"m{n}")
+        written = {key: value for key, value in entries.take_writes().items() if key.startswith("id/")}
+        ids = [set(msgspec.msgpack.decode(value)[1]) for value in written.values() if value is not None]
+        assert f"m{n}" in set().union(*ids)
+        assert sum(map(len, ids)) <= 3
+    assert {said(post_at(n, entries, f"m{n}")) for n in range(400)} == {("duplicate", None)}
+
+
+@pytest.mark.requirement("ST-13")
+def test_ids_that_fold_version_9_wrote_are_known_and_are_split_by_the_next_posting() -> None:
+    entries, shard = mailbox_of("m0"), shard_of("m0")
+    stored = entries.stored()
+    version, ids, _ = msgspec.msgpack.decode(stored[shard])
+    mates = [f"x{n}" for n in range(200_000) if shard_of(f"x{n}") == shard][: mailbox_entries.IDS_TOGETHER + 1]
+    old = [version, ids | dict.fromkeys(mates[1:], ids["m0"])]
+    entries = Entries({**stored, shard: msgspec.msgpack.encode(old)})
+    assert said(post_at(0, entries, mates[1])) == ("rejected", "seq_conflict")
+    post_at(0, entries, mates[0])
+    assert msgspec.msgpack.decode(entries.stored()[shard])[1:] == [{}, True]
+    for known in ("m0", mates[0]):
+        assert said(post_at(0, entries, known)) == ("duplicate", None)
+    assert said(post_at(0, entries, mates[1])) == ("rejected", "seq_conflict")
+
+
+def test_the_id_of_a_message_that_lies_there_longer_than_a_week_is_not_used_again() -> None:
+    entries, shard = mailbox_of("m1"), shard_of("m1")
+    mates = [f"x{n}" for n in range(20_000) if shard_of(f"x{n}") == shard]
+    assert len(mates) > 1
+    for mate in mates:
+        assert said(post_at(2 * WEEK_US, entries, mate)) == ("accepted", None)
+    assert said(post_at(2 * WEEK_US, entries)) == ("duplicate", None)
+    assert refused(post_at(2 * WEEK_US, entries, body="other")) == ("seq_conflict", "unread")
+    assert row_of(at(2 * WEEK_US, read_record(*AT, "m1", **HUB), entries)).status == "read"
+    assert refused(at(2 * WEEK_US, read_record(*AT, "m1", **PUMP), entries)) == ("unknown_stream", None)
