@@ -88,8 +88,8 @@ def served(
 
 
 @contextmanager
-def earlier_stack(settings: Settings, checkout: Path) -> Iterator[None]:
-    """The whole stack of another checkout, run by this Python, until the body ends.
+def earlier_stack(settings: Settings, checkout: Path) -> Iterator[Settings]:
+    """The whole stack of another checkout, run by this Python, until the body ends. Yields settings of clients.
 
     Args:
         settings: The settings, which the other commit must know.
@@ -104,6 +104,9 @@ def earlier_stack(settings: Settings, checkout: Path) -> Iterator[None]:
 
     call("up")
     try:
-        yield
+        # Kafka did not always ask for a login.
+        login = settings.kafka.sasl_password_file or settings.data_path / "keys" / "kafka.password"
+        plain = settings.kafka.model_copy(update={"security_protocol": "PLAINTEXT"})
+        yield settings if login.exists() else settings.model_copy(update={"kafka": plain})
     finally:
         call("down")

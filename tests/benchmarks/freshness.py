@@ -241,7 +241,7 @@ def median_cores(turns: list[Turn]) -> dict[str, float]:
 def measure_before(settings: Settings, checkout: Path, args: argparse.Namespace) -> float:
     """Return the cores that the stack of another checkout uses under the same load."""
     say(f"the stack of {checkout}")
-    with earlier_stack(settings, checkout):
+    with earlier_stack(settings, checkout) as settings:
         sender = MessageSender(settings, args.messages, "reader")
         sender.start()
         turn = Loads(settings, args.rate).turn(settings, args.warm, args.seconds)
