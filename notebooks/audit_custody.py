@@ -27,11 +27,13 @@ from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import SettingsError
+from schemas.streams.control.record_macs import MACS
 from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.wire.ids import CONTROL
 
 # The greatest difference between the clocks of Kafka and of the committing job.
 _CLOCKS_APART = pd.Timedelta(seconds=60)
@@ -196,11 +198,17 @@ def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[Le
     return list(map(LedgerRow._make, zip(*columns, strict=True)))
 
 
-def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
+def rows_about_macs(audit: Audit, partition: int, last_offset: int) -> list[LedgerRow]:
+    """Return the ledger rows that say which MACs the records of a partition need, up to `last_offset`."""
+    return stream_rows(audit, CONTROL, f"{MACS}{partition}", last_offset)
+
+
+def refolded(rows: list[LedgerRow], about_macs: list[LedgerRow], keyring: Keyring) -> Settled | None:
     """Settle the records of these rows again with the current fold, and return the last record's result.
 
     Args:
         rows: All rows of one stream up to the record in question, in the order of the log.
+        about_macs: The rows of the same partition that `rows_about_macs` returns, up to the same record.
         keyring: The master keys.
 
     Returns:
@@ -210,9 +218,14 @@ def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
         UnsealError: A masked record cannot be unsealed with these keys.
         ValueError: A row cannot be turned back into its record.
     """
-    entries, settled = Entries(), None
-    for row in rows:
-        settled = settle(record_of_row(row, keyring), entries, keyring)
+    entries, macs, settled = Entries(), Entries(), None
+    own = {row.offset for row in rows}
+    others = [row for row in about_macs if row.offset not in own]
+    for row in sorted([*rows, *others], key=lambda row: row.offset):
+        is_about_macs = row.stream_kind == CONTROL and row.stream_id.startswith(MACS)
+        state = macs if is_about_macs else entries
+        outcome = settle(record_of_row(row, keyring), state, keyring, macs)
+        settled = outcome if row.offset in own else settled
     return settled
 
 

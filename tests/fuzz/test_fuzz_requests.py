@@ -15,7 +15,7 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, _called_tool
+from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, _called_tool, _decoded
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, WAITS
 from connectors.gateway.web.answers import ApiError
 from connectors.out_of_band.command_document import (
@@ -137,7 +137,7 @@ def test_no_request_gets_in_but_as_it_was_signed(case: Any) -> str:
 def test_what_the_library_takes_for_a_call_is_a_call_to_the_check_of_signatures(case: bytes) -> str:
     """A changing call that looks like nothing to us and like a call to the library would be let in twice."""
     try:
-        tool = _called_tool(case)
+        tool = _called_tool(_decoded(case))
     except ApiError as error:
         assert (error.status_code, error.reason) == (400, "malformed")
         return "refused"

@@ -79,7 +79,7 @@ def test_a_second_start_goes_on_where_the_first_ended_and_knows_its_streams(
     append_all(backbone_settings, [event(JOB, 1, "started"), event(JOB, 2)])
     rows = drain()
     assert [r["verdict"] for r in rows if r["stream_id"] == JOB] == ["accepted"] * 2 + ["duplicate", "accepted"]
-    assert len({(r["partition"], r["offset"]) for r in rows}) == len(rows) == 5
+    assert len({(r["partition"], r["offset"]) for r in rows}) == len(rows) == 9
 
 
 def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
@@ -100,7 +100,7 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
         assert query.awaitTermination(DRAIN_LIMIT_S)
     finally:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [count + 2]
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [count + 6]
     rows = [row for row in ledger_rows(settings) if row["type"] == "job.event"]
     assert [row["seq"] for row in rows] == list(range(1, count + 1))
     assert {(row["verdict"], row["late"]) for row in rows} == {("accepted", False)}
@@ -134,7 +134,7 @@ def test_poison_has_its_row_and_reason_and_the_stream_goes_on(
     append_all(backbone_settings, [good])
     rows = drain()
     assert verdicts(rows) == {
-        ("accepted", None): 4,
+        ("accepted", None): 8,
         ("rejected", "malformed"): 12,
         ("rejected", "too_large"): 1,
     }

@@ -21,7 +21,7 @@ from schemas.errors import NotFound, UsageError
 from schemas.integrity.audit_anchors import read_anchors, sign_statement, statement_of
 from schemas.integrity.audit_chain import commit_root, last_in_file, lines_in_file, partition_root
 from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file
-from schemas.integrity.ledger_leaves import ENCODINGS, ledger_leaves
+from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
 from schemas.keys.pem import public_key_pem
 from schemas.settings.settings import settings_environment
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
@@ -189,7 +189,7 @@ def test_an_edited_entry_is_found_also_with_its_value_and_root_made_anew(ledger:
     rows = ledger_batch(
         [ledger_row_at(0, at, verdict="rejected" if at == 6 else "accepted") for at in range(4, 9)]
     )
-    root = partition_root(0, (4, 8), ledger_leaves(rows, ENCODINGS[1]))
+    root = partition_root(0, (4, 8), ledger_leaves(rows, ENCODINGS[NEWEST_ENCODING]))
     entry = replace(line.entry, partitions=(root,), root=commit_root([root]))
     forged = replace(line, entry=entry, value=entry.value())
     lines = honest.splitlines(keepends=True)

@@ -107,7 +107,7 @@ def test_the_parts_get_their_passwords_by_the_environment_and_nobody_else_sees_t
     assert environment["TRUNKLINE__MQTT__USERNAME"] == "bridge"
     assert environment["TRUNKLINE__MQTT__PASSWORD"] == secrets["bridge"]
     keys = stack.settings.data_path / "keys"
-    files = ("master.json", "mqtt.json", "operator.token", "kafka.password")
+    files = ("master.json", "mac-mqtt.json", "mqtt.json", "operator.token", "kafka.password")
     own = dict.fromkeys(files, 0o600) | {"commands": 0o700}
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()} == own
     texts = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
