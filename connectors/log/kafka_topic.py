@@ -11,6 +11,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ig
 from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
 
 from connectors.log.publisher import Publisher
+from schemas.keys.record_macs import GATEWAY, load_mac_key
 from schemas.log_access.event_topic import (
     REACH_TIMEOUT_S,
     TopicMissingError,
@@ -87,6 +88,8 @@ def ensure_topic(settings: Settings) -> bool:
     """
     was_made = False
     kafka = settings.kafka
+    # Before a topic is made that then would have no first records.
+    load_mac_key(settings, GATEWAY)
     with admin_client(kafka) as admin:
         if partition_count(admin, kafka.topic) is None:
             check_log_is_not_lost(settings)

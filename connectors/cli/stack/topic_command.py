@@ -5,7 +5,8 @@
 
 The topic gets kafka.partitions partitions, kafka.replication_factor copies and min.insync.replicas from
 kafka.min_in_sync_replicas, and stores its partition count and epoch as its first record. All programs check it
-before they start. The stack's own Kafka needs no such step: 'up' makes its topic.
+before they start. The first records have a MAC, so the command makes the master keys if there are none: copy
+their file to the other machines. The stack's own Kafka needs no such step: 'up' makes its topic.
 
 Exit codes: 0; 1 the topic does not fit the settings, with both values; 2 wrong settings; 5 Kafka does not
 answer or refuses the login.
@@ -14,6 +15,7 @@ answer or refuses the login.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Final
 
@@ -28,8 +30,12 @@ def _create(call: Call) -> int:
     """Make the topic if it is missing, then check it."""
     # Imported here, because Kafka's clients are slow to import and help must be quick.
     from connectors.log.kafka_topic import ensure_topic, replication
+    from schemas.keys.sealing import ensure_keyring
 
     kafka = call.settings.kafka
+    if call.settings.master_key is None and not call.settings.key_file.exists():
+        ensure_keyring(call.settings)
+        print(f"Made the master keys: {call.settings.key_file}; back the file up", file=sys.stderr)
     was_made = ensure_topic(call.settings)
     found = replication(kafka)
     if call.json:

@@ -9,7 +9,7 @@ import pytest
 
 from connectors.demo.outcome import Outcome, compare, in_scope, still_missing
 from connectors.demo.plan import JOBS_LEAST
-from schemas.wire.verdicts import DOOR_REASONS, FOLD_FAILED, REASONS, TOO_LATE
+from schemas.wire.verdicts import DOOR_REASONS, FOLD_FAILED, REASONS, TOO_LATE, UNAUTHENTICATED_RECORD
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 
 
@@ -37,7 +37,9 @@ def test_the_fold_settles_every_planned_message_as_the_plan_says(jobs: int, seed
 
 
 def test_every_reason_a_sender_can_cause_in_a_short_run_is_in_the_plan(folded: FoldedPlan) -> None:
-    assert set(folded.rejected()) == set(REASONS) - {TOO_LATE, FOLD_FAILED} - set(DOOR_REASONS)
+    assert set(folded.rejected()) == set(REASONS) - {TOO_LATE, FOLD_FAILED, UNAUTHENTICATED_RECORD} - set(
+        DOOR_REASONS
+    )
     assert folded.count("duplicate") >= 5
     assert set(folded.plan.states.values()) == {"pending", "running", "completed", "error", "cancelled"}
 
