@@ -44,7 +44,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     rows: dict[str, dict[str, object]] = {}
     held: dict[str, object] = {}
     doors, reasons, limits, replays = set[int](), set[object](), set[object](), 0
-    for offset, made in enumerate(RandomLog(1, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(4, KEYRING).records(RECORDS)):
         now_us += draw.choice([0, 1_000, 5_000, 50_000])
         record = logged(made, offset, now_us)
         settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING, Entries())

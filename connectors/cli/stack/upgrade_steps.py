@@ -23,9 +23,9 @@ from schemas.tables.fold_version import other_version
 
 # The last commit of each earlier fold version. It settles what is left of a log.
 LAST_COMMITS: Final = {
-    7: "b679e195b5afa89c40ec6e533e1ba7834c1baab9",
-    8: "a51e87733e768dc451c10836ab11f07a80c54daa",
-    9: "cf81ddb18e2793d86471f6986e8afdfbfe4e58d8",
+    7: "b679e19",
+    8: "a51e877",
+    9: "cf81ddb",
 }
 _REACH_S: Final = 2.0
 _SETTLE_S: Final = 1800.0

@@ -95,7 +95,8 @@ class RowLists:
             view.get,
             lambda row: row.opened_at,
             lambda row: (ALL, row.root_thread),
-            lambda row: True,
+            # Two gateways may mark a thread's first message at once. The later one makes the row again.
+            lambda row: False,
         )
         self.participants = OrderedRows(
             ParticipantRow,

@@ -193,7 +193,7 @@ def read_log(settings: Settings) -> list[Logged]:
         headers = {name: value.decode() for name, value in record.headers}
         said = (headers["ce_type"], headers["ce_source"], json.loads(record.value))
         found.append(Logged(record.key.decode(), *said))
-    return [one for one in found if not one.stream.startswith("control/")]
+    return [one for one in found if not one.stream.startswith(("control/topology", "control/macs-"))]
 
 
 def processes_with(text: str) -> list[int]:

@@ -71,7 +71,7 @@ def test_the_end_of_a_transaction_is_no_record_and_holds_up_nobody_who_waits_for
         getattr(producer, ending)(20)
         view.catch_up(10)
     with opened(backbone_settings, keyring) as view:
-        assert view.next_offsets()[0] == 2
+        assert view.next_offsets()[0] == 3
 
 
 def test_what_another_transaction_has_not_ended_is_read_as_spark_reads_it(backbone_settings):
