@@ -254,7 +254,12 @@ def _run(folder: Path, settings: Settings, *arguments: str) -> str:
 
 
 def _environment_for_earlier(settings: Settings) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    # Without the variables of our own wrapper, by which the earlier one would import our code.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TRUNKLINE") and name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     places = {
         name: value
         for name, value in settings_environment(settings).items()
