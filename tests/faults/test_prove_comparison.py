@@ -79,7 +79,7 @@ def change(evidence: Evidence, *, ledger: Callable[[Line], Line | None] = lambda
 
 
 def kinds(oracle: Oracle, evidence: Evidence) -> set[str]:
-    """Which kinds of findings there are."""
+    """The kinds of the findings."""
     return {finding.kind for finding in compare(oracle.notes(), evidence)}
 
 
