@@ -6,8 +6,8 @@
 First stop the stack and all doors (trunkline down), and back up. The command starts the local Kafka alone if no
 Kafka answers, and looks whether the ledger has the whole log. If it does not, the last commit with the earlier
 rules settles the rest: it is checked out into a temporary folder, which needs the history of this repository
-and some minutes. Then the command switches the ledger to the rules of this version, builds the views anew if
-their columns changed, and compares views and ledger. It can be interrupted, and called again at any time.
+and some minutes. Then the command switches the ledger to the rules of this version, compares the views with the
+ledger, and builds them anew if they differ. It can be interrupted, and called again at any time.
 
 Exit codes: 0, also when there is nothing to do; 3 there is no ledger; 4 refused, with the reason; 5 Kafka does
 not answer; 1 a step failed.

@@ -131,7 +131,7 @@ class Upgrade:
         return count
 
     def _compare_checkpoint(self) -> None:
-        """Compare the checkpoint with the state of earlier versions with the ledger, and leave it behind.
+        """Compare the ledger with the checkpoint in which earlier versions kept their state. It is not deleted.
 
         Raises Refused if the checkpoint has records that the ledger lacks.
         """
@@ -166,7 +166,7 @@ class Upgrade:
             yield False
 
     def _bring_views(self) -> None:
-        """Build the views anew if this version writes other columns, and compare them with the ledger."""
+        """Compare the views with the ledger, and build them anew if they differ or have other columns."""
         check = _job(self._settings, "rebuild_views", "--check")
         if check.returncode:
             self._tell("views", "are built anew")
