@@ -112,15 +112,6 @@ class Entries:
         self._decoded: dict[str, msgspec.Struct] | None = None
         self._ranges: dict[str, KeyRange] | None = None
 
-    def load(self, key: str, value: bytes) -> None:
-        """Add an entry that was read from storage. It is not a change, so `take_writes` does not return it.
-
-        `value` has the stored bytes. Call it only if this object has no `source`, and only for a key that the
-        stream does not have yet; this is not checked.
-        """
-        self._in_memory().put(key, value)
-        self._ranges = None
-
     def get(self, key: str) -> bytes | None:
         """Return the bytes of the entry `key`, or `None` if it does not exist. Pending changes are included."""
         found = self._changed(key)
@@ -160,7 +151,9 @@ class Entries:
 
         A struct is encoded as msgpack when its bytes are needed, at the latest by `take_writes`.
         """
-        self._pending[key] = value
+        # The struct of a kept change is encoded later, with all that the fold has changed in it.
+        if self._pending or self._kept.get(key) is not value:
+            self._pending[key] = value
 
     def delete(self, key: str) -> None:
         """Delete the entry `key`, if any. The change is pending: `keep` applies it, and `drop` discards it."""
@@ -189,19 +182,22 @@ class Entries:
 
         `schemas.streams.fold.settle` calls this when it has accepted the record that made the changes.
         """
+        pending = self._pending
+        if not pending:
+            return
         if self._ranges:
-            for key, value in self._pending.items():
+            for key, value in pending.items():
                 for prefix, found in self._ranges.items():
                     if key.startswith(prefix):
                         found.note(key, is_there=value is not None)
         decoded = self._decoded
         if decoded is not None:
-            for key, value in self._pending.items():
-                if isinstance(value, msgspec.Struct):
-                    decoded[key] = value
-                else:
+            for key, value in pending.items():
+                if value is None or type(value) is bytes:
                     decoded.pop(key, None)
-        self._kept.update(self._pending)
+                else:
+                    decoded[key] = cast(msgspec.Struct, value)
+        self._kept.update(pending)
         self._pending = {}
 
     def drop(self) -> None:
@@ -237,25 +233,15 @@ class Entries:
 
     def stored(self) -> dict[str, bytes]:
         """Return all entries by key, without the pending changes. Call it only if there is no `source`."""
-        found = dict(self._in_memory().by_key)
+        if not isinstance(self._source, EntriesInMemory):
+            raise TypeError("these entries are in a store: read them by key or by range")
+        found = dict(self._source.by_key)
         for key, value in self._kept.items():
             if value is None:
                 found.pop(key, None)
             else:
                 found[key] = _encode(value) if isinstance(value, msgspec.Struct) else value
         return found
-
-    def copy(self) -> Entries:
-        """Return an independent copy of entries without a `source`.
-
-        The copy has no pending changes, and its `take_writes` returns only changes made to the copy.
-        """
-        return Entries(self.stored())
-
-    def _in_memory(self) -> EntriesInMemory:
-        if not isinstance(self._source, EntriesInMemory):
-            raise TypeError("these entries are in a store: read them by key or by range")
-        return self._source
 
 
 class StructEntries(Generic[T]):

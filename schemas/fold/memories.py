@@ -219,13 +219,18 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
 
         The arguments are those of `seen`. Chunks may change, too.
         """
-        self.digests[seq] = digest
-        self.last = max(self.last, seq)
-        if self.moved + len(self.digests) > DIGESTS_KEPT:
+        digests, following = self.digests, self.floor + 1
+        digests[seq] = digest
+        if seq > self.last:
+            self.last = seq
+        if self.moved + len(digests) > DIGESTS_KEPT:
             self._forget_lowest(entries, chunks)
-        while self.floor < self.last and self._known(self.floor + 1, entries, chunks) is not None:
-            self.floor += 1
-        while len(self.digests) > DIGESTS_INSIDE:
+        while following <= self.last and (
+            following in digests or self._known(following, entries, chunks) is not None
+        ):
+            following += 1
+        self.floor = following - 1
+        while len(digests) > DIGESTS_INSIDE:
             self._move(entries, chunks)
 
     def _forget_lowest(self, entries: Entries, chunks: SeqChunks) -> None:
@@ -254,9 +259,9 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
 
     def _move(self, entries: Entries, chunks: SeqChunks) -> None:
         """Move the digests of the lowest range inside into their chunk."""
-        lowest = min(self.digests)
-        at = _seq_chunk(lowest)
-        moving = {seq: self.digests.pop(seq) for seq in sorted(self.digests) if _seq_chunk(seq) == at}
+        lowest, digests = min(self.digests), self.digests
+        at, end = _seq_chunk(lowest), (lowest // SEQS_IN_A_CHUNK + 1) * SEQS_IN_A_CHUNK
+        moving = {seq: digests.pop(seq) for seq in range(lowest, end) if seq in digests}
         chunk = chunks.read(entries, at) or SeqChunk({})
         chunk.known.update(moving)
         chunks.write(entries, chunk, at)

@@ -111,7 +111,7 @@ def accepted(
         rows: returns the changes instead of `changes`, for a kind whose every record changes the same rows. A
             runner that settles many records calls it for the last accepted one alone.
     """
-    return Outcome(ACCEPTED, late=late, changes=changes, status_after=status, rows=rows)
+    return Outcome(ACCEPTED, None, None, late, changes, status, rows)
 
 
 def duplicate(status: str | None) -> Outcome:

@@ -15,15 +15,30 @@ Moment = Annotated[int, msgspec.Meta(description="microseconds since 1970 UTC")]
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A row of a view. `VIEW` names the view; `KEY` are the columns whose values identify the row."""
+    """A row of a view. `VIEW` names the view; `KEY` are the columns whose values identify the row.
+
+    `ORDER` is the column with the moment by which rows are listed, 0 if it is null. It is empty for a view
+    whose rows are in no lists.
+    """
 
     VIEW: ClassVar[str]
     KEY: ClassVar[tuple[str, ...]]
+    ORDER: ClassVar[str] = ""
 
     @property
     def key(self) -> str:
         """The values of the columns in `KEY`, joined by slashes. They identify the row within its view."""
         return "/".join(getattr(self, column) for column in self.KEY)
+
+    @property
+    def is_live(self) -> bool:
+        """True if the gateway keeps the row in memory. It reads any other row from its local store."""
+        return True
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The names of the lists that contain the row, such as its status. An ended row stays in its lists."""
+        return ()
 
 
 RowT = TypeVar("RowT", bound=Row)

@@ -211,7 +211,7 @@ class SparkSettings(Section):
     """How many tasks settle side by side."""
     max_offsets_per_trigger: int = Field(default=60_000, ge=1)
     """Most records in one micro-batch. Times the body limit, it bounds the memory."""
-    trigger_interval_ms: int = Field(default=0, ge=0)
+    trigger_interval_ms: int = Field(default=500, ge=0)
     """Shortest time between the starts of two micro-batches. 0: the next starts when the last has ended."""
     niceness: int = Field(default=10, ge=0, le=19)
     """Niceness of the local stack's Spark, so that doors, gateway and Kafka come first. 0: none."""

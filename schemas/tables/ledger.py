@@ -11,13 +11,14 @@ from schemas.fold.entries import Writes
 from schemas.fold.settled import FOLD_VERSION, AppliedChange, Settled
 from schemas.fold.view_rows import Moment
 from schemas.keys.sealing import Keyring, value_purpose
-from schemas.wire.ids import parse_stream_key
+from schemas.wire.ids import REFUSED, parse_stream_key
 from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, Record
 
 LEDGER: Final = "ledger"
 Int32 = Annotated[int, "32 bits"]
 TextMoment = Annotated[str, "ISO 8601; null in the table if it is not a time"]
 _to_json: Final = msgspec.json.Encoder().encode
+_USUAL_HEADERS: Final = (STANDARD_HEADERS, MAC_HEADERS)
 
 
 class LedgerRow(NamedTuple):
@@ -83,12 +84,21 @@ class LedgerRow(NamedTuple):
     wire: str | None
     """Key and headers, as JSON in base64, if the other columns do not contain them."""
     mac_key: str | None
-    """Name of the key of the record's MAC: `<id of the master key>:<proof>/<signer>`."""
+    """Name of the key of the record's MAC: `<id of the master key>:<proofs>/<signer>`."""
     mac: str | None
     """MAC of the record in hex."""
 
 
 COLUMNS: Final = LedgerRow._fields
+
+
+class _NoEnvelope:
+    """Stands for the headers of a record that cannot be read."""
+
+    door = principal = ce_id = type = mac_key = mac = None
+
+
+_UNREAD: Final = _NoEnvelope()
 
 
 class _Wire(msgspec.Struct, frozen=True):
@@ -119,7 +129,7 @@ def ledger_row(
         writes: the changed entries of the stream state. `None` means none.
         accepted_offset: the offset of the stream's last accepted record.
     """
-    envelope = settled.envelope
+    envelope = settled.envelope or _UNREAD
     sealed = None
     if settled.masked is not None and record.value is not None:
         purpose = value_purpose(record.topic, record.partition, record.offset)
@@ -130,10 +140,10 @@ def ledger_row(
         record.offset,
         settled.stream_kind,
         settled.stream_id,
-        None if envelope is None else envelope.door,
-        None if envelope is None else envelope.principal,
-        None if envelope is None else envelope.ce_id,
-        None if envelope is None else envelope.type,
+        envelope.door,
+        envelope.principal,
+        envelope.ce_id,
+        envelope.type,
         settled.seq,
         settled.sent_at,
         record.logged_at_us,
@@ -150,14 +160,15 @@ def ledger_row(
         sorted(writes.items()) if writes else None,
         accepted_offset,
         _wire_of(record, settled),
-        None if envelope is None else envelope.mac_key,
-        None if envelope is None else envelope.mac,
+        envelope.mac_key,
+        envelope.mac,
     )
 
 
 def _wire_of(record: Record, settled: Settled) -> str | None:
-    is_usual = record.header_names in (STANDARD_HEADERS, MAC_HEADERS)
-    if settled.envelope is not None and is_usual and parse_stream_key(record.key) is not None:
+    # A record without a stream's key is shown as one that a door refused.
+    is_keyed = settled.stream_kind != REFUSED or parse_stream_key(record.key) is not None
+    if settled.envelope is not None and is_keyed and record.header_names in _USUAL_HEADERS:
         return None
     headers = list(zip(record.header_names, record.header_values, strict=True))
     return _to_json(_Wire(record.key, headers)).decode("utf-8")

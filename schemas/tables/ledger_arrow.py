@@ -68,9 +68,11 @@ def rows_between(
         partition: the Kafka partition.
         first: the first offset of the range.
         end: the offset after the last one of the range.
-        columns: the names of the columns to read. The other fields of each row are None.
+        columns: the names of the columns to read. The other fields of each row are None, and so are those whose
+            columns an earlier program's ledger lacks.
     """
-    names = [name for name in COLUMNS if name in columns]
+    there = frozenset(dataset.schema.names)
+    names = [name for name in COLUMNS if name in columns and name in there]
     at = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
     rows = dataset.to_table(columns=names, filter=at).sort_by("offset")
     rows = rows.set_column(names.index("logged_at"), "logged_at", rows["logged_at"].cast(pa.int64()))

@@ -24,7 +24,7 @@ def is_utc_timestamp(text: str) -> bool:
         return False
     try:
         # The form is right. This line rejects days that do not exist, such as February 30.
-        datetime.fromisoformat(text[:19])
+        datetime.fromisoformat(text)
     except ValueError:
         return False
     return True

@@ -10,7 +10,7 @@ from typing import Final
 NAME_LIMIT: Final = 128
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
-_JOB_ID = re.compile(r"[0-9a-f]{8}").fullmatch
+_HEX: Final = "0123456789abcdef"
 
 # The kinds of streams. `schemas.streams.kinds` describes each.
 JOB: Final = "job"
@@ -35,7 +35,7 @@ def is_name(text: str) -> bool:
 
 def is_job_id(text: object) -> bool:
     """Return whether `text` is a job id: 8 lower-case hex digits."""
-    return isinstance(text, str) and _JOB_ID(text) is not None
+    return isinstance(text, str) and len(text) == 8 and not text.strip(_HEX)
 
 
 def new_job_id() -> str:
@@ -83,7 +83,7 @@ def _parse(key: bytes) -> tuple[str, str] | None:
 
 def _is_stream_name(kind: str, name: str) -> bool:
     if kind == JOB:
-        return _JOB_ID(name) is not None
+        return is_job_id(name)
     if kind == MAILBOX:
         realm, slash, agent = name.partition("/")
         return bool(slash) and is_name(realm) and is_name(agent)

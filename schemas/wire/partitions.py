@@ -15,16 +15,12 @@ _WORD: Final = 0xFFFFFFFF
 _HASH_CACHE: Final = 65_536
 
 
+@lru_cache(maxsize=_HASH_CACHE)
 def partition_for(key: bytes, partitions: int) -> int:
     """Return the number of the partition to which records with the key `key` are appended.
 
-    `partitions` is the partition count of the topic. Hashes are cached, because they are slow in Python.
+    `partitions` is the partition count of the topic. Results are cached, because hashes are slow in Python.
     """
-    return _positive_hash(key) % partitions
-
-
-@lru_cache(maxsize=_HASH_CACHE)
-def _positive_hash(key: bytes) -> int:
     found = _SEED ^ len(key)
     whole = len(key) & ~3
     for at in range(0, whole, 4):
@@ -34,4 +30,4 @@ def _positive_hash(key: bytes) -> int:
     if whole < len(key):
         found = (found ^ int.from_bytes(key[whole:], "little")) * _FACTOR & _WORD
     found = (found ^ found >> 13) * _FACTOR & _WORD
-    return (found ^ found >> 15) & 0x7FFFFFFF
+    return ((found ^ found >> 15) & 0x7FFFFFFF) % partitions

@@ -232,16 +232,10 @@ def refused_stream(door: str) -> str:
     return stream_key(REFUSED, door)
 
 
-def _sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
-    """Return door, principal and type. Raises BadEnvelopeError."""
-    if len(source) + len(kind) > _SENDER_LIMIT:
-        raise BadEnvelopeError("ce_source or ce_type is too long")
-    return _known_sender(source, kind)
-
-
-# Every record names one of a few senders.
+# Every record names one of a few senders. The cache keeps its arguments, so no long ones may reach it.
 @lru_cache(maxsize=4096)
 def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
+    """Return door, principal and type. Raises BadEnvelopeError."""
     try:
         door, _, principal = source.decode("ascii").partition("/")
         record_type = kind.decode("ascii")
@@ -286,7 +280,9 @@ def read_envelope(record: Record) -> Envelope:
         raise BadEnvelopeError("ce_subject is not the key")
     if not ce_id or source is None or kind is None or len(ce_id) > _ID_LIMIT:
         raise BadEnvelopeError("a header that is empty or too long")
-    door, principal, record_type = _sender(source, kind)
+    if len(source) + len(kind) > _SENDER_LIMIT:
+        raise BadEnvelopeError("ce_source or ce_type is too long")
+    door, principal, record_type = _known_sender(source, kind)
     try:
         if mac_key is None or mac is None:
             return Envelope(ce_id.decode("utf-8"), door, principal, record_type, size)

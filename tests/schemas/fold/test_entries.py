@@ -88,7 +88,7 @@ def test_entries_are_a_dict_with_a_draft(
             near = sorted(name for name in draft if name.startswith(prefix))
             assert list(entries.with_prefix(prefix)) == near
         if make is in_memory:
-            assert entries.stored() == entries.copy().stored() == kept
+            assert entries.stored() == kept
 
 
 def test_what_a_fold_writes_while_it_goes_through_the_keys_does_not_change_them() -> None:
@@ -97,22 +97,6 @@ def test_what_a_fold_writes_while_it_goes_through_the_keys_does_not_change_them(
         entries.delete(key)
         entries.put(f"{key}/again", b"")
     assert list(entries.with_prefix("m/")) == ["m/1/again", "m/2/again"]
-
-
-def test_a_copy_changes_nothing_of_what_it_was_made_from() -> None:
-    entries = Entries({"m/1": b""})
-    copy = entries.copy()
-    copy.put("m/2", b"")
-    copy.keep()
-    assert set(copy.stored()) == {"m/1", "m/2"}
-    assert (set(entries.stored()), list(entries.with_prefix("m/"))) == ({"m/1"}, ["m/1"])
-
-
-def test_an_entry_that_is_loaded_late_is_found_too() -> None:
-    entries = Entries({"m/1": b""})
-    assert list(entries.with_prefix("m/")) == ["m/1"]
-    entries.load("m/0", b"")
-    assert (list(entries.with_prefix("m/")), entries.take_writes()) == (["m/0", "m/1"], {})
 
 
 class Count(msgspec.Struct, array_like=True):

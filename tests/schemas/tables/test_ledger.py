@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.tables.ledger import COLUMNS, LedgerRow, ledger_row, record_of_row
-from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
+from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch, rows_between
 from schemas.wire.record import read_envelope
 from tests.schemas.job_records import (
     JOB_ID,
@@ -119,6 +120,16 @@ def test_key_and_headers_lie_in_the_row_only_where_its_columns_do_not_give_them_
     assert [row.wire is None for row in rows] == [True, False, False]
     assert record_of_row(rows[1], KEYRING) == odd
     assert record_of_row(rows[2], KEYRING) == unkeyed
+
+
+@pytest.mark.requirement("ST-07")
+def test_a_ledger_of_an_earlier_version_is_read_without_the_columns_that_it_lacks() -> None:
+    record = document_record(registration(), "job.registered", offset=5)
+    row = ledger_row(record, settle(record, Entries(), KEYRING, Entries()), KEYRING)
+    rows = pa.Table.from_batches([ledger_batch([row])]).drop_columns(["mac_key", "mac"])
+    (found,) = rows_between(ds.dataset(rows), record.partition, 0, 10, COLUMNS)
+    assert found.ce_id == row.ce_id
+    assert (found.mac_key, found.mac) == (None, None)
 
 
 @pytest.mark.parametrize("record_type", RECORD_TYPES)

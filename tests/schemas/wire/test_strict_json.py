@@ -126,6 +126,9 @@ def test_any_document_is_written_as_the_slow_writer_does_it(document: dict[str, 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 @settings(max_examples=100, deadline=None)
+@example({"a": [[[[[[[1]]]]]]]})
+@example({"a": [[[[[[[[1]]]]]]]]})
+@example({"a": {"a": {"a": [{"a": {"a": {"a": {"a": None}}}}]}}})
 def test_a_document_called_plain_is_canonical_as_it_came(document: dict[str, Any]) -> None:
     value = strict_json.canonical(document)
     try:
@@ -133,7 +136,8 @@ def test_a_document_called_plain_is_canonical_as_it_came(document: dict[str, Any
     except strict_json.MalformedJsonError:
         return
     assert found == document
-    assert plain == strict_json.is_plain(document)
+    above = strict_json.MAX_DEPTH - strict_json.FAST_DEPTH
+    assert plain == strict_json.is_plain(document, above + 1)
     assert not strict_json.decode(b" " + value)[1]
 
 
