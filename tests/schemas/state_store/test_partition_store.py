@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from schemas.state_store.partition_store import PartitionStore, Position, StoreDamaged, StoreMoved
+from schemas.errors import TrunklineError
+from schemas.state_store.local_store import StoreDamaged, StoreMoved
+from schemas.state_store.partition_store import EntryChange, PartitionStore, Position
 from tests.broker_processes import PROJECT_ROOT
 
 JOB, OTHER = "job/0badcafe", "job/0badcaff"
@@ -143,6 +149,24 @@ def test_a_truncated_store_is_refused_when_it_is_opened(store: PartitionStore, t
         PartitionStore(tmp_path / "a store")
 
 
+@pytest.mark.requirement("ST-02")
+def test_a_store_whose_last_pages_became_free_at_once_is_opened_again(tmp_path: Path) -> None:
+    # LMDB does not write a page that one transaction both takes and frees.
+    draw, folder, waiting, number = random.Random(1), tmp_path / "a store", deque[str](), 0
+    store, place = PartitionStore(folder), None
+    for offset in range(1, 40):
+        changes: list[EntryChange] = []
+        for _ in range(draw.randint(1, 600)):
+            number += 1
+            waiting.append(f"{number:08d}")
+            changes.append((JOB, waiting[-1], draw.randbytes(draw.randint(50, 400))))
+        changes += [(JOB, waiting.popleft(), None) for _ in range(draw.randint(0, len(waiting)))]
+        (store.advance if place else store.load)(place, at(offset), changes)
+        store.close()
+        place, store = at(offset), PartitionStore(folder)
+        assert store.position() == place
+
+
 @pytest.mark.parametrize("damage", [b"", b"not a store at all" * 1000])
 def test_a_file_that_is_no_store_is_refused_or_counts_as_new(tmp_path: Path, damage: bytes) -> None:
     folder = tmp_path / "a store"
@@ -168,6 +192,7 @@ def test_a_changed_byte_in_an_entry_is_noticed(store: PartitionStore, tmp_path: 
 
 WRITER = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from schemas.state_store.partition_store import *
 store = PartitionStore(Path(sys.argv[1]))
@@ -196,3 +221,41 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_whole_changes(tmp_path: Pa
         store.close()
         assert values == {b"%d" % ends[-1] * 50}
     assert ends == sorted(set(ends)), "each goes on where the one before ended"
+
+
+@pytest.mark.requirement("ST-02")
+def test_a_new_store_has_the_disk_space_of_its_lock_file_which_is_written_through_a_memory_map(
+    tmp_path: Path,
+) -> None:
+    with closing(PartitionStore(tmp_path / "store")):
+        found = (tmp_path / "store" / "lock.mdb").stat()
+        assert found.st_blocks * 512 >= found.st_size == 8192
+
+
+@pytest.mark.requirement("ST-02")
+def test_a_store_whose_folder_cannot_be_created_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(TrunklineError, match=r"the state store .* cannot be opened: .*Not a directory"):
+        PartitionStore(tmp_path / "a file" / "store")
+
+
+@pytest.mark.requirement("ST-02")
+def test_a_store_whose_file_cannot_be_opened_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").mkdir()
+    with pytest.raises(TrunklineError, match=r"cannot be opened: .*Is a directory") as found:
+        PartitionStore(tmp_path)
+    assert not isinstance(found.value, StoreDamaged), "the store would be deleted, and the next one not opened"
+
+
+@pytest.mark.requirement("ST-02")
+def test_a_store_on_a_full_disk_is_refused_with_the_reason(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(
+            TrunklineError, match=r"the state store .* cannot be opened: .*File too large"
+        ) as found:
+            PartitionStore(tmp_path / "store")
+        assert not isinstance(found.value, StoreDamaged), "a store that is whole would be deleted"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
