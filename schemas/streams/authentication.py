@@ -7,7 +7,7 @@ from typing import Final
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Outcome, rejected
 from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, MQTT_BRIDGE, SIGNED_BY_AUTHOR, is_mac_of
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, MissingKeyError
 from schemas.streams.control.record_macs import MAC_MODELS, rules_of
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
@@ -56,17 +56,17 @@ def authentication_fault(
 
 
 def has_valid_mac(record: Record, envelope: Envelope, keyring: Keyring) -> bool:
-    """Return whether a record has a valid MAC under any master key, also under one that has ended.
-
-    Raises MissingKeyError if the MAC is under a master key that this process lacks.
-    """
-    return _mac_fault(record, envelope, (), keyring) is None
+    """Return whether a record has a valid MAC under one of the master keys, ended or not."""
+    try:
+        return _mac_fault(record, envelope, (), keyring) is None
+    except MissingKeyError:
+        return False
 
 
 def _mac_fault(record: Record, envelope: Envelope, ended: tuple[str, ...], keyring: Keyring) -> str | None:
     if envelope.mac is None or envelope.mac_key is None:
         return "the record has no MAC"
-    key = keyring.known_mac_key(envelope.mac_key)
+    key = keyring.known_mac_key(envelope.mac_key, ended)
     if key is None:
         return "the MAC is under an unknown key"
     if key.master in ended:

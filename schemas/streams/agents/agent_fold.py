@@ -2,7 +2,8 @@
 
 `settle_agent` passes the other records of that stream to `participant_fold` and `mqtt_agent_fold`.
 
-The state is one entry, `agent`. It remains after the agent is removed, and the agent may be defined again.
+The state is the entry `agent`, and older requests in `agent/<hex digits>`. It remains after the agent is
+removed, and the agent may be defined again.
 """
 
 from __future__ import annotations

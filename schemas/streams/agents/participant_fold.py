@@ -1,7 +1,8 @@
 """The fold of the records about participants, agents with their own keys, in `agent/<name>` (AM-02 to AM-06).
 
-The state is the entry `participant` and the entries `id/<two hex digits>`, which store the signatures of the
-calls of the last ten minutes. `participant` remains after the agent has stopped. The agent may then join again.
+The state is the entry `participant`, older requests in `participant/<hex digits>`, and the entries
+`id/<two hex digits>`, which store the signatures of the calls of the last ten minutes. `participant` remains
+after the agent has stopped. The agent may then join again.
 """
 
 from __future__ import annotations

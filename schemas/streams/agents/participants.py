@@ -27,6 +27,8 @@ AGENT_STOPPED: Final = "agent.stopped"
 AGENT_CALLED: Final = "agent.called"
 REGISTRY_PARTICIPANTS: Final = "registry_participants"
 REGISTRY_KEYS: Final = "registry_keys"
+PRESENT: Final = "present"
+"""The list of the participants that have not stopped."""
 
 INITIALIZING: Final = "initializing"
 IDLE: Final = "idle"
@@ -83,11 +85,22 @@ KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}\z")]
 """The id of a key, as `key_id_of` returns it."""
 
 
+def list_of_agent(agent_name: str) -> str:
+    """Return the name of the list of a participant's active keys."""
+    return f"agent/{agent_name}"
+
+
+def list_of_key(key_id: str) -> str:
+    """Return the name of the list of the active keys with an id, which several participants may have."""
+    return f"key/{key_id}"
+
+
 class ParticipantRow(Row, frozen=True, gc=False):
     """A row of `registry_participants`: an agent with its own keys and mailbox (AM-06)."""
 
     VIEW: ClassVar = REGISTRY_PARTICIPANTS
     KEY: ClassVar = ("agent_name",)
+    ORDER: ClassVar = "stopped_at"
 
     agent_name: str
     """Name of the agent."""
@@ -108,12 +121,23 @@ class ParticipantRow(Row, frozen=True, gc=False):
     stopped_why: str | None
     """Reason for the stop. Null: none was given, or the agent takes part."""
 
+    @property
+    def is_live(self) -> bool:
+        """True if the participant has not stopped."""
+        return self.status != STOPPED
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of the participants that have stopped, or of those that have not."""
+        return (STOPPED if self.status == STOPPED else PRESENT,)
+
 
 class AgentKeyRow(Row, frozen=True, gc=False):
     """A row of `registry_keys`: a public key of a participant, an agent with its own keys."""
 
     VIEW: ClassVar = REGISTRY_KEYS
     KEY: ClassVar = ("agent_name", "key_id")
+    ORDER: ClassVar = "registered_at"
 
     agent_name: str
     """Name of the participant."""
@@ -129,6 +153,16 @@ class AgentKeyRow(Row, frozen=True, gc=False):
     """End of the key's validity, set when a newer key is registered. Null: no newer key."""
     removed_at: Moment | None
     """Time at which the key was removed. Null: it was not."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the key was not removed."""
+        return self.removed_at is None
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The lists of the active keys of the agent, and of the active keys with this id."""
+        return () if self.removed_at is not None else (list_of_agent(self.agent_name), list_of_key(self.key_id))
 
 
 class AgentJoined(AgentRequest):

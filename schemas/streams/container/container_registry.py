@@ -32,6 +32,8 @@ CONTAINER_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     RECYCLED: frozenset(),
 }
 CONTAINER_STATES: Final = tuple(CONTAINER_TRANSITIONS)
+OPEN: Final = "open"
+"""The list of the containers that are not recycled."""
 
 
 class ContainerRow(Row, frozen=True, gc=False):
@@ -39,6 +41,7 @@ class ContainerRow(Row, frozen=True, gc=False):
 
     VIEW: ClassVar = REGISTRY_CONTAINERS
     KEY: ClassVar = ("container",)
+    ORDER: ClassVar = "created_at"
 
     container: str
     """Name of the container."""
@@ -62,6 +65,16 @@ class ContainerRow(Row, frozen=True, gc=False):
     """Time at which the container was made."""
     changed_at: Moment
     """Time of the newest change of the container's state."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the container is not recycled."""
+        return self.state != RECYCLED
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of the recycled containers, or of all others."""
+        return (RECYCLED if self.state == RECYCLED else OPEN,)
 
 
 class ContainerChange(WireBody):

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import Field
 
-from schemas.fold.entries import Entries
+from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.settled import Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.wire.ids import CONTROL, stream_key
@@ -59,8 +59,7 @@ class MacRules(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ended: tuple[str, ...] = ()
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = lru_cache(maxsize=1024)(msgspec.msgpack.Decoder(MacRules).decode)
+_ENTRY: Final = StructEntries(_RULES, MacRules)
 
 
 @lru_cache(maxsize=1024)
@@ -71,8 +70,7 @@ def macs_stream(partition: int) -> str:
 
 def rules_of(macs: Entries) -> MacRules | None:
     """Return the rules in the state of a stream `control/macs-<partition>`; `None` if no MAC is required."""
-    raw = macs.get(_RULES)
-    return None if raw is None else _decode(raw)
+    return _ENTRY.read(macs)
 
 
 def macs_required_records(partitions: int) -> Iterator[OutgoingRecord]:
@@ -119,5 +117,5 @@ def settle_macs(given: FoldInput) -> Outcome:
 
 
 def _accept(given: FoldInput, rules: MacRules) -> Outcome:
-    given.entries.put(_RULES, _encode(rules))
+    _ENTRY.write(given.entries, rules)
     return accepted(None)

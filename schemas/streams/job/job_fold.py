@@ -185,8 +185,7 @@ def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> O
         return repeated
     # Every event implies that the job runs. A final event ends a running job.
     kind, reached = event["event"], RUNNING
-    allowed = JOB_TRANSITIONS[status]
-    if status != RUNNING and RUNNING not in allowed:
+    if status != RUNNING and RUNNING not in JOB_TRANSITIONS[status]:
         return wrong_state(JOB_TRANSITIONS, status, "job")
     if kind == STARTED and seq != 1:
         return rejected(ILLEGAL_TRANSITION, "started must have seq 1", status)

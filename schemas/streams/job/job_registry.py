@@ -46,6 +46,7 @@ class JobRow(Row, frozen=True, gc=False):
 
     VIEW: ClassVar = REGISTRY_JOBS
     KEY: ClassVar = ("job_id",)
+    ORDER: ClassVar = "registered_at"
 
     job_id: str
     """Id of the job, 8 hex digits."""
@@ -83,6 +84,17 @@ class JobRow(Row, frozen=True, gc=False):
     """How often the job's secret was rotated. Null: never."""
     old_secret_ends_at: Moment | None = None
     """Time until which the secret before the last rotation is valid, too."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the job has not ended."""
+        return self.status not in JOB_TERMINAL
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The lists of the row's status, and of status and session. A pending job counts as its session's."""
+        session = self.session or self.session_wanted
+        return (self.status,) if session is None else (self.status, f"{self.status}/{session}")
 
 
 class BrokerOverlay(BaseModel):

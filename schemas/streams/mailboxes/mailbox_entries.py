@@ -11,6 +11,7 @@ last week. An entry with many ids is split by the next digit, and is empty then.
 `closed`: exists if the mailbox is closed.
 `requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
 `requests/<2 hex digits>`, `requests/message/<2 hex digits>`: older requests (`schemas.fold.memories`).
+They are read by key alone: the first of the two prefixes begins the keys of both.
 
 A message with a final status has no entry of its own. Messages are read by key, or in order as far as needed.
 """

@@ -57,7 +57,13 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.ids import MAILBOX
-from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from schemas.wire.verdicts import (
+    AFTER_TERMINAL,
+    ILLEGAL_TRANSITION,
+    SEQ_CONFLICT,
+    UNAUTHENTICATED_RECORD,
+    UNKNOWN_STREAM,
+)
 
 # A message that was handed out this many times without an ack is dead, unless its lease has another limit.
 ATTEMPTS_MOST: Final = 3
@@ -66,6 +72,16 @@ LEASE_RAN_OUT: Final = "the lease ran out"
 CLOSED: Final = "the mailbox is closed"
 _OF_MAILBOX_TYPES: Final = frozenset(
     {MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED, MAILBOX_CLOSED, MAILBOX_OPENED}
+)
+_FILE_DOOR: Final = "file"
+# Only the gateway can know these of a message. The file bridge posts what anybody wrote into a file.
+_OF_THE_GATEWAY: Final = (
+    "from_verified",
+    "from_task",
+    "opens_thread",
+    "parent_thread",
+    "root_thread",
+    "on_behalf_of",
 )
 # The final status to which each of these records leads.
 _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXPIRED: EXPIRED}
@@ -80,6 +96,8 @@ def settle_mailbox(given: FoldInput) -> Outcome:
     """
     mailbox = MailboxEntries(given.name, given.entries, given.now_us)
     if given.type == MESSAGE_POSTED:
+        if given.envelope.door == _FILE_DOOR and any(given.body.get(name) for name in _OF_THE_GATEWAY):
+            return rejected(UNAUTHENTICATED_RECORD, "the file bridge cannot vouch for the message's origin")
         return _settle_posting(given.body, mailbox)
     if given.type in _OF_MAILBOX_TYPES:
         return _settle_request(given, mailbox)

@@ -65,6 +65,7 @@ class MessageRow(Row, frozen=True, gc=False):
 
     VIEW: ClassVar = MAILBOX_VIEW
     KEY: ClassVar = ("realm", "recipient", "message_id")
+    ORDER: ClassVar = "ended_at"
 
     realm: str
     """Namespace of the mailbox."""
@@ -119,6 +120,16 @@ class MessageRow(Row, frozen=True, gc=False):
     replay_of: str | None = None
     """Id of the dead message that this one repeats. Null: none."""
 
+    @property
+    def is_live(self) -> bool:
+        """True if the message is pending."""
+        return self.ended_at is None
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of the row's status."""
+        return (self.status,)
+
 
 class MessageBodyRow(Row, frozen=True, gc=False):
     """A row of `message_bodies`: the body of a message.
@@ -139,6 +150,11 @@ class MessageBodyRow(Row, frozen=True, gc=False):
     """Body of the message."""
     content_type: str
     """Media type of the body."""
+
+    @property
+    def is_live(self) -> bool:
+        """False: the gateway does not keep the body in memory."""
+        return False
 
 
 class Message(WireBody):

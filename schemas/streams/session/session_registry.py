@@ -43,6 +43,7 @@ class SessionRow(Row, frozen=True, gc=False):
 
     VIEW: ClassVar = REGISTRY_SESSIONS
     KEY: ClassVar = ("session",)
+    ORDER: ClassVar = "created_at"
 
     session: str
     """Name of the session."""
@@ -70,6 +71,16 @@ class SessionRow(Row, frozen=True, gc=False):
     """Reason for the stop. Null: none was given."""
     capture_id: str | None
     """Id of the terminal's content that was stored at the stop. Null: none was stored."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the session is not terminated."""
+        return self.status != TERMINATED
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of the row's status."""
+        return (self.status,)
 
 
 class _SessionBody(WireBody):

@@ -1,7 +1,8 @@
 """The fold of the stream `task/<id>`: a task of the hub, and the token of its agent (HH-02 to HH-04).
 
-The state is one entry, `task`. It remains after the task has ended, without the description and the token's
-capabilities, which no later row needs. The token is known only by its hash.
+The state is the entry `task`, and older requests in `requests/<hex digits>`. It remains after the task has
+ended, without the description and the token's capabilities, which no later row needs. The token is known only
+by its hash.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
+from schemas.streams.principal.principals import REVOKED
 from schemas.wire.ids import TASK, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
@@ -62,6 +63,7 @@ class TaskRow(Row, frozen=True, gc=False):
 
     VIEW: ClassVar = REGISTRY_TASKS
     KEY: ClassVar = ("task_id",)
+    ORDER: ClassVar = "submitted_at"
 
     task_id: str
     """Id of the task."""
@@ -92,12 +94,23 @@ class TaskRow(Row, frozen=True, gc=False):
     image: str | None = None
     """Image of an agent that was started for this task alone and has no definition. Null: no such agent."""
 
+    @property
+    def is_live(self) -> bool:
+        """True if the task has not ended."""
+        return self.status not in TASK_TERMINAL
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The lists of the row's status, and of status and agent."""
+        return (self.status, f"{self.status}/{self.agent_name}")
+
 
 class TokenRow(Row, frozen=True, gc=False):
     """A row of `registry_tokens`: the token with which a task's agent authenticates itself."""
 
     VIEW: ClassVar = REGISTRY_TOKENS
     KEY: ClassVar = ("token_id",)
+    ORDER: ClassVar = "issued"
 
     token_id: str
     """First 12 digits of `token_sha256`."""
@@ -119,6 +132,16 @@ class TokenRow(Row, frozen=True, gc=False):
     """Time at which the token was revoked. Null: it was not."""
     revoked_why: str | None
     """Why the token was revoked. Null: no reason."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the token is not revoked."""
+        return self.status != REVOKED
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of the row's status."""
+        return (self.status,)
 
 
 class _TaskBody(WireBody):

@@ -22,6 +22,8 @@ from schemas.wire.wire_body import Name, WireBody
 
 THREAD_OPENED: Final = "thread.opened"
 REGISTRY_THREADS: Final = "registry_threads"
+ALL: Final = ""
+"""The list of all threads."""
 
 _THREAD: Final = "thread"
 
@@ -35,6 +37,7 @@ class ThreadRow(Row, frozen=True, gc=False):
 
     VIEW: ClassVar = REGISTRY_THREADS
     KEY: ClassVar = ("thread",)
+    ORDER: ClassVar = "opened_at"
 
     thread: str
     """Id by which the called listener knows the conversation."""
@@ -54,6 +57,16 @@ class ThreadRow(Row, frozen=True, gc=False):
     """Id of the message that opened the thread."""
     opened_at: Moment
     """Time at which the thread was opened."""
+
+    @property
+    def is_live(self) -> bool:
+        """False: no record closes a thread, so the gateway does not keep it in memory."""
+        return False
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of all threads, and that of the thread's tree."""
+        return (ALL, self.root_thread)
 
 
 class ThreadOpened(WireBody):

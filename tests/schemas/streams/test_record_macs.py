@@ -12,6 +12,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, MQTT_BRIDGE, mac_headers
 from schemas.keys.sealing import Keyring, MacKey, MissingKeyError
+from schemas.settings.settings import SettingsError
 from schemas.streams.control.record_macs import (
     MACS_REQUIRED,
     MacKeyEnded,
@@ -22,7 +23,7 @@ from schemas.streams.control.record_macs import (
 )
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
-from schemas.streams.mailboxes.message import MESSAGE_POSTED, posting_record, verified_message
+from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record, verified_message
 from schemas.streams.principal.principals import addition_record
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord, Record, oversized
@@ -77,6 +78,12 @@ def unsigned(made: OutgoingRecord, partition: int | None = None) -> Record:
     names, values = zip(*made.headers(), strict=True)
     where = partition_for(made.key, PARTITIONS) if partition is None else partition
     return Record("t", where, 900, NOW_US, made.key, made.value, names, values)
+
+
+def said(message_id: str, **more: object) -> Message:
+    """A message of which nobody says more than its file or its sender does."""
+    plain = {"from": "a", "to": "b", "message_id": message_id, "kind": "k", "body": "hello"}
+    return Message.model_validate({**plain, **more})
 
 
 @pytest.fixture
@@ -139,7 +146,7 @@ def test_the_size_of_a_shortened_body_is_covered_too(log: Partitions) -> None:
 @pytest.mark.requirement("ST-05")
 def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partitions) -> None:
     posted = verified_message("m1", "a", "b", "k", "hello", "text/plain")
-    of_file = posting_record(posted, door="file", principal="file")
+    of_file = posting_record(said("m1"), door="file", principal="file")
     of_mqtt = posting_record(posted, door="mqtt", principal="a")
     mqtt, file = KEYRING.mac_key(MQTT_BRIDGE), KEYRING.mac_key(FILE_BRIDGE)
     for made, key in (
@@ -153,6 +160,25 @@ def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partit
         assert log.told(made, key) == ("rejected", "unauthenticated_record"), (made.type, key.signer)
     assert log.told(of_file, file) == ("accepted", None)
     assert of_file.type == MESSAGE_POSTED
+
+
+@pytest.mark.requirement("ST-05")
+def test_the_file_bridges_key_vouches_for_no_senders_name_no_task_and_no_conversation(log: Partitions) -> None:
+    file = KEYRING.mac_key(FILE_BRIDGE)
+    for at, more in enumerate(
+        (
+            {"from_verified": True},
+            {"from_task": "t-1"},
+            {"thread": "c-1", "parent_thread": "c-0", "root_thread": "c-0", "opens_thread": True},
+            {"thread": "c-1", "root_thread": "c-1"},
+            {"on_behalf_of": "operator"},
+        )
+    ):
+        claimed = said(f"m{at}", **more)
+        by_file = posting_record(claimed, door="file", principal="file")
+        assert log.told(by_file, file) == ("rejected", "unauthenticated_record"), more
+        by_gateway = posting_record(claimed, door="http", principal="a")
+        assert log.told(by_gateway) == ("accepted", None), more
 
 
 @pytest.mark.requirement("ST-04")
@@ -225,3 +251,60 @@ def test_a_reader_without_a_new_key_reads_its_keys_again_and_then_stops(log: Par
         forged = MacKey(name, "k9", GATEWAY, bytes(32))
         told = stale.told(principal(), forged)
         assert told in (("rejected", "unauthenticated_record"), ("rejected", "malformed")), name
+
+
+@pytest.mark.requirement("ST-06")
+def test_who_knows_a_key_that_has_ended_makes_nobody_stop() -> None:
+    keys = {**KEYS, "k3": bytes(range(64, 96))}
+    thief = Keyring({"k1": keys["k1"], "made-up": bytes(32)}, "made-up").mac_key(GATEWAY)
+    log = Partitions(Keyring(KEYS, "k2"))
+    log.require()
+    with pytest.raises(MissingKeyError):
+        log.told(principal("before"), thief)
+    for record in mac_key_ended_records(PARTITIONS, "k1"):
+        assert log.told(record) == ("accepted", None)
+    assert log.told(principal("after"), thief) == ("rejected", "unauthenticated_record")
+    # A key that was made later is known by the one between, which has not ended.
+    with pytest.raises(MissingKeyError, match="k3"):
+        log.told(principal(), Keyring(keys, "k3").mac_key(GATEWAY))
+
+
+@pytest.mark.requirement("ST-06")
+def test_any_older_key_proves_that_a_newer_one_exists_up_to_six_rotations_later() -> None:
+    keys = {f"k{n}": bytes([n]) * 32 for n in range(1, 9)}
+    newest = Keyring(keys, "k8").mac_key(GATEWAY)
+    assert len(newest.name) < 256
+    for known in ("k2", "k7"):
+        with pytest.raises(MissingKeyError, match="k8"):
+            Keyring({known: keys[known]}, known).known_mac_key(newest.name)
+    assert Keyring({"k1": keys["k1"]}, "k1").known_mac_key(newest.name) is None
+
+
+@pytest.mark.requirement("ST-06")
+def test_the_order_of_the_keys_in_their_file_decides_on_no_record() -> None:
+    turned = Keyring(dict(reversed(KEYS.items())), "k1")
+    for active in KEYS:
+        key = Keyring(KEYS, active).mac_key(GATEWAY)
+        assert turned.known_mac_key(key.name) == key
+
+
+@pytest.mark.requirement("ST-06")
+@pytest.mark.parametrize("error", [SettingsError("readable by others"), PermissionError(13, "denied")])
+def test_keys_that_cannot_be_read_again_stop_the_reader_and_reject_nothing(error: Exception) -> None:
+    def reload() -> Keyring:
+        raise error
+
+    stale = Partitions(Keyring({"k1": KEYS["k1"]}, "k1", reload))
+    stale.require()
+    with pytest.raises(MissingKeyError, match=r"k2.*(readable by others|denied)"):
+        stale.told(principal(), Keyring(KEYS, "k2").mac_key(GATEWAY))
+
+
+@pytest.mark.requirement("ST-06")
+def test_hostile_names_of_keys_take_a_bounded_memory(log: Partitions) -> None:
+    known = KEYRING.mac_key(GATEWAY).name
+    for letters in itertools.islice(itertools.product("abcdefghij", repeat=4), 3_000):
+        forged = MacKey(known.replace("gateway", "".join(letters)), "k1", GATEWAY, bytes(32))
+        assert log.told(principal(), forged) == ("rejected", "unauthenticated_record")
+    assert len(KEYRING._mac_keys) <= 1_000
+    assert log.told(principal()) == ("accepted", None)
