@@ -11,10 +11,11 @@ import base64
 import copy
 import hashlib
 import hmac
+import itertools
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,7 +31,12 @@ from schemas.wire.signing import Signer
 _NONCE_BYTES: Final = 12
 _KEY_BYTES: Final = 32
 _SIGNER_CACHE: Final = 50_000
-_MAC_KEY: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127}):([0-9a-f]{16})/([a-z]{1,16})")
+_MAC_KEY: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127}):((?:[0-9a-f]{16})*)/([a-z]{1,16})")
+# Of the master keys that are older than the one in a name of a MAC key, so many newest prove that it exists.
+_PROOFS_MOST: Final = 6
+_PROOF_BYTES: Final = 8
+# Hostile records have many names.
+_MAC_KEYS_CACHE: Final = 1_000
 
 
 class UnsealError(Exception):
@@ -45,7 +51,7 @@ class MacKey(NamedTuple):
     """A key for the MACs of records.
 
     Attributes:
-        name: its name in the header `ce_mackey`, `<id of the master key>:<proof>/<signer>`.
+        name: its name in the header `ce_mackey`, `<id of the master key>:<proofs>/<signer>`.
         master: the id of the master key from which it is derived.
         signer: the process, or group of processes, that has the key (`schemas.keys.record_macs`).
         key: its 32 bytes.
@@ -81,9 +87,11 @@ class Keyring:
         self._ciphers = {i: AESGCM(key) for i, key in keys.items()}
         self._nonce_keys = {i: hmac.digest(key, b"trunkline nonce", "sha256") for i, key in keys.items()}
         self._derive_keys = {i: hmac.digest(key, b"trunkline derive", "sha256") for i, key in keys.items()}
-        self._signers: dict[str, tuple[str, Signer]] = {}
+        # By the sealed text, and the job or the purpose that it is for: another may have a copy of it.
+        self._signers: dict[tuple[str, str], Signer] = {}
         self._mac_keys: dict[str, MacKey] = {}
         self._reload = reload
+        self._oldest: Keyring | None = None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -117,7 +125,10 @@ class Keyring:
         A rotation adds keys and activates one of them. The oldest key stays, so `derive` of this copy returns
         the same bytes after a rotation.
         """
-        return self.under(next(iter(self._ciphers)))
+        key_id = next(iter(self._ciphers))
+        if self._oldest is None or self._oldest.active != key_id:
+            self._oldest = self.under(key_id)
+        return self._oldest
 
     def seal(self, plaintext: bytes, purpose: str) -> str:
         """Encrypt `plaintext` under the active key and return `<key id>:<base64 of nonce and ciphertext>`.
@@ -141,15 +152,20 @@ class Keyring:
 
     def mac_key(self, signer: str) -> MacKey:
         """Return the key for the MACs of records that `signer` appends, derived from the active key."""
-        name = f"{self.active}:{self._proof_of(self.active)}/{signer}"
-        return MacKey(name, self.active, signer, self.derive(f"record-mac/{signer}"))
+        older = list(itertools.takewhile(lambda key_id: key_id != self.active, self._ciphers))
+        proofs = "".join(self._proof(self.active, by).hex() for by in older[-_PROOFS_MOST:])
+        return self._mac_key(f"{self.active}:{proofs}/{signer}", self.active, signer)
 
-    def known_mac_key(self, name: str) -> MacKey | None:
-        """Return the key with the name `name`, or `None` if this installation never made a key of that name.
+    def known_mac_key(self, name: str, ended: Collection[str] = ()) -> MacKey | None:
+        """Return the key with the name `name`, or `None` if the master key in it is not proven to exist.
 
-        A name has a proof, made with the oldest master key, that the master key in it exists. So a forged name
-        is told from the name of a key that was added after this process read its keys. In the latter case, the
-        keys are read again.
+        A name has proofs, each made with an older master key, that the master key in it exists. So a forged
+        name is told from the name of a key that was added after this process read its keys. In the latter case,
+        the keys are read again.
+
+        Args:
+            name: the name, as `mac_key` makes it.
+            ended: the master keys that may be in the hands of others. Their proofs do not count.
 
         Raises:
             MissingKeyError: the master key exists, and is not even among the keys that were read again.
@@ -158,29 +174,44 @@ class Keyring:
         if known is not None:
             return known
         parts = _MAC_KEY.fullmatch(name)
-        if parts is None or not hmac.compare_digest(parts[2], self._proof_of(parts[1])):
+        if parts is None:
             return None
-        master, signer = parts[1], parts[3]
+        master, proofs, signer = parts.groups()
         if master not in self._ciphers:
+            if not self._is_proven(master, bytes.fromhex(proofs), ended):
+                return None
             self._read_again(master)
-        self._mac_keys[name] = self.under(master).mac_key(signer)
-        return self._mac_keys[name]
+        if len(self._mac_keys) >= _MAC_KEYS_CACHE:
+            self._mac_keys.clear()
+        key = self._mac_keys[name] = self._mac_key(name, master, signer)
+        return key
 
-    def _proof_of(self, master: str) -> str:
-        return self.oldest.derive(f"master-key/{master}")[:8].hex()
+    def _mac_key(self, name: str, master: str, signer: str) -> MacKey:
+        return MacKey(name, master, signer, self.under(master).derive(f"record-mac/{signer}"))
+
+    def _proof(self, master: str, by: str) -> bytes:
+        """Return the proof, made with the key `by`, that the master key with the id `master` exists."""
+        return self.under(by).derive(f"master-key/{master}")[:_PROOF_BYTES]
+
+    def _is_proven(self, master: str, proofs: bytes, ended: Collection[str]) -> bool:
+        given = [proofs[at : at + _PROOF_BYTES] for at in range(0, len(proofs), _PROOF_BYTES)]
+        right = [self._proof(master, by) for by in self._ciphers if by not in ended]
+        return any(hmac.compare_digest(one, other) for one in given for other in right)
 
     def _read_again(self, master: str) -> None:
-        found = None if self._reload is None else self._reload()
+        lacks = f"the log has records under the master key {master}, which this process does not have"
+        try:
+            found = None if self._reload is None else self._reload()
+        except (SettingsError, OSError) as error:
+            raise MissingKeyError(f"{lacks}, and the keys cannot be read again: {error}") from error
         if found is None or master not in found._ciphers:
-            raise MissingKeyError(
-                f"the log has records under the master key {master}, which this process does not have: "
-                "copy the file of the master keys to this machine, and start again"
-            )
+            raise MissingKeyError(f"{lacks}: copy the file of the master keys to this machine, and start again")
         self._ciphers, self._nonce_keys, self._derive_keys = (
             found._ciphers,
             found._nonce_keys,
             found._derive_keys,
         )
+        self._oldest = None
 
     def open(self, sealed: str, purpose: str) -> bytes:
         """Decrypt a text that `seal` made for the same purpose, and return the plaintext.
@@ -208,7 +239,8 @@ class Keyring:
         Raises:
             UnsealError: the keyring lacks the key, or the text was sealed for another job or changed.
         """
-        return self.signer(sealed, job_secret_purpose(job_id))
+        known = self._signers.get((sealed, job_id))
+        return known or self._opened_signer(sealed, job_secret_purpose(job_id), job_id)
 
     def signer(self, sealed: str, purpose: str) -> Signer:
         """Open a secret sealed for `purpose` and return a `Signer` that signs and verifies with it.
@@ -218,15 +250,14 @@ class Keyring:
         Raises:
             UnsealError: the keyring lacks the key, or the text was sealed for another purpose or changed.
         """
-        known = self._signers.get(sealed)
-        # Compare the purpose as well: another registration may contain a copy of the sealed text.
-        if known is not None and known[0] == purpose:
-            return known[1]
+        known = self._signers.get((sealed, purpose))
+        return known or self._opened_signer(sealed, purpose, purpose)
+
+    def _opened_signer(self, sealed: str, purpose: str, known_by: str) -> Signer:
         secret = self.open(sealed, purpose).decode("utf-8")
         if len(self._signers) >= _SIGNER_CACHE:
             self._signers.clear()
-        signer = Signer(secret)
-        self._signers[sealed] = (purpose, signer)
+        signer = self._signers[sealed, known_by] = Signer(secret)
         return signer
 
 

@@ -15,10 +15,11 @@ down. If programs run on other machines, rotate in two steps:
   trunkline keys rotate master --add-only               then copy the file to all, and restart them all
   trunkline keys rotate master --activate k0a1b2c3d     then restart them again at any time
 
-If somebody knows the old key, end it as soon as all programs were restarted with the new one.
+If somebody knows the old key, end it as soon as all programs were restarted with the new one. A bridge with a
+key file of its own needs a new file first ('keys mac'). Records under an ended key are lost.
 
 Exit codes: 0; 2 wrong arguments; 3 no such key, agent or job; 4 refused, as while the stack runs, or for a job
-that has ended; 5 the gateway or Kafka does not answer.
+that has ended, or for a key in use; 5 the gateway or Kafka does not answer.
 """
 
 from __future__ import annotations
@@ -40,28 +41,34 @@ _KINDS: Final = Actions()
 
 @ACTIONS.add()
 def _list(call: Call) -> int:
-    """List the master keys by id, the oldest first, and which of them seals."""
+    """List the master keys by id, the oldest first: which one seals, and which have ended."""
+    from connectors.cli.keys.key_use_reader import ended_keys
     from connectors.tls_keys.master_keys import master_keys
 
-    found = master_keys(call.settings)
+    found, ended = master_keys(call.settings), ended_keys(call.settings)
     if call.json:
-        print(json.dumps({"master": [{"key_id": key.key_id, "active": key.is_active} for key in found]}))
+        shown = [{"key_id": key.key_id, "active": key.is_active, "ended": key.key_id in ended} for key in found]
+        print(json.dumps({"master": shown}))
         return 0
     for key in found:
-        print(f"master  {key.key_id}  {'seals and opens' if key.is_active else 'opens'}")
+        what = "seals and opens" if key.is_active else "opens"
+        print(f"master  {key.key_id}  {what}{', ended for new records' if key.key_id in ended else ''}")
     print("Keys of an agent: trunkline agents status NAME")
     return 0
 
 
 @ACTIONS.add(
-    argument("key_id", "the id of the master key", metavar="ID"), example="trunkline keys end k0a1b2c3d"
+    argument("key_id", "the id of the master key", metavar="ID"),
+    flag("--force", "end it although programs may still append under it; their records are then rejected"),
+    example="trunkline keys end k0a1b2c3d",
 )
 def _end(call: Call) -> int:
     """End a master key for new records: from now on, the log takes none that were made with it."""
     from connectors.log.publisher import Publisher
     from connectors.tls_keys.master_keys import master_keys
     from schemas.log_access.event_topic import check_topic
-    from schemas.streams.control.record_macs import mac_key_ended_records
+    from schemas.streams.control.record_macs import mac_key_ended_records, macs_required_records
+    from schemas.tables.fold_version import check_fold_version
 
     known, kafka = {key.key_id: key for key in master_keys(call.settings)}, call.settings.kafka
     if call.key_id not in known:
@@ -70,8 +77,18 @@ def _end(call: Call) -> int:
         raise Refused(
             f"{call.key_id} is the active key: first 'trunkline keys rotate master', and restart all programs"
         )
+    (active,) = [key.key_id for key in known.values() if key.is_active]
     check_topic(call.settings)
+    check_fold_version(call.settings)
+    _refuse_ended(call, active)
+    if not call.force:
+        _check_not_in_use(call, active)
+    # A partition in which no MAC is required has no keys that could end. The former records are duplicates
+    # in any other partition.
+    required = list(macs_required_records(kafka.partitions))
     with Publisher(call.settings) as publisher:
+        for append in [publisher.append(record) for record in required]:
+            append.result(kafka.delivery_timeout_s)
         appends = [publisher.append(record) for record in mac_key_ended_records(kafka.partitions, call.key_id)]
         ends = {
             str(at.partition): at.offset for at in (one.result(kafka.delivery_timeout_s) for one in appends)
@@ -81,6 +98,36 @@ def _end(call: Call) -> int:
     else:
         print(f"master key {call.key_id} ends: later records that were made with it are rejected")
     return 0
+
+
+def _refuse_ended(call: Call, key_id: str) -> None:
+    """Raise Refused if a master key that is active, or is to be, has ended."""
+    from connectors.cli.keys.key_use_reader import ended_keys
+
+    if key_id in ended_keys(call.settings):
+        raise Refused(
+            f"master key {key_id} has ended: records that are made with it are rejected. Make another one "
+            "active: 'trunkline keys rotate master'"
+        )
+
+
+def _check_not_in_use(call: Call, active: str) -> None:
+    """Raise Refused if programs may still append records under the master key of the call."""
+    from connectors.cli.keys.key_use_reader import parts_with_older_keys, signers_still_under
+
+    force = "With --force the key ends now, and records that are still made with it are lost"
+    if parts := parts_with_older_keys(call.settings):
+        raise Refused(
+            f"{', '.join(parts)} started before {call.settings.key_file} changed, and may use the older key: "
+            f"restart the stack ('trunkline down', 'trunkline up'), then do this again. {force}"
+        )
+    if signers := signers_still_under(call.settings, call.key_id, active):
+        shown = ", ".join(f"{name} (at {at:%H:%M:%S} UTC)" for name, at in sorted(signers.items()))
+        raise Refused(
+            f"programs may still append under {call.key_id}. In the ledger, these did last: {shown}. Restart "
+            f"each with {active}; a bridge with a key file of its own needs a new one ('trunkline keys mac'). "
+            f"Then do this again. A program that has appended nothing since is still named. {force}"
+        )
 
 
 @ACTIONS.add(
@@ -120,6 +167,7 @@ def _master(call: Call) -> int:
         key_id = add_key(call.settings)
         state = "opens; restart every program with this file, then --activate it"
     elif call.activate is not None:
+        _refuse_ended(call, call.activate)
         activate(call.settings, call.activate)
         key_id, state = call.activate, "seals, in each program from its next start on"
     else:
