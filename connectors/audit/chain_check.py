@@ -155,6 +155,7 @@ class CheckedChain:
         """Report offsets without a row.
 
         The topic has a record at each offset: no record is ever deleted, and our producers use no transactions.
+        The end of another program's transaction has none, and is reported, too.
         """
         if root.first > end:
             text = f"never settled: {offsets_text(root.partition, end, root.first - 1)}"

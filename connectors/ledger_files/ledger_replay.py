@@ -101,7 +101,7 @@ def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
         # A new MAC must not vouch for a record of which nobody knows who appended it.
         if envelope.type not in SIGNED_BY_AUTHOR and not has_valid_mac(record, envelope, keyring):
             raise Refused(
-                f"{at} was logged without a MAC: nobody knows who appended it; send it again by its door"
+                f"{at} was logged without a valid MAC: nobody knows who appended it; send it again by its door"
             )
         headers = dict(zip(record.header_names, record.header_values, strict=True))
         traceparent = (headers.get("traceparent") or b"").decode("ascii")

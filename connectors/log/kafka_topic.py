@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any, Final
 
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
 from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
 
+from connectors.log.kafka_records import repair_kafka_client, to_record
 from connectors.log.publisher import Publisher
+from schemas.errors import BackboneUnreachable
 from schemas.keys.record_macs import GATEWAY, load_mac_key
+from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import (
     REACH_TIMEOUT_S,
+    TopicMismatchError,
     TopicMissingError,
     admin_client,
     check_log_is_not_lost,
@@ -23,8 +29,14 @@ from schemas.log_access.event_topic import (
     topic_reader,
 )
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.control.control_fold import topology_record
-from schemas.streams.control.record_macs import macs_required_records
+from schemas.streams.authentication import has_valid_mac
+from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, topology_record
+from schemas.streams.control.record_macs import MACS_REQUIRED, macs_required_records
+from schemas.tables.ledger import LEDGER
+from schemas.wire.record import BadEnvelopeError, Record, read_envelope
+
+# Several callers of `ensure_topic` at once may each have appended the first records.
+_FIRST: Final = 16
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,69 @@ def append_first_records(settings: Settings) -> None:
     with Publisher(settings) as publisher:
         for append in [publisher.append(record) for record in first]:
             append.result(kafka.delivery_timeout_s)
+
+
+def check_first_records(settings: Settings) -> None:
+    """Check that a process of this installation made the topic, unless the ledger has records of it.
+
+    Anybody with the login at Kafka can make the topic first, and append records without MACs. They would count,
+    because records before `control.macs_required` need none. So each partition must begin with this record, or
+    be empty. Only the topology may come before it.
+
+    Raises:
+        TopicMismatchError: Other records are in front, or the first ones have no valid MAC.
+        BackboneUnreachable: Kafka does not answer.
+        SettingsError: There are no master keys.
+        OSError: The ledger cannot be read.
+    """
+    from schemas.tables.delta_files import has_rows  # a late import: few programs need tables for this
+
+    if has_rows(settings.table_path(LEDGER)):
+        return
+    keyring = load_keyring(settings)
+    wrong = [n for n, found in _first_records(settings.kafka).items() if not _begins_with_macs(found, keyring)]
+    if wrong:
+        topic = settings.kafka.topic
+        raise TopicMismatchError(
+            f"topic {topic!r} has records in front of its {MACS_REQUIRED}, or that is not by the "
+            f"keys in {settings.key_file}, in partition {', '.join(map(str, sorted(wrong)))}; and no ledger "
+            "knows them. Another program may have made the topic: delete it (kafka-topics --delete), or "
+            "choose another kafka.topic. If it is a log of yours, copy the file of its master keys to this "
+            "machine, and for a log from before MACs set data_dir or storage.tables to its tables"
+        )
+
+
+def _begins_with_macs(records: list[Record], keyring: Keyring) -> bool:
+    """Return whether the first records require MACs in their partition. A partition may also be empty."""
+    for record in records:
+        try:
+            envelope = read_envelope(record)
+        except BadEnvelopeError:
+            return False
+        is_first = envelope.type in (CONTROL_TOPOLOGY, MACS_REQUIRED)
+        if not is_first or not has_valid_mac(record, envelope, keyring):
+            return False
+        if envelope.type == MACS_REQUIRED:
+            return True
+    return not records
+
+
+def _first_records(kafka: KafkaSettings) -> dict[int, list[Record]]:
+    """Return the first records of each partition, at least 16 if there are as many."""
+    repair_kafka_client()
+    deadline = time.monotonic() + REACH_TIMEOUT_S
+    with topic_reader(kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+        found: dict[Any, list[Record]] = {where: [] for where in ends}
+        while consumer.assignment() - consumer.paused():
+            if time.monotonic() > deadline:
+                raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers} hands out no first records")
+            for where, end in ends.items():
+                if len(found[where]) >= _FIRST or consumer.position(where) >= end:
+                    consumer.pause(where)
+            for where, batch in consumer.poll(timeout_ms=200).items():
+                found[where] += map(to_record, batch)
+    return {where.partition: records for where, records in found.items()}
 
 
 def _is_empty(kafka: KafkaSettings) -> bool:

@@ -101,8 +101,6 @@ class Publisher:
         linger_ms: How long a record waits for others, to be sent together; 0 sends each at once.
         signer: The signer whose key makes the MACs of the records, one of `schemas.keys.record_macs.SIGNERS`.
         cut_beyond: A value of more bytes is cut to its first KiB. None: `limits.payload_bytes`.
-        in_flight: The number of simultaneous requests to Kafka. With 1, records that arrive during a request
-            are sent with the next one.
 
     Raises:
         BackboneUnreachable: Kafka cannot be reached within 10 s.
@@ -116,7 +114,6 @@ class Publisher:
         signer: str = GATEWAY,
         linger_ms: int = 0,
         cut_beyond: int | None = None,
-        in_flight: int = 5,
     ) -> None:
         kafka = settings.kafka
         self._mac_key = load_mac_key(settings, signer)
@@ -131,7 +128,7 @@ class Publisher:
         self._closed = threading.Event()
         self._client_error: KafkaError | None = None
         reach_kafka(kafka)
-        options = producer_options(kafka, linger_ms=linger_ms, in_flight=in_flight)
+        options = producer_options(kafka, linger_ms=linger_ms)
         self._producer: Any = Producer(options | {"error_cb": self._on_error})
         self._fetch_metadata()
         self._service = threading.Thread(target=self._serve, name="publisher", daemon=True)
@@ -151,6 +148,9 @@ class Publisher:
         append.set_running_or_notify_cancel()
 
         def answered(error: KafkaError | None, message: Any) -> None:
+            if error is None and message.offset() is None:
+                # Kafka calls the record a repetition of one that it has, and does not say where that is.
+                error = KafkaError(KafkaError.DUPLICATE_SEQUENCE_NUMBER)
             if error is not None:
                 self._fail(KafkaException(error))
             self._give_room(size)
@@ -344,10 +344,10 @@ def _text_of(error: Exception | None) -> str:
     return str(error or "too slow")
 
 
-def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) -> dict[str, Any]:
+def producer_options(kafka: KafkaSettings, *, linger_ms: int) -> dict[str, Any]:
     """Return the options of a librdkafka producer, which librdkafka's CONFIGURATION.md explains.
 
-    A record waits `linger_ms` for others, and a broker gets at most `in_flight` requests at a time.
+    A record waits `linger_ms` for others, and those that arrive during a request are sent with the next one.
     """
     delivery_ms = int(kafka.delivery_timeout_s * 1000)
     return {
@@ -360,7 +360,9 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
         "message.timeout.ms": 0,
         "acks": "all",
         "linger.ms": linger_ms,
-        "max.in.flight.requests.per.connection": in_flight,
+        # A broker that knows nothing of a producer takes any of its sequence numbers as the first. So if it
+        # is not ready for a first request, a second one at the same time may overtake that (decision 0035).
+        "max.in.flight.requests.per.connection": 1,
         "request.timeout.ms": max(100, min(delivery_ms // 2, 10_000)),
         "socket.timeout.ms": 10_000,
         "message.max.bytes": kafka.record_limit_bytes - _BATCH_HEAD_BYTES,

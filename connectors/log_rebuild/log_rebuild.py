@@ -22,8 +22,8 @@ from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
-from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
-from schemas.streams.control.record_macs import macs_stream
+from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM, topology_record
+from schemas.streams.control.record_macs import macs_required_records
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import Record
 
@@ -193,19 +193,22 @@ class LogRebuild:
     def _has_first_records_alone(self, ledger: LedgerLog, state: rebuilt_topic.TopicState) -> bool:
         """Return whether the topic has only the records with which each new topic begins.
 
-        That is so after a first start that did not know of the ledger. The records have another time than
-        those in the ledger.
+        That is so after a first start that did not know of the ledger. The records have the content that the
+        settings give them, and another time than those in the ledger.
         """
         where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
-        if not state.ends[where] or any(end > 1 + (number == where) for number, end in state.ends.items()):
+        is_cut = any(state.begins.values())
+        if is_cut or any(end > 1 + (number == where) for number, end in state.ends.items()):
             return False
+        kafka = self._kafka
+        topology = topology_record(kafka.partitions, kafka.epoch)
+        first = {(one.key, one.value) for one in (topology, *macs_required_records(kafka.partitions))}
         for number, end in state.ends.items():
-            with closing(rebuilt_topic.records(self._kafka, number, 0, end)) as found:
+            with closing(rebuilt_topic.records(kafka, number, 0, end)) as found:
                 records = list(found)
-            first = {TOPOLOGY_STREAM.encode(), macs_stream(number).encode()}
-            if not first >= {record.key for record in records}:
+            if not first >= {(record.key, record.value) for record in records}:
                 return False
-            if number == where and next(ledger.windows(where, 0, 1))[0].is_same(records[0]):
+            if number == where and (not records or next(ledger.windows(where, 0, 1))[0].is_same(records[0])):
                 return False
         return True
 

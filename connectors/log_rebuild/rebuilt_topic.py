@@ -176,7 +176,7 @@ class TopicWriter:
         self._kafka = kafka
         self._wrong: TrunklineError | None = None
         self._answered_at = 0.0
-        options = producer_options(kafka, linger_ms=20, in_flight=5) | {
+        options = producer_options(kafka, linger_ms=20) | {
             "client.id": "trunkline-log-rebuild",
             "batch.size": min(_BATCH_BYTES, kafka.record_limit_bytes // 2),
             "queue.buffering.max.kbytes": _WAITING_KBYTES,

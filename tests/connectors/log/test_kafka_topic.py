@@ -8,18 +8,29 @@ from collections import Counter
 
 import pytest
 from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 
 from connectors.local_stack import free_port
-from connectors.log.kafka_topic import ensure_topic
+from connectors.log.kafka_topic import append_first_records, check_first_records, ensure_topic
 from connectors.log.publisher import Publisher
+from connectors.tls_keys.master_keys import rotate
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.event_topic import TopicMismatchError, TopicMissingError, check_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.event_topic import (
+    TopicMismatchError,
+    TopicMissingError,
+    admin_client,
+    check_topic,
+    topic_config,
+)
 from schemas.log_access.kafka_clients import client_options
-from schemas.streams.control.control_fold import topology_record
+from schemas.streams.control.control_fold import TOPOLOGY_STREAM, topology_record
 from schemas.streams.control.record_macs import macs_required_records
+from schemas.streams.principal.principals import OPERATOR, PRINCIPAL_ADDED, PrincipalAddition
+from schemas.wire.partitions import partition_for
 from tests.broker_processes import with_kafka
-from tests.raw_records import read_to_end
+from tests.raw_records import append_raw, raw, read_to_end
+from tests.settled_topic import settle_topic
 
 
 def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbone_settings):
@@ -113,3 +124,59 @@ def test_an_unreachable_kafka_is_an_error_within_a_bounded_time(backbone_setting
             call(settings)
         assert time.monotonic() - begun < 12
         assert caught.value.exit_code == 5
+
+
+def made_by_an_attacker(settings):
+    kafka = settings.kafka
+    with admin_client(kafka) as admin:
+        admin.create_topics([NewTopic(kafka.topic, 4, 1, topic_configs=topic_config(kafka))])
+        admin.wait_for_topics([kafka.topic], timeout_ms=10_000)
+
+
+def operator_without_mac(settings, name="mallory"):
+    body = PrincipalAddition(principal=name, role=OPERATOR, token_sha256="0" * 64)
+    append_raw(
+        settings, [raw(body.record(PRINCIPAL_ADDED, f"principal/{name}", door="cli", principal=OPERATOR))]
+    )
+
+
+@pytest.mark.requirement("ST-04")
+def test_a_topic_that_an_attacker_made_and_filled_first_is_refused_without_a_ledger(backbone_settings, keyring):
+    settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".planted")
+    made_by_an_attacker(settings)
+    append_raw(settings, [raw(topology_record(4, 1))])
+    operator_without_mac(settings)
+    ensure_topic(settings)
+    with pytest.raises(TopicMismatchError, match=r"records in front of its control\.macs_required"):
+        check_first_records(settings)
+    # As a log from before MACs, whose records the ledger has.
+    settle_topic(settings, keyring)
+    check_first_records(settings)
+
+
+@pytest.mark.requirement("ST-04")
+def test_a_topic_of_this_installation_is_accepted_until_other_master_keys_are_used(backbone_settings, tmp_path):
+    check_first_records(backbone_settings)
+    append_first_records(backbone_settings)
+    operator_without_mac(backbone_settings)
+    rotate(backbone_settings)
+    check_first_records(backbone_settings)
+    elsewhere = backbone_settings.model_copy(update={"data_dir": tmp_path / "elsewhere"})
+    ensure_keyring(elsewhere)
+    with pytest.raises(TopicMismatchError, match=r"in partition 0, 1, 2, 3;"):
+        check_first_records(elsewhere)
+
+
+@pytest.mark.requirement("ST-04")
+def test_a_record_that_comes_between_the_topic_and_its_first_records_is_found(backbone_settings):
+    settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".between")
+    made_by_an_attacker(settings)
+    check_first_records(settings)
+    # `check_topic` looks at the partition of the topology alone.
+    where = partition_for(TOPOLOGY_STREAM.encode(), 4)
+    name = next(f"m{n}" for n in range(99) if partition_for(f"principal/m{n}".encode(), 4) != where)
+    operator_without_mac(settings, name)
+    append_first_records(settings)
+    check_topic(settings)
+    with pytest.raises(TopicMismatchError, match=r"in partition \d;"):
+        check_first_records(settings)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from kafka import TopicPartition
 
 from connectors.audit.verification import verify
 from connectors.live.live_view import LiveView
@@ -14,8 +15,9 @@ from connectors.log_rebuild.log_rebuild import WRITTEN, LogRebuild, RebuildPlan,
 from connectors.log_rebuild.rebuilt_topic import delete_topic, end_rebuilding, topic_state
 from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, check_topic
+from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, admin_client, check_topic
 from schemas.settings.settings import Settings
+from schemas.streams.control.control_fold import TOPOLOGY_STREAM
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record
@@ -57,11 +59,11 @@ def written_log(settings: Settings, keyring: Keyring, count: int = 60) -> dict[i
     return records_in_topic(settings)
 
 
-def made_anew(settings: Settings, folder: Path) -> None:
+def made_anew(settings: Settings, folder: Path, epoch: int = 1) -> None:
     """Delete the topic and make it as a first start does, which knows of no ledger."""
     delete_topic(settings.kafka)
     elsewhere = {"data_dir": folder / "of another start", "master_key_file": settings.key_file}
-    ensure_topic(settings.model_copy(update=elsewhere))
+    ensure_topic(with_kafka(settings, epoch=epoch).model_copy(update=elsewhere))
 
 
 @pytest.mark.requirement("OP-30")
@@ -194,6 +196,27 @@ def test_a_topic_with_other_records_than_the_ledger_is_refused_and_stays_as_it_i
     ):
         rebuild(backbone_settings, keyring)
     assert records_in_topic(backbone_settings) == found
+
+
+@pytest.mark.requirement("OP-33")
+def test_a_new_topic_of_another_epoch_or_without_its_first_records_is_refused_and_stays_as_it_is(
+    backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    written_log(backbone_settings, keyring)
+    settle_topic(backbone_settings, keyring)
+    made_anew(backbone_settings, tmp_path, epoch=2)
+    found = records_in_topic(backbone_settings)
+    with pytest.raises(Refused, match="is not the one that the ledger has there"):
+        rebuild(backbone_settings, keyring)
+    assert records_in_topic(backbone_settings) == found
+    made_anew(backbone_settings, tmp_path)
+    first = TopicPartition(backbone_settings.kafka.topic, partition_for(TOPOLOGY_STREAM.encode(), 4))
+    with admin_client(backbone_settings.kafka) as admin:
+        admin.delete_records({first: -1})
+    with pytest.raises(Refused, match=rf"no longer has its first records, in partition {first.partition} "):
+        rebuild(backbone_settings, keyring)
+    state = topic_state(backbone_settings.kafka)
+    assert state is not None and state.begins[first.partition] == state.ends[first.partition] == 2
 
 
 @pytest.mark.requirement("OP-33")
