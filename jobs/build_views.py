@@ -47,7 +47,7 @@ class ViewBuilder:
     def __init__(self, settings: Settings) -> None:
         self.lock = threading.Lock()
         self.tables = open_tables(settings)
-        self._ledger = settings.table_path(LEDGER)
+        self._ledger = DeltaTable(settings.table_path(LEDGER))
         self._span = 1
 
     @property
@@ -65,12 +65,14 @@ class ViewBuilder:
             Refused: The commits cannot be read, for example because maintenance has removed them. The views
                 must be rebuilt (jobs/rebuild_views.py).
         """
-        ledger, seen = DeltaTable(self._ledger), self.progress.ledger_version
-        last = min(ledger.version(), seen + self._span)
+        # Opening the table anew would read the names of all of its files in each round.
+        self._ledger.update_incremental()
+        seen = self.progress.ledger_version
+        last = min(self._ledger.version(), seen + self._span)
         commits = last - seen
         if commits <= 0:
             return 0
-        rows = read_changes(ledger, seen + 1, last)
+        rows = read_changes(self._ledger, seen + 1, last)
         if rows.num_rows:
             self._apply(rows, last)
         else:

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -95,13 +97,13 @@ def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
         ledger: The ledger, read at the version at which it was loaded.
     """
     offsets: dict[int, int] = {}
-    removed: dict[tuple[str, Key], int] = {}
-    for rows in chunks(ledger):
-        changes = changes_of(rows)
-        offsets = newest(offsets, changes.next_offsets)
-        for name, table in tables.items():
-            found = changes.tables[name].items()
-            table.apply({key: one for key, one in found if not is_outdated(removed, name, key, one)})
+    with closing(Removals()) as removed:
+        for rows in chunks(ledger):
+            changes = changes_of(rows)
+            offsets = newest(offsets, changes.next_offsets)
+            for name, table in tables.items():
+                found = changes.tables[name].items()
+                table.apply({key: one for key, one in found if not removed.is_outdated(name, key, one)})
     progress = ViewProgress(offsets, ledger.version())
     tables[STREAM_ENTRIES].note(progress)
     for table in tables.values():
@@ -109,21 +111,36 @@ def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
     return progress
 
 
-def is_outdated(removed: dict[tuple[str, Key], int], name: str, key: Key, change: RowChange) -> bool:
-    """Return whether a later record has already removed the row that `change` writes.
+class Removals:
+    """The last known removal of each removed row, in a temporary database. There may be very many of them.
 
     Ledger rows come in no order. So a removal must be remembered, or an older change would bring the row back.
-
-    Args:
-        removed: The offset of the last known removal, by table and key. A removal in `change` is added to it.
-        name: The name of the view table.
-        key: The key of the row.
-        change: The change to check.
     """
-    last = removed.get((name, key), -1)
-    if change.row is None and change.offset > last:
-        removed[name, key] = change.offset
-    return change.offset < last
+
+    def __init__(self) -> None:
+        # SQLite keeps it in memory while it is small, and deletes its file when it is closed.
+        self._known = sqlite3.connect("", isolation_level=None)
+        self._known.execute("PRAGMA journal_mode = OFF")
+        self._known.execute("CREATE TABLE removed (row BLOB PRIMARY KEY, offset INTEGER) WITHOUT ROWID")
+
+    def is_outdated(self, table: str, key: Key, change: RowChange) -> bool:
+        """Return whether a later record has already removed the row that `change` writes, and note a removal.
+
+        Args:
+            table: The name of the view table.
+            key: The key of the row.
+            change: The change to check.
+        """
+        row = msgspec.msgpack.encode((table, key))
+        found = self._known.execute("SELECT offset FROM removed WHERE row = ?", (row,)).fetchone()
+        last = -1 if found is None else found[0]
+        if change.row is None and change.offset > last:
+            self._known.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (row, change.offset))
+        return bool(change.offset < last)
+
+    def close(self) -> None:
+        """Delete the temporary database."""
+        self._known.close()
 
 
 def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:

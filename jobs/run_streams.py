@@ -3,7 +3,8 @@
 Reads: the inputs of settle_events and build_views.
 Owns: their outputs; it holds the lock of the views (view_lock.py) while it runs.
 Guarantees: either all run or none. If one fails, all stop, with exit code 1 and the reason.
-On restart: each continues as its module says; settle_events first, because a recovery needs the views at rest.
+On restart: each continues as its module says. Missing views are built before settle_events starts, because its
+tasks read stream_entries.
 
 Run it with spark-submit, with the usual settings (conf/trunkline.yaml, TRUNKLINE__… variables).
 """
@@ -23,7 +24,7 @@ from pyspark.sql import SparkSession
 from jobs import build_views, settle_events
 from jobs.driver.background import exit_code_of
 from jobs.ledger.audit_trail import AuditThread
-from jobs.ledger.ledger_table import LedgerCheckpoints
+from jobs.ledger.ledger_table import LedgerCheckpoints, prepare_ledger
 from jobs.maintain_tables import Maintenance
 from jobs.views.view_lock import views_lock
 from schemas.errors import BackboneUnreachable
@@ -72,9 +73,12 @@ def run(
         The reason of a failure; None after a stop without one.
 
     Raises:
-        TrunklineError: A part cannot start, for example because its checkpoint is damaged or Kafka does not
-            answer.
+        TrunklineError: A part cannot start, for example because the views are ahead of the ledger or Kafka
+            does not answer.
     """
+    prepare_ledger(settings)
+    # A rebuild puts other tables in the place of those that the first tasks read.
+    build_views.prepare(settings)
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
         audit = AuditThread(settings)
@@ -83,7 +87,6 @@ def run(
         query = settle_events.start(spark, settings, after_batch=checkpoints.committed)
         parts.callback(query.stop)
         audit.start()
-        build_views.prepare(settings)
         builder = build_views.ViewBuilder(settings)
         parts.callback(builder.close)
         views = build_views.ViewThread(settings, builder)
@@ -101,6 +104,8 @@ def run(
         reasons = [] if query.isActive else [f"{query.name}: {query.exception() or 'ended by itself'}"]
         if views.failure is not None:
             reasons.append(f"build_views: {views.failure}")
+    if not reasons:
+        settle_events.trust_stores(settings)
     return "; ".join(reasons) or None
 
 

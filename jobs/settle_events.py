@@ -27,7 +27,7 @@ from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settling.ledger_sink import LedgerSink
 from jobs.settling.partition_state import StageSettings
 from jobs.settling.partition_task import KeyringSource, settle_partitions
-from jobs.settling.start_checks import check_conf, check_ledger_topic, check_log
+from jobs.settling.start_checks import StartRefused, check_conf, check_ledger_topic, check_log
 from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security
@@ -37,6 +37,9 @@ from schemas.tables.ledger import LEDGER
 from schemas.tables.spark_types import LEDGER_FILE
 
 QUERY_NAME = "settle_events"
+# A file with the ledger's end at the start, from a start until the end of a run without a failure.
+_STARTED_AT = "started_at"
+_SPLITTING = ("minpartitions", "maxrecordsperpartition")
 
 
 def read_records(
@@ -45,7 +48,13 @@ def read_records(
     """Return the Kafka topic as a streaming frame, with headers, from the topic's beginning.
 
     `options` are further options of Spark's Kafka source, which replace the usual ones. None: there are none.
+
+    Raises:
+        ValueError: An option would split a Kafka partition among tasks.
     """
+    splitting = sorted(name for name in options or {} if name.lower() in _SPLITTING)
+    if splitting:
+        raise ValueError(f"{splitting} would split a partition among tasks, and one task must settle it")
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
@@ -127,8 +136,7 @@ def start(
     sink = LedgerSink(settings, after_batch)
     check_log(settings.kafka, sink.ends)
     checkpoint = settings.state_path / "checkpoint"
-    # The ledger has the progress. A checkpoint of an earlier query is of no use.
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    _delete_checkpoint(checkpoint)
     _distrust_stores(settings, sink.ends)
     first = {str(number): sink.ends.get(number, 0) for number in range(settings.kafka.partitions)}
     offsets = {"startingOffsets": json.dumps({settings.kafka.topic: first})}
@@ -148,12 +156,30 @@ def start(
     return query
 
 
+def _delete_checkpoint(checkpoint: Path) -> None:
+    """Delete the checkpoint of an earlier query. The ledger has the progress, so nobody needs it."""
+    try:
+        shutil.rmtree(checkpoint)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StartRefused(
+            f"the checkpoint {checkpoint} of an earlier run cannot be deleted: delete it, its offsets are old "
+            f"({error})"
+        ) from error
+
+
+def trust_stores(settings: Settings) -> None:
+    """Let the next start keep the local stores. Call it after a run that was stopped without a failure."""
+    (settings.state_path / _STARTED_AT).unlink(missing_ok=True)
+
+
 def _distrust_stores(settings: Settings, ends: Mapping[int, int]) -> None:
-    """Delete the local stores of this machine if the run before this one has committed nothing.
+    """Delete the local stores of this machine if the run before this one failed and has committed nothing.
 
     A page of a damaged store may end the task's process, each time. No task could then say so.
     """
-    noted = settings.state_path / "started_at"
+    noted = settings.state_path / _STARTED_AT
     now = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
     if noted.exists() and noted.read_text(encoding="utf-8") == now:
         shutil.rmtree(settings.state_path / "settling", ignore_errors=True)

@@ -3,9 +3,9 @@
 Reads: the ledger's end and the views' progress.
 Owns: the property of the ledger with the version of the fold that settles it.
 Guarantees: the property changes only if ledger and views have the log up to the given offsets, under the lock
-of the views, so that no streams run meanwhile. The switch brings the views to the ledger's end. No row of the
-ledger is changed: the verdicts of the earlier version stay valid, and the new version reads its entries as they
-are.
+of the views, so that no streams run meanwhile. The switch brings the views to the ledger's end. It builds them
+anew if they have other columns. No row of the ledger is changed: verdicts of the earlier version stay valid,
+and the new version reads its entries as they are.
 On restart: starts again without any state.
 
 Exit codes: 0; 3 there is no ledger; 4 refused: not caught up, streams run, or the ledger is ahead.
@@ -22,9 +22,10 @@ from deltalake import DeltaTable
 
 from jobs.build_views import catch_up
 from jobs.driver.background import exit_code_of
-from jobs.rebuild_views import open_ledger
+from jobs.rebuild_views import open_ledger, rebuild
 from jobs.views.view_changes import ends_of
 from jobs.views.view_lock import views_lock
+from jobs.views.view_tables import WrongViewTable
 from schemas.errors import Refused
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.umask import keep_files_private
@@ -60,7 +61,8 @@ def state_of(settings: Settings) -> dict[str, Any]:
 def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
     """Switch the ledger to this program's fold version, and return the new state (see `state_of`).
 
-    Views that lack records of the ledger are first brought to its end.
+    Views that lack records of the ledger are first brought to its end. If they have other columns, they are
+    built anew.
 
     Args:
         settings: The settings of the tables.
@@ -69,8 +71,8 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
 
     Raises:
         NotFound: There is no ledger.
-        Refused: The ledger lacks records or has a newer version, or another process writes the views.
-        WrongViewTable: A stored view table has other columns than this version writes.
+        Refused: The ledger lacks records or has a newer version, another process writes the views, or the views
+            cannot be brought to the ledger's end.
     """
     with views_lock(settings):
         state = state_of(settings)
@@ -86,7 +88,10 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
             )
         if lacking["views"]:
             # The ledger has their changes already, so no version of the fold is needed for them.
-            catch_up(settings)
+            try:
+                catch_up(settings)
+            except WrongViewTable:
+                rebuild(settings)
         body = FoldSwitched(from_version=before or 0, to_version=FOLD_VERSION, offsets=ends)
         noted = {FOLD_PROPERTY: str(FOLD_VERSION), SWITCH_PROPERTY: body.model_dump_json()}
         open_ledger(settings).alter.set_table_properties(noted, raise_if_not_exists=False)

@@ -154,7 +154,8 @@ class MicroBatches:
     def forget_stores(self) -> None:
         """Close all local stores, as when the worker processes end."""
         for states in self._states.values():
-            states.close()
+            for store in states._opened.values():
+                store.close()
         self._states.clear()
 
     def keep(self) -> None:

@@ -72,7 +72,7 @@ class MixedTables:
                 Record(self.settings.kafka.topic, partition, offset, moment, key, value, names, values)
             )
             self._entries.setdefault(key, Entries())
-        tasks = [settle_run(part, self._entries.__getitem__, self.keyring, Entries()) for part in mine]
+        tasks = [settle_run(part, self._entries.__getitem__, self.keyring) for part in mine]
         self.ledger.commit(*tasks)
         self.rows += sorted(itertools.chain(*tasks), key=lambda row: row.logged_at)
         while self.builder.build():

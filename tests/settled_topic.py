@@ -33,9 +33,9 @@ def records_in_topic(settings: Settings) -> dict[int, list[Record]]:
 
 def settled_rows(records: list[Record], keyring: Keyring) -> list[LedgerRow]:
     """The ledger rows of a partition's records, from its first on, as one micro-batch."""
-    macs = Entries()
-    keys = {macs_stream(record.partition).encode() for record in records}
-    return settle_run(records, lambda key: macs if key in keys else Entries(), keyring, macs)
+    if not records:
+        return []
+    return settle_run(records, lambda _: Entries(), keyring, macs_stream(records[0].partition).encode())
 
 
 def settle_topic(

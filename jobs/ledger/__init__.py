@@ -1,4 +1,4 @@
 """The table `ledger`: its data files, its commits' audit chain, and its checkpoints.
 
-Imports `driver`, `spark` and `views`, but no job.
+Imports `driver` and `views`, but no job.
 """

@@ -8,6 +8,7 @@ start. This requires a single settling job for each ledger.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -78,7 +79,8 @@ class LedgerChain:
     def places(self) -> dict[int, Place]:
         """Return for each partition the ledger's end, with the chain's value of the last commit of its rows.
 
-        If the partition was in none of the last 20,000 commits, the value is empty.
+        The value is empty if none of the chain's last 20,000 entries has the partition. A partition without
+        rows is absent.
         """
         values: dict[int, str] = {}
         lines = itertools.chain(reversed(self._lines), lines_from_end(self._file))
@@ -100,11 +102,18 @@ class LedgerChain:
             roots: The Merkle roots of the micro-batch's files, as `FileRoots.to_json` returned them.
 
         Raises:
-            TrunklineError: The micro-batch does not begin at the ledger's end.
+            TrunklineError: The micro-batch begins before the ledger's end, or two files have a partition.
         """
         ends = self.ends
         texts = list(roots)
-        wrong = [root for root in read_roots(texts) if root.first != ends.get(root.partition, 0)]
+        found = read_roots(texts)
+        times = Counter(root.partition for root in found)
+        twice = [root for root in found if times[root.partition] > 1]
+        if twice:
+            raise TrunklineError(
+                f"micro-batch {batch} brings {_names(twice)} in several files: one task must settle a partition"
+            )
+        wrong = [root for root in found if root.first < ends.get(root.partition, 0)]
         if wrong:
             raise TrunklineError(
                 f"micro-batch {batch} brings {_names(wrong)}; the ledger ends before {ends}: another settling "

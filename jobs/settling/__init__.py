@@ -1,4 +1,4 @@
 """The settling query: its tasks, their local stores, its sink and the checks before a start.
 
-Imports `ledger`, `spark` and `views`, but no job.
+Imports `ledger` and `spark`, but no job.
 """

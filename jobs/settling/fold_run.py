@@ -21,17 +21,17 @@ class OrderError(TrunklineError):
 
 
 def check_order(records: list[Record], first_offset: int) -> None:
-    """Check that the records begin at `first_offset` and that their offsets rise.
+    """Check that no record is before `first_offset` and that their offsets rise.
 
-    The topic never loses a record in the middle, so the first record of a micro-batch is the one after the
-    ledger's last. Later gaps are no disorder: Kafka may leave out offsets.
+    A gap is no disorder: the end of a transaction of another program takes an offset without a record. The
+    driver checks a gap at the beginning (gap_check.py).
 
     Raises:
-        OrderError: the first record has another offset, or an offset does not rise.
+        OrderError: a record is before `first_offset`, or an offset does not rise.
     """
     wanted = first_offset
-    for number, record in enumerate(records):
-        if record.offset < wanted or (number == 0 and record.offset != first_offset):
+    for record in records:
+        if record.offset < wanted:
             raise OrderError(
                 f"{record.topic}-{record.partition}: offset {record.offset} comes where {wanted} must follow; "
                 "the micro-batch was not settled"
@@ -39,11 +39,15 @@ def check_order(records: list[Record], first_offset: int) -> None:
         wanted = record.offset + 1
 
 
+class _FoldFailedError(Exception):
+    """The fold has failed in a run that is not careful."""
+
+
 def settle_run(
     records: list[Record],
     open_stream: Callable[[bytes | None], Entries],
     keyring: Keyring,
-    macs: Entries,
+    macs_key: bytes = b"",
 ) -> list[LedgerRow]:
     """Settle the records of one partition in a micro-batch, and return their ledger rows in the same order.
 
@@ -52,37 +56,51 @@ def settle_run(
 
     Args:
         records: The records, in the order of their offsets.
-        open_stream: Returns the state of a stream before the first record, by the key of its records. It is
-            called again after a failure of the fold. The state that it returned last is updated.
+        open_stream: Returns a new object with the state of a stream before the first record, by the key of its
+            records. It is called again after a failure of the fold. The states that it returned are updated.
         keyring: The master keys for secrets and MACs of records.
-        macs: The state of the partition's stream `macs_stream`, in memory. `open_stream` returns it for the key
-            of that stream.
+        macs_key: The key of the partition's stream `macs_stream`, whose state must be in memory. Empty: no
+            record needs a MAC.
 
     Raises:
         MissingKeyError: A MAC is under a master key that is missing here.
     """
+    with no_collection():
+        try:
+            return _rows_of(records, open_stream, keyring, macs_key, is_careful=False)
+        except _FoldFailedError:
+            # The failed fold may have changed a struct that earlier records share.
+            return _rows_of(records, open_stream, keyring, macs_key, is_careful=True)
+
+
+def _rows_of(
+    records: list[Record],
+    open_stream: Callable[[bytes | None], Entries],
+    keyring: Keyring,
+    macs_key: bytes,
+    *,
+    is_careful: bool,
+) -> list[LedgerRow]:
+    """Settle the records. Raises _FoldFailedError at a failure of the fold, unless each record is encoded."""
     last = {record.key: position for position, record in enumerate(records)}
+    macs = open_stream(macs_key) if macs_key else Entries()
     streams: dict[bytes | None, _Stream] = {}
     rows: list[LedgerRow] = []
-    with no_collection():
-        for position, record in enumerate(records):
-            key = record.key
-            stream = streams.get(key)
-            if stream is None:
-                stream = streams[key] = _Stream(open_stream(key))
-            settled = stream.settle(record, keyring, macs)
-            if settled.reason == FOLD_FAILED and not stream.is_careful:
-                # The failed fold may have changed a struct that earlier records share.
-                stream = streams[key] = _Stream(open_stream(key), is_careful=True)
-                for earlier, row in zip(records, rows, strict=False):
-                    if earlier.key == key and row.reason != FOLD_FAILED:
-                        stream.settle(earlier, keyring, macs)
-            if last[key] == position:
-                del streams[key]
-                changed, writes = stream.changes(), stream.entries.take_writes()
-                rows.append(ledger_row(record, settled, keyring, changed, writes, stream.accepted_offset))
-            else:
-                rows.append(ledger_row(record, settled, keyring))
+    for position, record in enumerate(records):
+        key = record.key
+        stream = streams.get(key)
+        if stream is None:
+            entries = macs if key == macs_key else open_stream(key)
+            stream = streams[key] = _Stream(entries, is_careful=is_careful)
+        settled = stream.settle(record, keyring, macs)
+        if settled.reason == FOLD_FAILED and not is_careful:
+            raise _FoldFailedError
+        if last[key] == position:
+            del streams[key]
+            changed, writes = stream.changes(), stream.entries.take_writes()
+            rows.append(ledger_row(record, settled, keyring, changed, writes, stream.accepted_offset))
+        else:
+            rows.append(ledger_row(record, settled, keyring))
     return rows
 
 
@@ -92,18 +110,18 @@ class _Stream:
     A careful one encodes its state after each record, so that a failure of the fold does no harm to it.
     """
 
-    __slots__ = ("_changes", "_rows", "accepted_offset", "entries", "is_careful")
+    __slots__ = ("_changes", "_is_careful", "_rows", "accepted_offset", "entries")
 
-    def __init__(self, entries: Entries, *, is_careful: bool = False) -> None:
+    def __init__(self, entries: Entries, *, is_careful: bool) -> None:
         self.entries = entries
         self.accepted_offset: int | None = None
-        self.is_careful = is_careful
+        self._is_careful = is_careful
         self._changes: dict[tuple[str, str], AppliedChange] = {}
         self._rows: Rows | None = None
 
     def settle(self, record: Record, keyring: Keyring, macs: Entries) -> Settled:
         """Settle the stream's next record."""
-        settled = settle(record, self.entries, keyring, macs, in_run=not self.is_careful)
+        settled = settle(record, self.entries, keyring, macs, in_run=not self._is_careful)
         if settled.verdict == ACCEPTED:
             self.accepted_offset = record.offset
             self._rows = settled.rows

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, Row
 
 from jobs.ledger.batch_plan import PLAN_PROPERTY, BatchPlan, PlanKeeper
 from jobs.ledger.ledger_chain import LedgerChain
+from jobs.settling.gap_check import check_gaps
 from schemas.errors import TrunklineError
 from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_commit
 from schemas.settings.settings import Settings
@@ -65,6 +66,7 @@ class LedgerSink:
 
     def __init__(self, settings: Settings, after_batch: Callable[[int], None] | None = None) -> None:
         path = settings.table_path(LEDGER)
+        self._kafka = settings.kafka
         self._storage = table_storage(path)
         self._table = DeltaTable(path)
         self._seen = self._table.version()
@@ -92,6 +94,7 @@ class LedgerSink:
             batch_id: The number that Spark gave the micro-batch.
 
         Raises:
+            OrderError: Records between the ledger's end and the micro-batch were left out.
             RuntimeError: `started` was not called within 60 seconds.
             SecondWriter: Another settling job has committed to the ledger.
         """
@@ -124,10 +127,12 @@ class LedgerSink:
             began: When the micro-batch began, by `time.monotonic()`. None: the commit names no duration.
 
         Raises:
+            OrderError: Records between the ledger's end and the micro-batch were left out.
             SecondWriter: Another settling job has committed to the ledger.
             CommitFailedError: The commit conflicts with commits of maintenance, 20 times.
         """
         entry = self._chain.entry(self._query_id, batch_id, [file.roots for file in files])
+        check_gaps(self._kafka, self._chain.ends, entry.partitions)
         took_ms = None if began is None else round((time.monotonic() - began) * 1000)
         marker = commit_marker(self._query_id, batch_id, entry, took_ms)
         for attempt in range(1, _TRIES + 1):
@@ -136,23 +141,34 @@ class LedgerSink:
             except CommitFailedError:
                 if attempt == _TRIES:
                     raise
-                self._follow()
+                if self._follow(entry):
+                    break
             else:
                 break
         self._chain.committed(entry)
         self._keeper.committed(entry, [(file.path, file.roots) for file in files])
 
-    def _follow(self) -> None:
-        """Read the table's newest version. Raises SecondWriter if another job has committed a micro-batch."""
+    def _follow(self, mine: ChainEntry | None = None) -> bool:
+        """Read the table's newest version, and return whether `mine` is among the commits that were not seen.
+
+        An object store may have written a commit and lost its answer, so that it seems to have failed.
+
+        Raises:
+            SecondWriter: Another job has committed a micro-batch.
+        """
         self._table.update_incremental()
+        is_there = False
         for version in range(self._seen + 1, self._table.version() + 1):
             line = line_in_commit(self._storage, version)
-            if line is not None:
+            if line is not None and line.entry == mine:
+                is_there = True
+            elif line is not None:
                 raise SecondWriter(
                     f"the ledger's version {version} is a micro-batch of another settling job (query "
                     f"{line.entry.query}): only one may run"
                 )
         self._seen = self._table.version()
+        return is_there
 
     def _commit_at_end(self, files: Sequence[Row], marker: str) -> None:
         """Commit the files as the version after the one that was read, or fail if there is such a version."""

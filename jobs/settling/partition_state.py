@@ -21,7 +21,8 @@ from deltalake import DeltaTable
 from jobs.ledger.batch_plan import BatchPlan, Place
 from schemas.errors import TrunklineError
 from schemas.fold.settled import FOLD_VERSION
-from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, Snapshot, StoreMoved
+from schemas.state_store.local_store import StoreMoved
+from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, Snapshot
 from schemas.tables.delta_files import dataset_of, table_storage
 from schemas.tables.view_progress import read_progress
 
@@ -78,7 +79,11 @@ class PartitionStates:
         for step in steps:
             if found != wanted and found == position_at(self._at, plan.table, step.before):
                 after = position_at(self._at, plan.table, step.after)
-                store.advance(found, after, self._changes_in(step.path, partition))
+                try:
+                    store.advance(found, after, self._changes_in(step.path, partition))
+                except FileNotFoundError:
+                    # Maintenance has put the file's rows into another one, and deleted it hours later.
+                    break
                 found = after
         if found != wanted:
             self._load(store, found, wanted, plan, partition)
@@ -97,12 +102,6 @@ class PartitionStates:
             raise StoreMoved(f"partition {partition}: the state store is at {found}, the task comes too late")
         place = plan.places.get(partition, Place())
         store.load(found, wanted, self._from_tables(plan, partition, place))
-
-    def close(self) -> None:
-        """Close all stores. They are opened again when they are needed."""
-        for store in self._opened.values():
-            store.close()
-        self._opened.clear()
 
     def discard(self, partition: int) -> None:
         """Delete the partition's store. It is made again when it is needed."""
@@ -127,10 +126,11 @@ class PartitionStates:
 
     def _changes_in(self, path: str, partition: int) -> Iterator[EntryChange]:
         """Yield the changes of a partition's entries in one data file of the ledger, in order."""
+        # A file has row groups of one partition each. The filter skips those of the others.
+        is_changed = (pc.field("partition") == partition) & pc.field("entries").is_valid()
         with table_storage(self._at.ledger).open_input_file(path) as file:
-            rows = parquet.read_table(file, columns=list(_OF_LEDGER))
-        is_changed = pc.and_(pc.equal(rows["partition"], partition), pc.is_valid(rows["entries"]))
-        yield from _changes(rows.filter(is_changed))
+            rows = parquet.read_table(file, columns=list(_OF_LEDGER), filters=is_changed)
+        yield from _changes(rows)
 
     def _from_tables(self, plan: BatchPlan, partition: int, place: Place) -> Iterator[EntryChange]:
         """Yield a partition's entries as of a place in the ledger: a snapshot, and the changes after it."""

@@ -22,11 +22,13 @@ from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
 from jobs.spark.worker_heap import keep_modules
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
-from schemas.state_store.partition_store import Snapshot, StoreDamaged
+from schemas.state_store.local_store import StoreDamaged
+from schemas.state_store.partition_store import Snapshot
 from schemas.streams.control.record_macs import macs_stream
 from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.ids import parse_stream_key
+from schemas.wire.record import Record
 
 ROWS_AT_ONCE = 20_000
 # More entries than such a stream ever has.
@@ -70,7 +72,7 @@ def settle_partitions(
     # The collector would scan the many rows of a task again and again, and they have no cycles.
     with no_collection():
         yield from write_file(at.ledger, rows)
-    keep_modules("settle")
+    keep_modules()
 
 
 def settle_partition(
@@ -98,19 +100,24 @@ def settle_partition(
 
     def over_store() -> list[LedgerRow]:
         with states.at_end(plan, partition) as snapshot:
-            stream = macs_stream(partition)
-            macs = _in_memory(snapshot, stream)
-
-            def open_stream(key: bytes | None) -> Entries:
-                return macs if key == stream.encode("ascii") else opened(snapshot, key)
-
-            return settle_run(records, open_stream, keyring, macs)
+            return settle_over(snapshot, partition, records, keyring)
 
     try:
         return over_store()
     except StoreDamaged:
         states.discard(partition)
         return over_store()
+
+
+def settle_over(snapshot: Snapshot, partition: int, records: list[Record], keyring: Keyring) -> list[LedgerRow]:
+    """Settle the records of one partition over the state in its store, and return their ledger rows."""
+    stream = macs_stream(partition)
+    macs_key = stream.encode("ascii")
+
+    def open_stream(key: bytes | None) -> Entries:
+        return _in_memory(snapshot, stream) if key == macs_key else opened(snapshot, key)
+
+    return settle_run(records, open_stream, keyring, macs_key)
 
 
 def opened(snapshot: Snapshot, key: bytes | None) -> Entries:

@@ -24,7 +24,7 @@ def check_conf(conf: SparkConf) -> None:
 
     Both tasks would bring the same local store forward, and one of them would fail.
     """
-    if conf.get("spark.speculation", "false") == "true":
+    if conf.get("spark.speculation", "false").strip().lower() == "true":
         raise StartRefused("spark.speculation is on: switch it off, because a partition is settled by one task")
 
 

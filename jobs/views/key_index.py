@@ -9,39 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import struct
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import orjson
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from jobs.views.index_store import FORM, Held, IndexPosition, IndexStore, RowPlace, place_of
 from jobs.views.view_changes import Key, key_columns
-from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, StoreDamaged
+from schemas.state_store.local_store import StoreDamaged
 from schemas.tables.delta_files import dataset_of, table_storage
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 SHELF: Final = "shelf"
-# A change of the form of keys or values needs a higher number. Indexes of another form are made again.
-_FORM: Final = 1
-_VALUE: Final = struct.Struct(">iq")
-
-
-class Held(NamedTuple):
-    """The shelf of a stored row, and the offset of the record that last changed the row.
-
-    A shelf is a group of rows that are stored in the same files.
-    """
-
-    shelf: int
-    offset: int
 
 
 class KeyIndex:
@@ -61,8 +47,8 @@ class KeyIndex:
         self._storage = table_storage(path)
         self._columns = [*key_columns(table), SHELF, "last_offset"]
         self._in_use = folder / "in_use"
-        self._store: PartitionStore | None = None
-        self._at: Position | None = None
+        self._store: IndexStore | None = None
+        self._at: IndexPosition | None = None
 
     def close(self) -> None:
         """Close the files. The next use opens them again."""
@@ -102,7 +88,7 @@ class KeyIndex:
             after = self._position(delta)
             try:
                 with self._used() as store:
-                    store.advance(at, after, sorted(map(_change, changes.keys(), changes.values())))
+                    store.advance(at, after, sorted(map(place_of, changes.keys(), changes.values())))
                 self._at = after
             except StoreDamaged:
                 self._discard()
@@ -121,7 +107,7 @@ class KeyIndex:
         try:
             with self._used() as store:
                 found = store.position()
-            is_there = found == wanted and wanted.chain != ""
+            is_there = found == wanted and wanted.digest != ""
             if not is_there and not self._follow(delta, found, wanted):
                 self._load(delta, wanted)
         except StoreDamaged:
@@ -131,41 +117,36 @@ class KeyIndex:
     def _is_at(self, version: int) -> bool:
         """Return whether the index is open, whole, and at a version of the table."""
         is_open = self._store is not None and self._store.is_whole()
-        return is_open and self._at is not None and self._at.offset == version
+        return is_open and self._at is not None and self._at.version == version
 
     def _read(self, keys: list[Key]) -> dict[Key, Held]:
-        found = {}
-        with self._used() as store, store.snapshot() as snapshot:
-            for key in keys:
-                raw = snapshot.stream(_name(key)).get("")
-                if raw is not None:
-                    found[key] = Held(*_VALUE.unpack(raw))
-        return found
+        with self._used() as store:
+            return store.held(keys)
 
-    def _load(self, delta: DeltaTable, wanted: Position) -> None:
+    def _load(self, delta: DeltaTable, wanted: IndexPosition) -> None:
         """Make the index again from the keys of all rows."""
         # LMDB's file does not shrink, so it is not used again.
         self._discard()
         with self._used() as store:
-            store.load(None, wanted, self._changes(dataset_of(delta)))
+            store.advance(None, wanted, self._changes(dataset_of(delta)))
         # LMDB keeps the memory of a large transaction until the file is closed.
         self.close()
 
-    def _follow(self, delta: DeltaTable, found: Position | None, wanted: Position) -> bool:
+    def _follow(self, delta: DeltaTable, found: IndexPosition | None, wanted: IndexPosition) -> bool:
         """Bring the index forward from the position that it has, and return whether that was possible."""
-        if found is None or not found.chain or found.offset > wanted.offset:
+        if found is None or not found.digest or found.version > wanted.version:
             return False
-        if found != self._position(delta, found.offset):
+        if found != self._position(delta, found.version):
             return False
         try:
             with self._used() as store:
-                store.advance(found, wanted, self._changes_since(delta, found.offset))
+                store.advance(found, wanted, self._changes_since(delta, found.version))
         except (OSError, DeltaError, pa.ArrowException):
             # Maintenance has deleted commits or files that are needed.
             return False
         return True
 
-    def _changes_since(self, delta: DeltaTable, version: int) -> Iterator[EntryChange]:
+    def _changes_since(self, delta: DeltaTable, version: int) -> Iterator[RowPlace]:
         """Yield the changes since a version, by the files that only one of the two versions has.
 
         Raises:
@@ -176,27 +157,27 @@ class KeyIndex:
         if any(map(_changes_rows, map(self._commit, range(version + 1, delta.version() + 1)))):
             old, new = dataset_of(DeltaTable(delta.table_uri, version=version)), dataset_of(delta)
             old_files, new_files = ({one.path for one in files.get_fragments()} for files in (old, new))
-            for change in self._changes(old, old_files - new_files):
-                yield (*change[:2], None)
+            for name, _ in self._changes(old, old_files - new_files):
+                yield name, None
             yield from self._changes(new, new_files - old_files)
 
-    def _changes(self, rows: ds.Dataset, files: set[str] | None = None) -> Iterator[EntryChange]:
-        """Yield the entry of each row, in all files or in some files of a table."""
+    def _changes(self, rows: ds.Dataset, files: set[str] | None = None) -> Iterator[RowPlace]:
+        """Yield the place of each row, in all files or in some files of a table."""
         for fragment in rows.get_fragments():
             if files is None or fragment.path in files:
                 for batch in fragment.to_batches(schema=rows.schema, columns=self._columns):
                     cells = (batch.column(name).to_pylist() for name in self._columns)
                     # In order, because neighbours in the store are then written one after the other.
-                    yield from sorted(_change(row[:-2], Held(*row[-2:])) for row in zip(*cells, strict=True))
+                    yield from sorted(place_of(row[:-2], Held(*row[-2:])) for row in zip(*cells, strict=True))
 
-    def _position(self, delta: DeltaTable, version: int | None = None) -> Position:
+    def _position(self, delta: DeltaTable, version: int | None = None) -> IndexPosition:
         """Return the position of an index of this version of the table. None: the version that is loaded."""
         at = delta.version() if version is None else version
         try:
             digest = hashlib.sha256(self._commit(at)).hexdigest()
         except FileNotFoundError:
             digest = ""
-        return Position(str(delta.metadata().id), 0, _FORM, at, digest)
+        return IndexPosition(str(delta.metadata().id), FORM, at, digest)
 
     def _commit(self, version: int) -> bytes:
         """Return the text of the commit that made a version. Raises FileNotFoundError if it was deleted."""
@@ -204,7 +185,7 @@ class KeyIndex:
             return bytes(stream.read())
 
     @contextmanager
-    def _used(self) -> Iterator[PartitionStore]:
+    def _used(self) -> Iterator[IndexStore]:
         """Open the store if needed. A file says that it is in use, until the block ends without an error."""
         if self._store is None or not self._store.is_whole():
             self.close()
@@ -213,24 +194,13 @@ class KeyIndex:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._in_use.touch()
         if self._store is None:
-            self._store = PartitionStore(self._folder)
+            self._store = IndexStore(self._folder)
         yield self._store
         self._in_use.unlink(missing_ok=True)
 
     def _discard(self) -> None:
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _name(key: Key) -> str:
-    """Return the name of a row in the store: 128 bits of a hash, because keys are two to four times as long."""
-    # No value has a NUL.
-    digest = hashlib.blake2b("\0".join(key).encode(), digest_size=16).digest()
-    return b64encode(digest)[:22].decode()
-
-
-def _change(key: Key, held: Held | None) -> EntryChange:
-    return _name(key), "", None if held is None else _VALUE.pack(*held)
 
 
 def _changes_rows(commit: bytes) -> bool:

@@ -83,7 +83,7 @@ def settled(sent: Sequence[OutgoingRecord]) -> list[LedgerRow]:
     records = [
         as_read(one, offset, FIRST_MOMENT_US + offset * STEP_US, partition=0) for offset, one in enumerate(sent)
     ]
-    return settle_run(records, lambda _: Entries(), KEYRING, Entries())
+    return settle_run(records, lambda _: Entries(), KEYRING)
 
 
 class Damage(NamedTuple):

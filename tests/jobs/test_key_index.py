@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from jobs.views import view_tables
-from jobs.views.key_index import _name as stored_name
+from jobs.views.index_store import _name as stored_name
 from jobs.views.view_changes import RowChange
 from jobs.views.view_tables import SHELF, ViewTable, index_path
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
@@ -129,7 +129,7 @@ def values_changed(table: Table) -> None:
     table.table.close()
     raw = bytearray((table.index / "data.mdb").read_bytes())
     for name in table.model:
-        key = f"{stored_name(('job', name, 'job'))}\x00".encode()
+        key = stored_name(("job", name, "job"))
         found = [at + len(key) + 15 for at in range(len(raw)) if raw.startswith(key, at)]
         assert found
         for at in found:
@@ -289,7 +289,7 @@ import os, signal
 from pathlib import Path
 from jobs.views import view_tables
 from jobs.views.key_index import KeyIndex
-from schemas.state_store.partition_store import PartitionStore
+from jobs.views.index_store import IndexStore
 from tests.jobs.test_key_index import change
 view_tables.SHELF_ROWS = 5
 
@@ -301,7 +301,7 @@ def dying(method, is_after):
     return called
 
 if {point!r} == "during":
-    PartitionStore.advance = dying(PartitionStore.advance, True)
+    IndexStore.advance = dying(IndexStore.advance, True)
 else:
     KeyIndex.advance = dying(KeyIndex.advance, {point!r} == "after")
 folder = Path({str(table.folder)!r})

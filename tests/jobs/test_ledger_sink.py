@@ -6,26 +6,40 @@ import json
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
+from kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from jobs.ledger.ledger_files import SKIPPING_COLUMNS, write_file
 from jobs.ledger.ledger_table import create_ledger, prepare_ledger
 from jobs.maintain_tables import tidy_ledger
+from jobs.settling.fold_run import OrderError
 from jobs.settling.ledger_sink import LedgerSink, SecondWriter
 from schemas.errors import TrunklineError
+from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.spark_types import LEDGER_FILE
+from tests.raw_records import begin_transaction, read_to_end
 
 
-def ledger_rows(*offsets: int, moment: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> pa.RecordBatch:
+def ledger_rows(
+    *offsets: int, moment: datetime = datetime(2026, 1, 1, tzinfo=UTC), partition: int = 3
+) -> pa.RecordBatch:
     """Rows of a ledger."""
-    fixed = {"topic": "t", "partition": 3, "stream_kind": "job", "stream_id": "00000001", "logged_at": moment}
+    fixed = {
+        "topic": "t",
+        "partition": partition,
+        "stream_kind": "job",
+        "stream_id": "00000001",
+        "logged_at": moment,
+    }
     rest = {"verdict": "accepted", "late": False, "fold_version": 2, "entries": [("job", b"x"), ("end", None)]}
     return pa.RecordBatch.from_pylist([{**fixed, **rest, "offset": at} for at in offsets], LEDGER_ARROW)
 
@@ -71,18 +85,50 @@ def marks_of(path: str) -> list[tuple[str, int]]:
     return [(mark["query"], mark["batch"]) for mark in map(json.loads, texts)]
 
 
-def test_a_micro_batch_that_does_not_begin_at_the_ledgers_end_is_refused(
+def test_a_micro_batch_that_begins_before_the_ledgers_end_is_refused(
     spark: SparkSession, settings: Settings, path: str
 ) -> None:
     sink_of(settings, "one")(frame_of(spark, files_of(path, ledger_rows(0, 1))), 0)
     later = sink_of(settings, "two")
     assert later.ends == {3: 2}
-    for offsets in ((0, 1), (1, 2), (3,)):
+    for offsets in ((0, 1), (1, 2)):
         with pytest.raises(TrunklineError, match=f"offsets {offsets[0]} to .* of partition 3.*ends before"):
             later(frame_of(spark, files_of(path, ledger_rows(*offsets))), 0)
     later(frame_of(spark, files_of(path, ledger_rows(2))), 0)
     assert offsets_in(path) == [0, 1, 2]
     assert marks_of(path) == [("one", 0), ("two", 0)]
+
+
+@pytest.mark.requirement("ST-03")
+def test_a_partition_in_two_files_of_a_micro_batch_is_refused(settings: Settings, path: str) -> None:
+    files = [Row(**file) for part in ((0, 1), (2,)) for file in files_of(path, ledger_rows(*part))]
+    with pytest.raises(TrunklineError, match="in several files"):
+        sink_of(settings, "one").commit(files, 0)
+    assert offsets_in(path) == []
+
+
+@pytest.mark.requirement("ST-03")
+def test_a_gap_with_a_record_of_kafka_is_refused_and_one_without_is_not(backbone_settings: Settings) -> None:
+    settings = backbone_settings
+    prepare_ledger(settings)
+    for _ in range(2):
+        begin_transaction(settings.kafka).commit_transaction(20)
+    first, last = sorted(one.offset for one in read_to_end(settings.kafka) if one.key == b"job/0a1b2c3d")
+    path, sink = settings.table_path(LEDGER), sink_of(settings, "one")
+
+    def commit(*offsets: int) -> None:
+        rows = ledger_rows(*offsets, partition=0)
+        sink.commit([Row(**file) for file in files_of(path, rows)], 0)
+
+    with pytest.raises(OrderError, match="Kafka's next record is"):
+        commit(last)
+    commit(*range(first + 1))
+    commit(last)
+    assert offsets_in(path) == [*range(first + 1), last]
+    with admin_client(settings.kafka) as admin:
+        admin.delete_records({TopicPartition(settings.kafka.topic, 0): -1})
+    with pytest.raises(OrderError, match="Kafka's next record is None"):
+        commit(last + 2)
 
 
 def test_a_settling_job_that_another_one_has_replaced_commits_nothing_more(
@@ -101,6 +147,25 @@ def test_a_settling_job_that_another_one_has_replaced_commits_nothing_more(
     new(frame_of(spark, files_of(path, ledger_rows(2))), 1)
     assert offsets_in(path) == [0, 1, 2]
     assert marks_of(path) == [("old", 0), ("new", 0), ("new", 1)]
+
+
+@pytest.mark.requirement("ST-03")
+def test_a_commit_that_seems_to_have_failed_and_is_there_counts_once(
+    settings: Settings, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, commit = sink_of(settings, "one"), LedgerSink._commit_at_end
+
+    def lose_the_answer(*arguments: Any) -> None:
+        commit(*arguments)
+        sink._seen -= 1
+        raise CommitFailedError("the version exists")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerSink, "_commit_at_end", lose_the_answer)
+        sink.commit([Row(**file) for file in files_of(path, ledger_rows(0, 1))], 0)
+    sink.commit([Row(**file) for file in files_of(path, ledger_rows(2))], 1)
+    assert offsets_in(path) == [0, 1, 2]
+    assert marks_of(path) == [("one", 0), ("one", 1)]
 
 
 def test_an_empty_micro_batch_makes_no_commit(spark: SparkSession, settings: Settings, path: str) -> None:

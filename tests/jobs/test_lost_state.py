@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
-from jobs import settle_events
+from jobs import build_views, run_streams, settle_events
 from jobs.maintain_tables import tidy_ledger
+from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings
+from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows, ledger_rows, settle_all
@@ -95,11 +98,12 @@ def test_what_comes_after_the_local_state_was_lost_is_settled_as_in_an_undisturb
 
 
 @pytest.mark.requirement("ST-02")
-def test_a_start_after_a_run_that_committed_nothing_makes_the_stores_anew(
+def test_a_start_after_a_failed_run_that_committed_nothing_makes_the_stores_anew(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
     stores = backbone_settings.state_path / "settling"
     append_all(backbone_settings, first_part(keyring))
+    # Nobody says that these runs have ended well.
     settle_all(spark, backbone_settings)
     settle_all(spark, backbone_settings)
     assert any(stores.iterdir()), "the run before had committed something"
@@ -108,6 +112,42 @@ def test_a_start_after_a_run_that_committed_nothing_makes_the_stores_anew(
     append_all(backbone_settings, second_part(keyring))
     rows = settle_all(spark, backbone_settings)
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
+
+
+@pytest.mark.requirement("ST-02")
+def test_a_start_after_runs_that_were_quiet_and_ended_well_keeps_the_stores(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    append_all(backbone_settings, first_part(keyring))
+    settle_all(spark, backbone_settings)
+    stores = {one.stat().st_ino for one in (backbone_settings.state_path / "settling").rglob("data.mdb")}
+    assert stores
+    for number in range(2):
+        stopping, ready = threading.Event(), tmp_path / f"ready {number}"
+        running = threading.Thread(target=run_streams.run, args=(spark, backbone_settings, stopping, ready))
+        running.start()
+        try:
+            wait_until(ready.exists, 60, "the streams are ready")
+        finally:
+            stopping.set()
+            running.join(60)
+    kept = {one.stat().st_ino for one in (backbone_settings.state_path / "settling").rglob("data.mdb")}
+    assert stores <= kept
+
+
+@pytest.mark.requirement("ST-02")
+def test_views_are_prepared_before_the_first_task_reads_them(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, first_part(keyring))
+    settle_all(spark, backbone_settings)
+    build_views.catch_up(backbone_settings)
+    for path in (backbone_settings.state_path, Path(backbone_settings.table_path(LEDGER))):
+        shutil.rmtree(path)
+    with pytest.raises(Refused, match="views have seen version"):
+        run_streams.run(spark, backbone_settings, threading.Event(), None)
+    assert not (backbone_settings.state_path / "settling").exists()
+    assert not (backbone_settings.state_path / "checkpoint").exists()
 
 
 @pytest.mark.slow
@@ -153,5 +193,6 @@ def test_state_that_is_deleted_under_load_costs_no_record(
         query.stop()
     rows = settle_all(spark, settings)
     assert each_once(rows)
-    assert len(rows) == len(sent) + len(JOBS) + 1 > deleted_at
+    # The topic begins with its topology and the MAC rules of each partition.
+    assert len(rows) == len(sent) + len(JOBS) + 1 + settings.kafka.partitions > deleted_at
     assert {(row["verdict"], row["late"]) for row in rows} == {("accepted", False)}

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from jobs import rebuild_views, refold
-from jobs.rebuild_views import rebuild
+from jobs.rebuild_views import Removals, rebuild
 from jobs.settling.fold_run import settle_run
-from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, key_columns
+from jobs.views.view_changes import CHANGE_COLUMNS, RowChange, changes_of, key_columns
 from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import WrongViewTable, are_complete, open_tables
 from schemas.errors import NotFound, Refused
@@ -63,7 +64,7 @@ class Backbone:
             mine = [self._record(r, partition) for r in records if sum(r.key) % PARTITIONS == partition]
             for record in mine:
                 self._entries.setdefault(record.key, Entries())
-            rows += settle_run(mine, self._entries.__getitem__, self.keyring, Entries())
+            rows += settle_run(mine, self._entries.__getitem__, self.keyring)
         write_deltalake(self.settings.table_path(LEDGER), ledger_batch(rows), mode="append")
 
     def _record(self, record: OutgoingRecord, partition: int) -> Record:
@@ -238,6 +239,23 @@ def test_the_check_names_a_planted_difference(
     found = backbone.check()
     assert found.different > 0
     assert any(says in line for line in found.differences), found.differences
+
+
+def test_an_older_change_that_is_read_after_the_removal_of_its_row_is_outdated() -> None:
+    def change(offset: int, *, is_removal: bool = False) -> RowChange:
+        return RowChange(0, offset, None if is_removal else {"key": "m/1"})
+
+    def is_outdated(key: str, change: RowChange, table: str = STREAM_ENTRIES) -> bool:
+        return removals.is_outdated(table, ("mailbox/a", key), change)
+
+    with closing(Removals()) as removals:
+        assert not is_outdated("m/1", change(7, is_removal=True))
+        assert is_outdated("m/1", change(6))
+        assert is_outdated("m/1", change(5, is_removal=True))
+        assert is_outdated("m/1", change(6))
+        assert not is_outdated("m/1", change(8))
+        assert not is_outdated("m/2", change(6))
+        assert not is_outdated("m/1", change(6), "mailbox")
 
 
 def test_all_tables_deleted_a_rebuild_brings_them_back_equal(

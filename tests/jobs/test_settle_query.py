@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 from jobs import run_streams, settle_events
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, settings_environment
+from tests.broker_processes import wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.planted_bug import TRIGGER, keyring_with_a_bug
 from tests.jobs.topic_load import append_all, append_raw, event, raw_event, registration
+from tests.raw_records import begin_transaction
 
 JOB = "0badcafe"
 
@@ -168,6 +170,41 @@ def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
     ]
     assert job[2]["why"] == "ZeroDivisionError"
     assert job[3]["status_after"] == "completed"
+
+
+@pytest.mark.requirement("ST-01")
+@pytest.mark.parametrize("ending", ["commit_transaction", "abort_transaction"])
+def test_the_end_of_a_transaction_between_micro_batches_holds_up_no_record(
+    spark: SparkSession, backbone_settings: Settings, ending: str
+) -> None:
+    query = settle_events.start(spark, backbone_settings)
+    try:
+        for number in range(1, 4):
+            # The first record of the second one comes after the end of the first one.
+            transaction = begin_transaction(backbone_settings.kafka)
+            wait_until(
+                lambda number=number: not query.isActive or len(of_others(backbone_settings)) == number,
+                60,
+                "the record is settled",
+            )
+            getattr(transaction, ending)(20)
+        assert query.isActive, query.exception()
+    finally:
+        query.stop()
+    first, second, third = of_others(backbone_settings)
+    assert (second, third) == (first + 2, first + 4)
+
+
+def of_others(settings: Settings) -> list[int]:
+    """The offsets of the records that `begin_transaction` appends, as the ledger has them."""
+    return [row["offset"] for row in ledger_rows(settings) if row["stream_id"] == "0a1b2c3d"]
+
+
+def test_an_option_that_splits_a_partition_among_tasks_is_refused(
+    spark: SparkSession, backbone_settings: Settings
+) -> None:
+    with pytest.raises(ValueError, match="minPartitions"):
+        settle_events.read_records(spark, backbone_settings, {"minPartitions": "40"})
 
 
 def test_the_job_refuses_a_topic_that_does_not_fit_its_settings(

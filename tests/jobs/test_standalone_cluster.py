@@ -123,7 +123,7 @@ def views_are_at(settings: Settings, log: list[Record]) -> bool:
 
 def folded_here(log: list[Record], keyring: Keyring) -> pa.Table:
     """The ledger of `log` by the fold alone, in this process."""
-    return pa.Table.from_batches([ledger_batch(settle_run(log, lambda _: Entries(), keyring, Entries()))])
+    return pa.Table.from_batches([ledger_batch(settle_run(log, lambda _: Entries(), keyring))])
 
 
 def settling_tasks(folder: Path) -> dict[str, int]:

@@ -64,5 +64,15 @@ def test_a_log_that_begins_beyond_the_ledger_or_ends_before_it_is_refused(
 def test_a_spark_that_would_run_tasks_twice_is_refused(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     check_conf(conf)
-    with pytest.raises(StartRefused, match="switch it off"):
-        check_conf(conf.set("spark.speculation", "true"))
+    for spelling in ("true", "TRUE", " True "):
+        with pytest.raises(StartRefused, match="switch it off"):
+            check_conf(conf.set("spark.speculation", spelling))
+
+
+@pytest.mark.requirement("ST-02")
+def test_a_checkpoint_that_cannot_be_deleted_is_named(spark: SparkSession, backbone_settings: Settings) -> None:
+    checkpoint = backbone_settings.state_path / "checkpoint"
+    backbone_settings.state_path.mkdir(parents=True)
+    checkpoint.write_text("no folder")
+    with pytest.raises(StartRefused, match=f"{checkpoint} of an earlier run cannot be deleted"):
+        settle_events.start(spark, backbone_settings)

@@ -10,10 +10,10 @@ _WORKER = """
 import gc
 from jobs.settling.partition_task import settle_partitions
 from jobs.spark.worker_heap import keep_modules
-keep_modules("settle")
+keep_modules()
 kept = gc.get_freeze_count()
 more = [[] for _ in range(1000)]
-keep_modules("settle")
+keep_modules()
 print(kept, gc.get_freeze_count(), len(gc.get_objects()))
 """
 
