@@ -1,83 +1,75 @@
-"""The state of the live view in memory: the state of all streams, the rows of all views, and the fold.
+"""The state of the live view: what is live in memory, everything in a local store, and the fold over both.
 
 This module starts no thread and does not use Kafka. The caller applies records one by one, in the order of each
-partition.
+partition, and writes the changes to the store from time to time (`StoreWriter`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
+import msgspec
+
+from connectors.live.live_changes import OVERHEAD_BYTES, Recent, Unflushed, entry_size, row_size
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
-from schemas.fold.entries import Entries
-from schemas.fold.settled import AppliedChange, Settled
+from schemas.fold.entries import Entries, Writes
+from schemas.fold.settled import AppliedChange, Change, Settled
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
+from schemas.state_store.ended_lists import WHOLE, Span, is_listed
+from schemas.state_store.gateway_store import GatewayStore, LogPlace, PlacedRow
+from schemas.state_store.local_store import StoreDamaged
 from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.kinds import VIEWS
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow
 from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 
 _NEVER: Final = -1
-_NONE: Final = Entries()
-# The tables keep messages in a final status for ever. Here only the newest of them are kept.
-FINAL_MESSAGES: Final = 50_000
-FINAL_BODIES_CHARACTERS: Final = 64 * 1024 * 1024
+_NO_WRITES: Final[Writes] = {}
+# In the cache, instead of the bytes of an entry that does not exist. No entry is empty.
+_MISSING: Final = b""
+# The views with rows that end, which the store has.
+_WITH_ENDED: Final = frozenset(name for name, view in VIEWS.items() if view.is_live is not Row.is_live)
+_digest_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def digest_of(record: Record) -> str:
+    """Return a digest of a record's key, headers, value and append time."""
+    parts = (record.logged_at_us, record.key, record.value, record.header_names, record.header_values)
+    return hashlib.sha256(_digest_encode(parts)).hexdigest()
 
 
 class LiveState:
     """The result of the fold so far: each stream's state (its entries), and the rows of all views.
 
-    One thread calls `apply`. Any thread may read.
+    One thread calls `apply`, one calls `take` and `flushed`. Any thread may read.
 
-    Attributes:
-        entries_by_stream: The state of each stream, by stream such as `job/0a1b2c3d`.
-        applied_beyond: By stream, the offset of the last record that the entries loaded from the tables
-            include. It has only streams that are ahead of the offset from which the log is read. `apply` skips
-            their records up to this offset.
-        rows_by_view: The current rows, by the name of the view and the row's key.
-        offsets_by_view: The offset of the record that last changed a row, by the name of the view and the key.
+    Args:
+        keyring: The master keys.
+        store: A store that has a place in the log. Its live rows are loaded.
     """
 
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, keyring: Keyring, store: GatewayStore) -> None:
         self._keyring = keyring
-        # Held while a record changes a stream, so that no reader copies half of a change.
+        self._store = store
+        self.place = _place_of(store)
+        self._ahead = dict(self.place.ahead)
+        # Held while a record changes entries and rows, so that nobody copies half of a change.
         self._lock = threading.Lock()
-        self.entries_by_stream: dict[str, Entries] = {}
-        self.applied_beyond: dict[str, int] = {}
-        self.rows_by_view: dict[str, dict[str, Row]] = {name: {} for name in VIEWS}
-        self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
-        # The messages in a final status, oldest first: their keys and the lengths of their bodies.
-        self._final: deque[tuple[str, int]] = deque()
-        self._final_characters = 0
-
-    def clear(self) -> None:
-        """Remove all entries and rows, before the tables are loaded or loaded again."""
-        self._final_characters = 0
-        for known in (self.entries_by_stream, self.applied_beyond, self._final):
-            known.clear()
-        for name in VIEWS:
-            self.rows_by_view[name].clear()
-            self.offsets_by_view[name].clear()
-
-    def note_final(self) -> None:
-        """Register the messages with a final status (such as read or expired) that were loaded from the tables.
-
-        Call this once after loading. Later, `apply` removes the oldest of these messages from memory when there
-        are too many.
-        """
-        rows = self.rows_by_view[MAILBOX_VIEW].values()
-        final = [
-            (row.ended_at, row.key) for row in rows if isinstance(row, MessageRow) and row.ended_at is not None
-        ]
-        for _, key in sorted(final):
-            self._add_final(key)
+        self._unflushed = Unflushed()
+        self._flushing: Unflushed | None = None
+        # Rows that have ended, and entries: what was read from the store and has not changed since.
+        self._recent = Recent(row_size)
+        self._recent_entries = Recent(entry_size)
+        self._takes = 0
+        # Whether records need a MAC is asked for each record, so this is decoded once, by partition.
+        self._macs: dict[int, Entries] = {}
+        self._live: dict[str, dict[str, PlacedRow]] = {name: dict(store.live_rows(name)) for name in VIEWS}
 
     def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
         """Settle `record`: run the fold, update entries and rows, and return the record with its verdict.
@@ -92,66 +84,234 @@ class LiveState:
 
         Raises:
             MissingKeyError: The record's MAC is under a master key that this process lacks.
+            StoreDamaged: The store must be discarded.
         """
         stream = None
         if record.key is not None and parse_stream_key(record.key) is not None:
             stream = record.key.decode("ascii")
-        if stream is not None and record.offset <= self.applied_beyond.get(stream, _NEVER):
-            return None
-        known = None if stream is None else self.entries_by_stream.get(stream)
-        entries = Entries() if known is None else known
-        of_macs = macs_stream(record.partition)
-        macs = entries if stream == of_macs else self.entries_by_stream.get(of_macs, _NONE)
         with self._lock:
+            if stream is not None and record.offset <= self._ahead.get(stream, _NEVER):
+                self._count(record, 0)
+                if record.offset == self._ahead[stream]:
+                    del self._ahead[stream]
+                return None
+            macs = self._macs.get(record.partition)
+            if macs is None:
+                of_macs = _LiveEntries(self, macs_stream(record.partition), is_kept=True)
+                macs = self._macs[record.partition] = Entries(source=of_macs)
+            is_of_macs = stream is not None and stream == macs_stream(record.partition)
+            entries = macs if is_of_macs else self._entries_to_apply(stream)
             settled = settle(record, entries, self._keyring, macs)
-            if entries.take_writes() and stream is not None:
-                self.entries_by_stream[stream] = entries
-        for change in settled.changes:
-            applied = AppliedChange(change.view, change.key, record.offset, change.row)
-            if self._change(applied):
-                on_change(applied)
+            writes = entries.take_writes()
+            if writes and stream is not None:
+                self._unflushed.entries.setdefault(stream, {}).update(writes)
+            changes = [found for one in settled.changes if (found := self._change(record, one)) is not None]
+            self._count(record, OVERHEAD_BYTES * (len(writes) + len(changes)))
+        for change in changes:
+            on_change(change)
         return _shown(record, settled)
 
-    def _change(self, change: AppliedChange) -> bool:
-        offsets, rows = self.offsets_by_view[change.view], self.rows_by_view[change.view]
+    def _change(self, record: Record, change: Change) -> AppliedChange | None:
+        view, key = change.view, change.key
         # A loaded table of rows may be ahead of the table of entries. Then the row in it is newer.
-        if change.offset < offsets.get(change.key, _NEVER):
-            return False
-        offsets[change.key] = change.offset
-        if change.row is None:
-            rows.pop(change.key, None)
+        if record.offset <= self.place.rows_until.get(record.partition, _NEVER):
+            known = self._in_memory(view, key) or self._store.ended(view, key)
+            if known is not None and record.offset < known[0]:
+                return None
+        placed = (record.offset, change.row)
+        # A reader looks among the live rows first, so a row is always in one of the two.
+        if change.row is None or change.row.is_live:
+            self._live[view][key] = placed
+            self._unflushed.rows[view][key] = placed
         else:
-            rows[change.key] = change.row
-            if isinstance(change.row, MessageRow) and change.row.ended_at is not None:
-                self._keep_newest(change.key)
-        return True
+            self._unflushed.rows[view][key] = placed
+            self._live[view].pop(key, None)
+        return AppliedChange(view, key, record.offset, change.row)
 
-    def _keep_newest(self, final: str) -> None:
-        """Forget the messages that reached a final status first, if there are too many."""
-        self._add_final(final)
-        while len(self._final) > 1 and (
-            len(self._final) > FINAL_MESSAGES or self._final_characters > FINAL_BODIES_CHARACTERS
-        ):
-            oldest, length = self._final.popleft()
-            self._final_characters -= length
-            row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
-            # The id may have been used again since.
-            if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
-                for view in (MAILBOX_VIEW, MESSAGE_BODIES):
-                    self.rows_by_view[view].pop(oldest, None)
-                    self.offsets_by_view[view].pop(oldest, None)
-
-    def _add_final(self, key: str) -> None:
-        body = self.rows_by_view[MESSAGE_BODIES].get(key)
-        length = len(body.body) if isinstance(body, MessageBodyRow) else 0
-        self._final.append((key, length))
-        self._final_characters += length
+    def _count(self, record: Record, overhead: int) -> None:
+        self._unflushed.last[record.partition] = record
+        self._unflushed.records += 1
+        if overhead:
+            self._unflushed.size += overhead + len(record.value or b"")
 
     def entries(self, stream: str) -> Entries:
-        """Return a copy of the state of `stream`; it is empty for an unknown stream."""
+        """Return the state of `stream` (see `LiveRows.entries`). Each read of it may raise StoreDamaged."""
+        return Entries(source=_LiveEntries(self, stream, is_kept=False))
+
+    def _entries_to_apply(self, stream: str | None) -> Entries:
+        return Entries() if stream is None else Entries(source=_LiveEntries(self, stream, is_kept=True))
+
+    def entry(self, stream: str, key: str, *, is_kept: bool = False) -> bytes | None:
+        """Return the bytes of one entry, or None. Raises StoreDamaged.
+
+        `is_kept` says whether what is read from the store is cached. Only the thread that applies may do so.
+        """
+        # In this order, so that a change which the store gets meanwhile is not missed.
+        writes = self._unflushed.entries.get(stream)
+        if writes is not None and key in writes:
+            return writes[key]
+        flushing = self._flushing
+        if flushing is not None and key in (writes := flushing.entries.get(stream, _NO_WRITES)):
+            return writes[key]
+        found = self._recent_entries.get((stream, key))
+        if found is None:
+            found = self._store.entry(stream, key) or _MISSING
+            if is_kept:
+                self._recent_entries.put((stream, key), found)
+        return found or None
+
+    def entry_keys(self, stream: str, prefix: str, after: str, most: int) -> list[str]:
+        """Return keys of entries in order (see `EntrySource.keys`). Raises StoreDamaged."""
+        newer = {
+            key: value
+            for key, value in self._unwritten_entries(stream).items()
+            if after < key and key.startswith(prefix)
+        }
+        # So many that `most` of them are left if all changed ones were removed.
+        found = set(self._store.entry_keys(stream, prefix, after, most + len(newer)))
+        found.difference_update(newer)
+        found.update(key for key, value in newer.items() if value is not None)
+        return sorted(found)[:most]
+
+    def _unwritten_entries(self, stream: str) -> Writes:
+        # In this order, so that what is taken for the store meanwhile is not missed.
+        unflushed, flushing = self._unflushed, self._flushing
+        older = {} if flushing is None else flushing.entries.get(stream, {})
+        return {**older, **unflushed.entries.get(stream, {})}
+
+    def find(self, view: str, key: str) -> PlacedRow | None:
+        """Return a row and the offset of the record that last changed it, or None. Raises StoreDamaged."""
+        return self._in_memory(view, key) or self._read(view, key)
+
+    def _in_memory(self, view: str, key: str) -> PlacedRow | None:
+        found = self._live[view].get(key) or self._unflushed.rows[view].get(key)
+        if found is None and (flushing := self._flushing) is not None:
+            found = flushing.rows[view].get(key)
+        return found or self._recent.get((view, key))
+
+    def _read(self, view: str, key: str) -> PlacedRow | None:
+        if view not in _WITH_ENDED:
+            return None
+        takes = self._takes
+        found = self._store.ended(view, key)
+        if found is not None:
+            with self._lock:
+                # Otherwise the row may have changed and be in the store again since it was read.
+                if takes == self._takes:
+                    self._recent.put((view, key), found)
+        return found
+
+    def live(self, view: str) -> list[Row]:
+        """Return the rows of a view that are live, in no order. They are in memory."""
+        return [row for _, row in list(self._live[view].values()) if row is not None]
+
+    def rows(self, view: str) -> Iterator[Row]:
+        """Yield all rows of a view: live ones from memory, ended ones from the store. Raises StoreDamaged."""
+        # The store is read after this, so a row that is written to it meanwhile is not missed.
+        newer = self._unwritten(view)
+        newer |= dict(self._live[view])
+        yield from (row for _, row in newer.values() if row is not None)
+        for key, (_, row) in self._store.ended_rows(view):
+            if row is not None and key not in newer:
+                yield row
+
+    def newest_ended(self, view: str, listed: str, span: Span) -> Iterator[Row]:
+        """Yield the ended rows in a part of a list, the newest first. Raises StoreDamaged.
+
+        Args:
+            view: The name of the view.
+            listed: The name of the list, one of `Row.lists`.
+            span: The part of the list.
+        """
+        order, newer = VIEWS[view].ORDER, self._unwritten(view)
+        listing = [row for _, row in newer.values() if row is not None and is_listed(row, listed, span)]
+        ours = sorted(((getattr(row, order), row.key), row) for row in listing)
+        for place in self._store.newest_ended(view, listed, span):
+            while ours and ours[-1][0] > place:
+                yield ours.pop()[1]
+            found = None if place[1] in newer else self.find(view, place[1])
+            if found is not None and found[1] is not None and is_listed(found[1], listed, span):
+                yield found[1]
+        yield from (row for _, row in reversed(ours))
+
+    def count_ended(self, view: str, listed: str, span: Span) -> int:
+        """Return the number of ended rows in a part of a list. Raises StoreDamaged."""
+        newer = self._unwritten(view)
+        ours = sum(is_listed(row, listed, span) for _, row in newer.values())
+        return ours + self._store.count_ended(view, listed, span, newer)
+
+    def oldest_ended(self, view: str, listed: str) -> Row | None:
+        """Return the ended row in a list that `newest_ended` yields last, None without one."""
+        newer, order = self._unwritten(view), VIEWS[view].ORDER
+        found = [row for _, row in newer.values() if row is not None and is_listed(row, listed, WHOLE)]
+        for key in self._store.oldest_ended(view, listed):
+            placed = None if key in newer else self.find(view, key)
+            if placed is not None and placed[1] is not None and is_listed(placed[1], listed, WHOLE):
+                found.append(placed[1])
+                break
+        return min(found, key=lambda row: (getattr(row, order), row.key), default=None)
+
+    def _unwritten(self, view: str) -> dict[str, PlacedRow]:
+        """Return the rows of a view that have changed since the store was written last."""
         with self._lock:
-            known = self.entries_by_stream.get(stream)
-            return Entries() if known is None else known.copy()
+            flushing = {} if self._flushing is None else self._flushing.rows[view]
+            return flushing | self._unflushed.rows[view]
+
+    def waiting(self) -> tuple[int, int]:
+        """Return the number of records that are not in the store yet, and their memory in bytes."""
+        found = [one for one in (self._unflushed, self._flushing) if one is not None]
+        return sum(one.records for one in found), sum(one.size for one in found)
+
+    def take(self) -> tuple[Unflushed, LogPlace]:
+        """Return the changes that the store does not have yet, and its place after them.
+
+        Write them to the store, and call `flushed` before `take` is called again.
+        """
+        with self._lock:
+            taken = self._flushing = self._unflushed
+            self._unflushed = Unflushed()
+            self._takes += 1
+            ahead = dict(self._ahead)
+        last = taken.last
+        return taken, msgspec.structs.replace(
+            self.place,
+            offsets={**self.place.offsets, **{number: one.offset + 1 for number, one in last.items()}},
+            digests={**self.place.digests, **{number: digest_of(one) for number, one in last.items()}},
+            ahead=ahead,
+        )
+
+    def flushed(self, taken: Unflushed, place: LogPlace) -> None:
+        """Note that the store has the changes that `take` returned and is at `place`."""
+        with self._lock:
+            for view, key, _ in taken.row_changes():
+                self._recent.drop((view, key))
+            for stream, entry, _ in taken.entry_changes():
+                self._recent_entries.drop((stream, entry))
+            self.place, self._flushing = place, None
+
+
+class _LiveEntries:
+    """The entries of one stream as a `LiveState` has them: an `EntrySource`."""
+
+    __slots__ = ("_is_kept", "_state", "_stream")
+
+    def __init__(self, state: LiveState, stream: str, *, is_kept: bool) -> None:
+        self._state = state
+        self._stream = stream
+        self._is_kept = is_kept
+
+    def get(self, key: str) -> bytes | None:
+        return self._state.entry(self._stream, key, is_kept=self._is_kept)
+
+    def keys(self, prefix: str, after: str, most: int) -> list[str]:
+        return self._state.entry_keys(self._stream, prefix, after, most)
+
+
+def _place_of(store: GatewayStore) -> LogPlace:
+    place = store.position()
+    if place is None:
+        raise StoreDamaged("the state store has no place in the log")
+    return place
 
 
 def _shown(record: Record, settled: Settled) -> SettledRecord:

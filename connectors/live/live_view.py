@@ -1,9 +1,11 @@
-"""The live view: the fold over the tail of the log, in memory, which answers in milliseconds.
+"""The live view: the fold over the tail of the log, which answers in milliseconds.
 
-Delivers: rows, entries and verdicts as of a position in the log that only rises. The view starts from the Delta
-views, if there are any, and then follows the topic. It reconnects for ever while Kafka is unreachable.
+Delivers: rows, entries and verdicts as of a position in the log that only rises. Rows that are live are in
+memory. The others are in a local store, and are read when they are asked for (decision 0031). The view starts
+at the store's place in the log, or from the Delta views if the store cannot be used. Then it follows the topic.
+It reconnects for ever while Kafka is unreachable.
 Acknowledges when: the record at a position went through the fold; then `wait_settled` returns its verdict.
-Loses when: never; the view reads its state again at the next start.
+Loses when: never; the view reads the records after the store's place again at the next start.
 
 The ledger has the verdicts of records that were settled before this view started. `wait_settled` reads them
 there.
@@ -12,34 +14,32 @@ there.
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Final, TypeVar, cast
+from pathlib import Path
+from typing import Final
 
 import structlog
 
-from connectors.live.live_state import LiveState
-from connectors.live.settled_feed import SettledFeed, SettledRecord, SettledWaits
+from connectors.live.live_rows import LiveRows
+from connectors.live.live_store import LiveStore
+from connectors.live.settled_feed import SettledFeed, SettledRecord, SettledWaits, result_within
 from connectors.live.verdict_reader import verdict_in_ledger
-from connectors.live.view_reader import load_views
+from connectors.live.view_reader import progress_of_tables
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Append, Position
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.tables.fold_version import check_fold_version, check_switch
 
 log = structlog.stdlib.get_logger(__name__)
-R = TypeVar("R", bound=Row)
 
 _POLL_S: Final = 0.2
 # Each poll that returns records wakes the waiting threads. At a high rate of records the view pauses before a
@@ -53,19 +53,28 @@ _STALLED_S: Final = 60.0
 _CLOSE_S: Final = 10.0
 
 
-class LiveView:
-    """The fold over the log in memory: a thread that settles new records, and methods to read the result.
+class LiveView(LiveRows):
+    """The fold over the log: a thread that settles new records, and methods to read the result.
 
-    Thread-safe. Call `open` first, which starts the thread, and `close` at the end.
+    Live rows are in memory. Other rows, and what a row is made of, are read from the local store (`LiveRows`).
+
+    Thread-safe. Call `open` first, which starts the threads, and `close` at the end.
+
+    Args:
+        settings: The settings.
+        keyring: The master keys.
+        folder: The folder of the local store, for this view alone. None: a temporary folder.
 
     Attributes:
         feed: The newest settled records with their verdicts.
         failure: The error that ended the view's thread, or None. Then every wait raises BackboneUnreachable.
     """
 
-    def __init__(self, settings: Settings, keyring: Keyring) -> None:
+    def __init__(self, settings: Settings, keyring: Keyring, folder: Path | None = None) -> None:
         self._settings = settings
-        self._state = LiveState(keyring)
+        self._keyring = keyring
+        self._where = folder
+        self._store: LiveStore | None = None
         self._waits = SettledWaits()
         self._end = LogEnd(settings.kafka)
         self._progress = threading.Condition()
@@ -80,26 +89,29 @@ class LiveView:
         self.failure: Exception | None = None
 
     def open(self) -> None:
-        """Load the view tables, start the thread that follows the log, and wait until the log is settled.
+        """Open the local store, start the thread that follows the log, and wait until the log is settled.
 
-        The wait ends when all records are settled that were in the log at the time of the call.
+        A store that cannot be used is made again from the view tables. The wait ends when all records are
+        settled that were in the log at the time of the call.
 
         Raises:
             BackboneUnreachable: Kafka does not answer, or no record was settled for a minute.
-            TrunklineError: The tables are unreadable, or of another log or fold version, or the topic is wrong.
+            TrunklineError: The tables are unreadable, or of another log or fold version, the topic is wrong, or
+                another process uses the store.
         """
         check_topic(self._settings)
         check_fold_version(self._settings)
-        self.load()
+        # In this order, because the tables may grow between the two.
+        offsets = progress_of_tables(self._settings)
         ends = self._end.offsets(_REACH_S)
-        beyond = [number for number, end in ends.items() if self._next[number] > end]
-        if beyond:
+        if any(offset > ends.get(number, 0) for number, offset in offsets.items()):
             raise TrunklineError(
-                f"the view tables below {self._settings.tables_root} have offsets {self._next}, but topic "
+                f"the view tables below {self._settings.tables_root} have offsets {offsets}, but topic "
                 f"{self._settings.kafka.topic!r} ends at {ends}: the log has lost "
                 "records, or they are of another log; './trunkline log rebuild' makes the log again from the "
                 "ledger, or set data_dir or storage.tables to where this log's own tables are"
             )
+        self.load(ends)
         self._thread.start()
         before, deadline = -1, 0.0
         while not self._are_settled(ends):
@@ -108,50 +120,28 @@ class LiveView:
                 before, deadline = settled, time.monotonic() + _STALLED_S
             self._wait_progress(deadline, f"the log up to {ends}")
 
-    def load(self) -> None:
-        """Load the view tables into memory; `open` calls this. Raises TrunklineError if they are unusable."""
-        # No loaded object is garbage, and all of them stay. So the collector need not look at them, now or
-        # later.
-        gc.disable()
-        try:
-            self._next.update(load_views(self._settings, self._state))
-        finally:
-            gc.enable()
-        gc.freeze()
+    def load(self, ends: Mapping[int, int] | None = None) -> None:
+        """Open the local store and load what is live into memory; `open` calls this.
+
+        Args:
+            ends: The log's end by partition, to compare the store with the log. None: do not compare.
+
+        Raises:
+            TrunklineError: The tables are unusable, or another process uses the store.
+        """
+        self._store = LiveStore(self._settings, self._keyring, self._where, ends, self._give_up)
+        self._state = self._store.state
+        self._next.update(self._state.place.offsets)
 
     def close(self) -> None:
-        """Stop the thread, within ten seconds. Waits in progress and later ones raise BackboneUnreachable."""
+        """Stop the threads, within twenty seconds. Later waits raise BackboneUnreachable, and reads fail."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
         self._end.close()
         self._break_waits(BackboneUnreachable("the live view was closed"))
-        # Give the objects that `load` froze back to the collector.
-        gc.unfreeze()
-
-    def get(self, row_type: type[R], key: str) -> R | None:
-        """Return the row of type `row_type` with this key, such as a job id; None without such a row."""
-        return cast("R | None", self._state.rows_by_view[row_type.VIEW].get(key))
-
-    def all(self, row_type: type[R]) -> list[R]:
-        """Return all rows of type `row_type`, in no particular order."""
-        return cast("list[R]", list(self._state.rows_by_view[row_type.VIEW].values()))
-
-    def row(self, view: str, key: str) -> Row | None:
-        """Return the row with this key in the view named `view`, or None. Raises KeyError without that view."""
-        return self._state.rows_by_view[view].get(key)
-
-    def rows(self, view: str) -> list[Row]:
-        """Return all rows of the view named `view`, in no order. Raises KeyError for an unknown view."""
-        return list(self._state.rows_by_view[view].values())
-
-    def row_offset(self, view: str, key: str) -> int | None:
-        """Return the offset of the record that last changed the row; None for a key that never had a row."""
-        return self._state.offsets_by_view[view].get(key)
-
-    def entries(self, stream: str) -> Entries:
-        """Return a copy of the state of `stream`, such as `job/0a1b2c3d`; it is empty for an unknown stream."""
-        return self._state.entries(stream)
+        if self._store is not None:
+            self._store.close()
 
     def next_offsets(self) -> dict[int, int]:
         """Return for each partition the offset of the first record that this view has not settled."""
@@ -175,6 +165,12 @@ class LiveView:
         Register it before `open`. It must return quickly. Its exceptions are logged and ignored.
         """
         self._watchers.append(callback)
+
+    def unwritten(self) -> tuple[int, bool]:
+        """Return how many records the local store lacks, and whether its last write succeeded."""
+        if self._store is None:
+            return 0, True
+        return self._store.state.waiting()[0], self._store.trouble is None
 
     def wait_settled(self, position: Position, timeout_s: float) -> SettledRecord:
         """Wait until the record at `position` is settled, and return it with its verdict.
@@ -209,8 +205,7 @@ class LiveView:
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
         append.add_done_callback(lambda done: self._promise_settled(done, promise))
         try:
-            async with asyncio.timeout(timeout_s):
-                found = await promise
+            found = await result_within(promise, timeout_s)
         except TimeoutError:
             if not append.done():
                 raise BackboneUnreachable(f"Kafka did not acknowledge within {timeout_s:g} s") from None
@@ -343,6 +338,8 @@ class LiveView:
             else:
                 check_switch(found.type, found.verdict, found.value)
                 settled.append(found)
+        if self._store is not None:
+            self._store.keep_up()
         self._seen_ends.update(tail.ends())
         reached = {number: offset for number, offset in tail.reached.items() if offset > self._next[number]}
         if not reached:

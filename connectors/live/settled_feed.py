@@ -247,6 +247,23 @@ class SettledWaits:
                 loop.call_soon_threadsafe(_answer_all, of_loop)
 
 
+async def result_within(promise: _AsyncPromise, timeout_s: float) -> SettledRecord | None:
+    """Return the result of a future of the running loop. Raises TimeoutError after `timeout_s` seconds.
+
+    `asyncio.timeout` takes three times as long, for each request.
+    """
+    timer = promise.get_loop().call_later(timeout_s, _time_out, promise)
+    try:
+        return await promise
+    finally:
+        timer.cancel()
+
+
+def _time_out(promise: _AsyncPromise) -> None:
+    if not promise.done():
+        promise.set_exception(TimeoutError())
+
+
 def _answer_all(answers: Sequence[tuple[_AsyncPromise, _Answer]]) -> None:
     for promise, answer in answers:
         _answer(promise, answer)

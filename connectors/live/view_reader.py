@@ -1,29 +1,35 @@
-"""Loading of the view tables into the live view's memory, without Spark: entries first, then the rows.
+"""Loading of the view tables into the gateway's local store, without Spark: entries first, then the rows.
 
 One version of `stream_entries` is read, and its commit names the offsets up to which it has the log. The
-tables of rows are opened after it and written before it, so they are at those offsets or beyond.
+tables of rows are opened after it and written before it, so they are at those offsets or beyond. Final messages
+that the store would not keep are not loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
+import lmdb
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.live.live_state import FINAL_MESSAGES, LiveState
 from connectors.retry.backoff import retry
 from schemas.errors import TrunklineError
-from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
+from schemas.state_store import gateway_store
+from schemas.state_store.gateway_store import GatewayStore, RowChange
+from schemas.state_store.partition_store import EntryChange
 from schemas.streams.kinds import KINDS, STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.mailbox_entries import LAST
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MessageRow
+from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import read_progress
@@ -35,22 +41,37 @@ _AGAIN_S: Final = 0.5
 _UNREADABLE: Final = (DeltaError, OSError, pa.ArrowException, KeyError)
 
 
-def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
-    """Load the view tables into `state`, and return the offsets from which to read the log after that.
+class LoadedViews(msgspec.Struct):
+    """The places in the log up to which loaded tables have it.
+
+    Attributes:
+        offsets: The first offset to read, by partition; empty if there are no view tables.
+        ahead: The streams whose entries have records at or beyond `offsets`, with the last such offset.
+        rows_until: The highest offset of a row, by partition.
+    """
+
+    offsets: dict[int, int]
+    ahead: dict[str, int] = {}
+    rows_until: dict[int, int] = {}
+
+
+def load_views(settings: Settings, new_store: Callable[[], GatewayStore]) -> LoadedViews:
+    """Load the view tables into a local store, and return up to where they have the log.
 
     It blocks while it reads. Unreadable tables are tried four times, half a second apart.
 
-    Returns:
-        The first offset to read, by partition; empty if there are no view tables, so that `state` is unchanged.
+    Args:
+        settings: The settings with the path of the tables.
+        new_store: Returns an empty store without a place, for each attempt.
 
     Raises:
         TrunklineError: There are tables, but they cannot be read, are incomplete, or were written by a newer
-            version of the fold. Then `state` may be filled in part.
+            version of the fold. Then the store may be filled in part.
     """
     if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
-        return {}
+        return LoadedViews({})
     try:
-        return retry(lambda: _load(settings, state), on=_UNREADABLE, times=4, pause_s=_AGAIN_S)
+        return retry(lambda: _load(settings, new_store()), on=_UNREADABLE, times=4, pause_s=_AGAIN_S)
     except _UNREADABLE as error:
         raise TrunklineError(
             f"the view tables below {settings.tables_root} cannot be read: {error}; "
@@ -58,131 +79,140 @@ def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
         ) from error
 
 
-def _load(settings: Settings, state: LiveState) -> dict[int, int]:
-    state.clear()
+def progress_of_tables(settings: Settings) -> dict[int, int]:
+    """Return the first offset that the view tables lack, by partition; empty if there are no tables.
+
+    Raises:
+        TrunklineError: There are tables, but they cannot be read.
+    """
     path = settings.table_path(STREAM_ENTRIES)
-    table = DeltaTable(path)
-    offsets = dict(read_progress(table).offsets)
-    kinds = _load_entries(_batches(table, VIEW_ARROW[STREAM_ENTRIES].names), offsets, state)
-    # `mailbox` before `message_bodies`, the reverse of the order of writing, so that no body is missing.
+    if not DeltaTable.is_deltatable(path):
+        return {}
+    try:
+        return dict(retry(lambda: read_progress(DeltaTable(path)), _UNREADABLE, 4, _AGAIN_S).offsets)
+    except _UNREADABLE as error:
+        raise TrunklineError(f"the view tables below {settings.tables_root} cannot be read: {error}") from error
+
+
+def _load(settings: Settings, store: GatewayStore) -> LoadedViews:
+    table = DeltaTable(settings.table_path(STREAM_ENTRIES))
+    loaded = LoadedViews(dict(read_progress(table).offsets), {}, {})
+    kinds: set[str] = set()
+    for batch in _batches(table, VIEW_ARROW[STREAM_ENTRIES].names):
+        _put(store, functools.partial(_entries_in, batch, kinds, loaded), tuple)
+    found: set[str] = set()
+    is_dropped, kept = None, list[pa.Array]()
+    # The views are read in the reverse of the order of writing, so that no body is missing.
     for view in reversed(VIEWS.values()):
-        path = settings.table_path(view.VIEW)
+        path, wanted = settings.table_path(view.VIEW), None
         if DeltaTable.is_deltatable(path):
-            columns = [*view.__struct_fields__, "last_offset"]
             table = DeltaTable(path)
-            _load_rows(_batches(table, columns, _wanted(view.VIEW, table, state)), view, state)
-    state.note_final()
+            if view is MessageRow and (is_dropped := _too_old(table)) is not None:
+                wanted = ~is_dropped
+            elif view is MessageBodyRow and is_dropped is not None:
+                wanted = pc.field("message_id").isin(pa.chunked_array(kept, pa.string()).combine_chunks())
+            columns = [*view.__struct_fields__, "partition", "last_offset"]
+            for batch in _batches(table, columns, wanted):
+                _put(store, tuple, functools.partial(_rows_in, batch, view))
+                if view is MessageRow and is_dropped is not None:
+                    kept.append(batch.column("message_id"))
+                _note_offsets(batch, loaded.rows_until)
+                found |= {view.VIEW} if batch.num_rows else set()
     for kind in sorted(kinds & KINDS.keys()):
         views = [row_type.VIEW for row_type in KINDS[kind].row_of_each_stream]
-        if views and not any(state.rows_by_view[view] for view in views):
+        if views and not found.intersection(views):
             raise TrunklineError(
                 f"there are entries of {kind} streams, but no rows in {' or '.join(views)} below "
                 f"{settings.tables_root}; rebuild_views makes the tables anew from the ledger"
             )
     pa.default_memory_pool().release_unused()
-    return offsets
+    return loaded
 
 
-def _wanted(view: str, table: DeltaTable, state: LiveState) -> pc.Expression | None:
-    """Return a filter of the rows to load, None for all: of messages in a final status only the newest.
+def _put(
+    store: GatewayStore,
+    entries: Callable[[], Iterable[EntryChange]],
+    rows: Callable[[], Iterable[RowChange]],
+) -> None:
+    """Add entries and rows to the store. Both functions may be called twice."""
+    try:
+        store.load(entries(), rows())
+    except lmdb.MapFullError:
+        store.reopen()  # with room for a larger file
+        store.load(entries(), rows())
 
-    `mailbox` is loaded before `message_bodies`.
-    """
-    if view == MAILBOX_VIEW:
-        ended = dataset_of(table).to_table(columns=["ended_at"], filter=pc.field("ended_at").is_valid())
-        if ended.num_rows <= FINAL_MESSAGES:
-            return None
-        newest = pc.select_k_unstable(ended, k=FINAL_MESSAGES, sort_keys=[("ended_at", "descending")])
-        oldest_kept = ended["ended_at"][newest[-1].as_py()]
-        return pc.field("ended_at").is_null() | (pc.field("ended_at") >= oldest_kept)
-    if view == MESSAGE_BODIES:
-        rows = state.rows_by_view[MAILBOX_VIEW].values()
-        kept = [row.message_id for row in rows if isinstance(row, MessageRow)]
-        return pc.field("message_id").isin(pa.array(kept, pa.string()))
-    return None
+
+def _too_old(mailbox: DeltaTable) -> pc.Expression | None:
+    """Return a condition for the final messages that a store does not keep, None if it keeps all."""
+    most, newest = gateway_store.FINAL_MESSAGES_KEPT, dict[str, pa.Array]()
+    oldest: dict[str, pa.Scalar] = {}
+    for batch in _batches(mailbox, ["status", "ended_at"], pc.field("ended_at").is_valid()):
+        for status in pc.unique(batch.column("status")).to_pylist():
+            ended = batch.filter(pc.equal(batch.column("status"), status)).column("ended_at")
+            both = pa.concat_arrays([newest.get(status, ended[:0]), ended])
+            if len(both) > most:
+                both = both.take(pc.select_k_unstable(both, most, [("", "descending")]))
+                oldest[status] = both[-1]
+            newest[status] = both
+    parts = [(pc.field("status") == one) & (pc.field("ended_at") < moment) for one, moment in oldest.items()]
+    return functools.reduce(operator.or_, parts) if parts else None
 
 
 def _batches(
     table: DeltaTable, columns: list[str], wanted: pc.Expression | None = None
 ) -> Iterator[pa.RecordBatch]:
-    # Read little ahead, so that Arrow's copy of the table does not double the memory.
+    # Read little ahead, so that Arrow's copy of the table does not need much memory.
     yield from dataset_of(table).to_batches(
         columns=columns, filter=wanted, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
     )
 
 
-def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int], state: LiveState) -> set[str]:
-    """Load the entries, and return the kinds of stream that have entries and so must have rows."""
-    entries_by_stream, kinds, names = state.entries_by_stream, set(), _Shared()
-    for batch in batches:
-        newest = pc.max(batch.column("fold_version")).as_py()
-        if newest is not None and newest > FOLD_VERSION:
-            raise TrunklineError(
-                f"the view tables were made by fold version {newest}, this program has {FOLD_VERSION}: "
-                "start the newer program"
-            )
-        # A mailbox may have entries of requests and gates alone, without a message that was ever posted.
-        is_row = pc.or_(
-            pc.not_equal(batch.column("stream_kind"), MAILBOX), pc.equal(batch.column("entry"), LAST)
+def _entries_in(batch: pa.RecordBatch, kinds: set[str], loaded: LoadedViews) -> Iterator[EntryChange]:
+    """Yield the entries. Adds the kinds of stream that must have rows to `kinds`, and streams to `ahead`."""
+    newest = pc.max(batch.column("fold_version")).as_py()
+    if newest is not None and newest > FOLD_VERSION:
+        raise TrunklineError(
+            f"the view tables were made by fold version {newest}, this program has {FOLD_VERSION}: "
+            "start the newer program"
         )
-        kinds.update(pc.unique(batch.column("stream_kind").filter(is_row)).to_pylist())
-        streams = pc.binary_join_element_wise(batch.column("stream_kind"), batch.column("stream_id"), "/")
-        keys = names.of(batch.column("entry"))
-        for stream, key, value in zip(
-            streams.to_pylist(), keys, batch.column("value").to_pylist(), strict=True
-        ):
-            entries = entries_by_stream.get(stream)
-            if entries is None:
-                entries = entries_by_stream[stream] = Entries()
-            entries.load(key, value)
-        _note_streams_ahead(batch.append_column("stream", streams), offsets, state)
-    return kinds
+    # A mailbox may have entries of requests and gates alone, without a message that was ever posted.
+    is_row = pc.or_(pc.not_equal(batch.column("stream_kind"), MAILBOX), pc.equal(batch.column("entry"), LAST))
+    kinds.update(pc.unique(batch.column("stream_kind").filter(is_row)).to_pylist())
+    streams = pc.binary_join_element_wise(batch.column("stream_kind"), batch.column("stream_id"), "/")
+    _note_streams_ahead(batch.append_column("stream", streams), loaded.offsets, loaded.ahead)
+    columns = (streams, batch.column("entry"), batch.column("value"))
+    yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
 
-def _note_streams_ahead(batch: pa.RecordBatch, offsets: Mapping[int, int], state: LiveState) -> None:
+def _note_streams_ahead(batch: pa.RecordBatch, offsets: Mapping[int, int], ahead: dict[str, int]) -> None:
     """Note the offsets of streams whose entries are ahead of `offsets`, so that no record is applied twice."""
     partitions = batch.column("partition")
     for number in pc.unique(partitions).to_pylist():
-        ahead = pc.and_(
+        is_ahead = pc.and_(
             pc.equal(partitions, number),
             pc.greater_equal(batch.column("last_offset"), offsets.get(number, 0)),
         )
-        found = batch.filter(ahead)
+        found = batch.filter(is_ahead)
         for stream, offset in zip(
             found.column("stream").to_pylist(), found.column("last_offset").to_pylist(), strict=True
         ):
-            state.applied_beyond[stream] = max(offset, state.applied_beyond.get(stream, -1))
+            ahead[stream] = max(offset, ahead.get(stream, -1))
 
 
-def _load_rows(batches: Iterator[pa.RecordBatch], view: type[Row], state: LiveState) -> None:
-    rows_by_key, offset_by_key = state.rows_by_view[view.VIEW], state.offsets_by_view[view.VIEW]
-    schema, shared = VIEW_ARROW[view.VIEW], {name: _Shared() for name in view.__struct_fields__}
-    for batch in batches:
-        columns = {}
-        for name, values in shared.items():
-            column = batch.column(name)
-            if pa.types.is_timestamp(schema.field(name).type):
-                columns[name] = column.cast(schema.field(name).type).cast(pa.int64()).to_pylist()
-            elif pa.types.is_string(column.type):
-                columns[name] = values.of(column)
-            else:
-                columns[name] = column.to_pylist()
-        rows: list[Row] = list(map(view, *columns.values()))
-        keys = columns[view.KEY[0]] if len(view.KEY) == 1 else [row.key for row in rows]
-        rows_by_key.update(zip(keys, rows, strict=True))
-        offset_by_key.update(zip(keys, batch.column("last_offset").to_pylist(), strict=True))
+def _rows_in(batch: pa.RecordBatch, view: type[Row]) -> Iterator[RowChange]:
+    schema, columns = VIEW_ARROW[view.VIEW], []
+    for name in view.__struct_fields__:
+        column = batch.column(name)
+        if pa.types.is_timestamp(schema.field(name).type):
+            column = column.cast(schema.field(name).type).cast(pa.int64())
+        columns.append(column.to_pylist())
+    offsets = batch.column("last_offset").to_pylist()
+    for row, offset in zip(map(view, *columns), offsets, strict=True):
+        yield view.VIEW, row.key, (offset, row)
 
 
-class _Shared:
-    """The values of one column, where equal values become one object if they repeat a lot."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
-
-    def of(self, column: pa.Array) -> list[Any]:
-        """Return the values of `column` as a list of Python objects. Empty cells become None."""
-        values: list[Any] = column.to_pylist()
-        if pc.count_distinct(column).as_py() * 8 > len(values):
-            return values
-        share = self._known.setdefault
-        return [share(value, value) for value in values]
+def _note_offsets(batch: pa.RecordBatch, until: dict[int, int]) -> None:
+    highest = pa.Table.from_batches([batch]).group_by("partition").aggregate([("last_offset", "max")])
+    for found in highest.to_pylist():
+        number, offset = found["partition"], found["last_offset_max"]
+        until[number] = max(offset, until.get(number, -1))

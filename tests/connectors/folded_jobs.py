@@ -44,6 +44,9 @@ class FoldedJobs:
     def all(self, row_type: type[Row]) -> list[Any]:
         return self.rows(row_type.VIEW)
 
+    def live(self, row_type: type[Row]) -> list[Any]:
+        return [row for row in self.rows(row_type.VIEW) if row.is_live]
+
     def entries(self, stream: str) -> Entries:
         return Entries(dict(self._entries[stream].stored()))
 

@@ -25,6 +25,7 @@ from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
+from tests.connectors.live.local_stores import entries_of, stored, streams_of
 from tests.jobs.topic_load import SECRET, event, raw_event, registration
 from tests.random_log import trouble
 from tests.raw_records import append_raw, read_to_end
@@ -58,9 +59,7 @@ def assert_agrees(view: LiveView, folded: FoldedLog, timeout_s: float = 30) -> N
         }
         found = {row.key: row for row in view.rows(name)}
         assert {key: (row, view.row_offset(name, key)) for key, row in found.items()} == expected
-    assert sorted(view._state.entries_by_stream) == sorted(folded.entries)
-    for stream, entries in folded.entries.items():
-        assert view.entries(stream).stored() == entries
+    assert entries_of(view._state) == folded.entries
 
 
 @pytest.mark.requirement("JE-09")
@@ -240,11 +239,11 @@ def test_an_unsafe_body_is_shown_masked(backbone_settings, keyring):
 
 def test_strangers_records_leave_no_trace_in_memory(backbone_settings, keyring):
     with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
-        before = list(view._state.entries_by_stream)
+        before = streams_of(view._state)
         appends = [publisher.append(event(f"{number:08x}", 1)) for number in range(200)]
         for append in appends:
             assert view.wait_settled(append.result(10), 10).reason == "unknown_stream"
-        assert list(view._state.entries_by_stream) == before
+        assert streams_of(view._state) == before
 
 
 def test_a_record_that_has_left_the_ring_and_is_not_in_the_ledger_is_a_clear_error(backbone_settings, keyring):
@@ -259,11 +258,14 @@ def test_a_record_that_has_left_the_ring_and_is_not_in_the_ledger_is_a_clear_err
         assert time.monotonic() - started < 5
 
 
-def test_entries_are_a_copy_and_an_unknown_stream_has_none(backbone_settings, keyring):
+def test_entries_are_read_only_and_an_unknown_stream_has_none(backbone_settings, keyring):
     with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
         view.wait_settled(publisher.append(registration(JOB, keyring)).result(10), 10)
         stream = f"job/{JOB}"
         assert parse_stream_key(stream.encode())
-        view.entries(stream).stored().clear()
-        assert set(view.entries(stream).stored()) == {"job", "progress"}
-        assert view.entries("job/ffffffff").stored() == {}
+        draft = view.entries(stream)
+        draft.delete("job")
+        draft.keep()
+        assert set(stored(draft)) == {"progress"}
+        assert set(stored(view.entries(stream))) == {"job", "progress"}
+        assert stored(view.entries("job/ffffffff")) == {}

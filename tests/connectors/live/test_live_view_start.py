@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from contextlib import contextmanager
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from connectors.live.live_state import LiveState
 from connectors.live.live_view import LiveView
-from connectors.live.view_reader import load_views
 from connectors.log.publisher import Position
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
+from schemas.state_store import gateway_store
+from schemas.state_store.ended_lists import WHOLE
+from schemas.state_store.gateway_store import GatewayStore
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
+from schemas.streams.mailboxes.message import MESSAGE_FINAL, MessageBodyRow, MessageRow
 from schemas.tables.ledger import LEDGER, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
 from tests.connectors.folded_log import FoldedLog
+from tests.connectors.live.local_stores import entries_of, loaded_state, rows_of, streams_of
 from tests.connectors.live.test_live_view import assert_agrees, first_records_of, opened
 from tests.random_log import trouble
 from tests.raw_records import Raw, append_raw
@@ -45,10 +49,6 @@ def folded_until(records, keyring, offsets) -> FoldedLog:
         if record.offset < offsets.get(record.partition, 0):
             folded.add(record)
     return folded
-
-
-def stored(state: LiveState) -> dict[str, dict[str, bytes]]:
-    return {stream: state.entries(stream).stored() for stream in list(state.entries_by_stream)}
 
 
 def cuts(records, seed=1) -> list[dict[int, int]]:
@@ -115,7 +115,8 @@ def test_a_maintenance_commit_after_the_newest_progress_does_not_hide_it(backbon
     table = DeltaTable(backbone_settings.table_path(STREAM_ENTRIES))
     table.optimize.compact()
     table.alter.set_table_properties({"delta.checkpointInterval": "50"})
-    assert load_views(backbone_settings, LiveState(keyring)) == early
+    with loaded_state(backbone_settings, keyring) as state:
+        assert state.place.offsets == {0: 0, **early}
     with opened(backbone_settings, keyring) as view:
         assert_agrees(view, folded_until(log, keyring, ends))
 
@@ -135,10 +136,35 @@ def test_offsets_and_entries_are_of_one_version_while_the_table_grows(
         return read_progress(table)
 
     monkeypatch.setattr("connectors.live.view_reader.read_progress", read_while_it_grows)
-    state = LiveState(keyring)
-    assert load_views(backbone_settings, state) == early
-    assert stored(state) == folded_until(log, keyring, early).entries
+    with loaded_state(backbone_settings, keyring) as state:
+        assert state.place.offsets == {0: 0, **early}
+        assert entries_of(state) == folded_until(log, keyring, early).entries
     assert grown
+
+
+@pytest.mark.requirement("ST-33")
+@pytest.mark.parametrize("during", ["live_view.progress_of_tables", "live_store.load_views"])
+def test_tables_that_grow_during_the_start_are_compared_with_the_log_as_it_is_then(
+    backbone_settings, keyring, log, monkeypatch, during
+):
+    _, _, ends = cuts(log)
+    folded = folded_until(log, keyring, ends)
+    folded.write_entries(backbone_settings, ends)
+    folded.write_rows(backbone_settings)
+    module, name = during.split(".")
+    read = getattr(importlib.import_module(f"connectors.live.{module}"), name)
+
+    def read_what_has_grown(*args):
+        for record in append_raw(backbone_settings, trouble(100, keyring, seed=8)):
+            folded.add(record)
+        folded.write_entries(backbone_settings, folded.next_offsets)
+        folded.write_rows(backbone_settings)
+        return read(*args)
+
+    monkeypatch.setattr(f"connectors.live.{during}", read_what_has_grown)
+    with opened(backbone_settings, keyring) as view:
+        assert view._state.place.digests.keys() == ends.keys()
+        assert_agrees(view, folded)
 
 
 @pytest.mark.requirement("JE-17")
@@ -184,13 +210,19 @@ def test_missing_rows_and_tables_of_a_newer_fold_are_refused(backbone_settings, 
     early, _, _ = cuts(log)
     folded = folded_until(log, keyring, early)
     folded.write_entries(backbone_settings, early)
-    with pytest.raises(TrunklineError, match=r"no rows in registry_.* rebuild_views"):
-        load_views(backbone_settings, LiveState(keyring))
+    with (
+        pytest.raises(TrunklineError, match=r"no rows in registry_.* rebuild_views"),
+        loaded_state(backbone_settings, keyring),
+    ):
+        pass
     folded.write_rows(backbone_settings)
     table = DeltaTable(backbone_settings.table_path(STREAM_ENTRIES))
     table.update({"fold_version": str(FOLD_VERSION + 1)})
-    with pytest.raises(TrunklineError, match="start the newer program"):
-        load_views(backbone_settings, LiveState(keyring))
+    with (
+        pytest.raises(TrunklineError, match="start the newer program"),
+        loaded_state(backbone_settings, keyring),
+    ):
+        pass
 
 
 def joined() -> AgentJoined:
@@ -212,9 +244,40 @@ def test_tables_are_whole_without_rows_where_none_are_due(backbone_settings, key
         assert folded.add(record).verdict == "accepted"
     folded.write_entries(backbone_settings, {})
     folded.write_rows(backbone_settings)
-    state = LiveState(keyring)
-    load_views(backbone_settings, state)
-    assert set(state.entries_by_stream) == {sent[0].key.decode()}
+    with loaded_state(backbone_settings, keyring) as state:
+        assert streams_of(state) == [sent[0].key.decode()]
+
+
+@pytest.mark.requirement("ST-31")
+def test_only_the_newest_final_messages_are_loaded_and_the_bodies_of_the_loaded_ones(
+    backbone_settings, keyring, log, monkeypatch
+):
+    _, _, ends = cuts(log)
+    folded = folded_until(log, keyring, ends)
+    folded.write_entries(backbone_settings, ends)
+    folded.write_rows(backbone_settings)
+    rows = [row for _, _, row in folded.rows[MessageRow.VIEW].values()]
+    by_status = {one: sorted(row.ended_at for row in rows if row.status == one) for one in MESSAGE_FINAL}
+    assert max(map(len, by_status.values())) > 1
+    monkeypatch.setattr(gateway_store, "FINAL_MESSAGES_KEPT", 1)
+    given: list[str] = []
+    load = GatewayStore.load
+
+    def counted(self, entries, rows):
+        rows = list(rows)
+        given.extend(key for view, key, _ in rows if view == MessageBodyRow.VIEW)
+        load(self, entries, rows)
+
+    monkeypatch.setattr(GatewayStore, "load", counted)
+    with loaded_state(backbone_settings, keyring) as state:
+        for status, ended in by_status.items():
+            found = state.newest_ended(MessageRow.VIEW, status, WHOLE)
+            assert [row.ended_at for row in found] == ended[::-1][:1]
+        kept = {row.key for row in state.rows(MessageRow.VIEW)}
+        assert len(kept) < len(rows)
+        assert kept > {row.key for row in rows if row.is_live}
+        bodies = {row.key for row in state.rows(MessageBodyRow.VIEW)}
+        assert kept & folded.rows[MessageBodyRow.VIEW].keys() == bodies == set(given)
 
 
 def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
@@ -227,15 +290,15 @@ def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
     folded.write_rows(backbone_settings)
     for file in (backbone_settings.data_path / "tables" / REGISTRY_JOBS).glob("*.parquet"):
         file.unlink()
-    with pytest.raises(TrunklineError, match="cannot be read"):
-        load_views(backbone_settings, LiveState(keyring))
+    with pytest.raises(TrunklineError, match="cannot be read"), loaded_state(backbone_settings, keyring):
+        pass
 
 
 def test_without_tables_there_is_nothing_to_load(backbone_settings, keyring):
-    state = LiveState(keyring)
-    assert load_views(backbone_settings, state) == {}
-    assert list(state.entries_by_stream) == []
-    assert all(not state.rows_by_view[name] for name in VIEWS)
+    with loaded_state(backbone_settings, keyring) as state:
+        assert not any(state.place.offsets.values())
+        assert streams_of(state) == []
+        assert not any(rows_of(state).values())
 
 
 def test_rows_and_entries_come_out_of_the_tables_as_they_were_put_in(backbone_settings, keyring, log):
@@ -243,16 +306,15 @@ def test_rows_and_entries_come_out_of_the_tables_as_they_were_put_in(backbone_se
     folded = folded_until(log, keyring, ends)
     folded.write_entries(backbone_settings, ends)
     folded.write_rows(backbone_settings)
-    state = LiveState(keyring)
-    assert load_views(backbone_settings, state) == ends
-    assert stored(state) == folded.entries
-    assert not state.applied_beyond
-    for name in VIEWS:
-        assert state.rows_by_view[name] == {key: row for key, (_, _, row) in folded.rows[name].items()}
-        assert state.offsets_by_view[name] == {key: at for key, (_, at, _) in folded.rows[name].items()}
-    # And the entries are usable: what was settled is a duplicate or refused as before.
-    again = next(
-        record for record in log if folded.settled[record.partition, record.offset].verdict == "accepted"
-    )
-    stream = again.key.decode()
-    assert settle(again, state.entries(stream), keyring, Entries()).verdict != "accepted"
+    with loaded_state(backbone_settings, keyring) as state:
+        assert state.place.offsets == ends
+        assert entries_of(state) == folded.entries
+        assert not state.place.ahead
+        assert rows_of(state) == {
+            name: {key: (at, row) for key, (_, at, row) in folded.rows[name].items()} for name in VIEWS
+        }
+        # And the entries are usable: what was settled is a duplicate or refused as before.
+        again = next(
+            record for record in log if folded.settled[record.partition, record.offset].verdict == "accepted"
+        )
+        assert settle(again, state.entries(again.key.decode()), keyring, Entries()).verdict != "accepted"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.live.live_state import LiveState
-from connectors.live.view_reader import load_views
 from schemas.errors import TrunklineError
 from schemas.fold.stream_kind import StreamKind
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import KINDS
 from tests.connectors.folded_log import FoldedLog
+from tests.connectors.live.local_stores import entries_of, loaded_state
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import GOOD, good_record
 
@@ -31,9 +30,9 @@ def test_a_stream_with_entries_and_without_its_row_is_refused(kind, tmp_path):
     settings, folded = Settings(data_dir=tmp_path), a_stream_of(kind)
     folded.write_entries(settings, {})
     views = " or ".join(row.VIEW for row in kind.row_of_each_stream)
-    with pytest.raises(TrunklineError, match=f"entries of {kind.name} streams, but no rows in {views} below"):
-        load_views(settings, LiveState(KEYRING))
+    why = f"entries of {kind.name} streams, but no rows in {views} below"
+    with pytest.raises(TrunklineError, match=why), loaded_state(settings, KEYRING):
+        pass
     folded.write_rows(settings)
-    state = LiveState(KEYRING)
-    load_views(settings, state)
-    assert list(state.entries_by_stream) == list(folded.entries)
+    with loaded_state(settings, KEYRING) as state:
+        assert entries_of(state) == folded.entries
