@@ -71,7 +71,8 @@ class AgentTools:
         Without a wanted status, all agents that have not stopped are returned; without a wanted capability,
         agents with any. `agent`, the caller, does not matter.
         """
-        rows = self._hub.lists.participants_with(asked.status, asked.capability)
+        listed = self._hub.lists.participants_with
+        rows = await asyncio.to_thread(listed, asked.status, asked.capability)
         return {"agents": [_agent_as_json(row) for row in rows]}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:

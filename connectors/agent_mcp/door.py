@@ -136,7 +136,7 @@ class AgentMcp:
 
     def opened(self) -> None:
         """Load the agents' keys from the live view. Call it once, when the hub is open and before requests."""
-        self._keys.load(self._hub.live_view.all(AgentKeyRow))
+        self._keys.load(self._hub.live_view.live(AgentKeyRow))
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return self._described

@@ -27,7 +27,7 @@ _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 class MailboxBoard:
     """The messages of a mailbox as JSON, made from the live view at each call. Thread-safe.
 
-    The live view has every waiting and leased message, and the newest of the dead ones.
+    The index has every waiting and leased message, and the dead ones among the newest 50,000 final messages.
     """
 
     def __init__(self, live_view: LiveView, index: MailboxIndex) -> None:

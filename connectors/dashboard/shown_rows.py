@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from connectors.gateway.feed.settled_stream import PUBLIC_KINDS, settled_as_json
-from connectors.gateway.services.row_lists import RowLists, job_groups
+from connectors.gateway.services.row_lists import RowLists, job_lists
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, REGISTRY_JOBS, JobRow
+from schemas.streams.job.job_registry import (
+    JOB_REGISTERED,
+    JOB_SECRET_ROTATED,
+    REGISTRY_JOBS,
+    JobRow,
+)
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskRow
 from schemas.wire.ids import CONTROL, PRINCIPAL
@@ -89,7 +94,7 @@ def jobs_page(
     """
     last = None if after is None else live_view.get(JobRow, after)
     before = None if last is None else (last.registered_at, last.job_id)
-    newest = lists.jobs.newest(job_groups(state, None), limit + 1, before=before)
+    newest = lists.jobs.newest(job_lists(state, None), limit + 1, before=before)
     return {
         "jobs": [job_as_json(live_view, row) for row in newest[:limit]],
         "next": newest[limit - 1].job_id if len(newest) > limit else None,

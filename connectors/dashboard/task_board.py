@@ -9,7 +9,7 @@ from connectors.dashboard.agent_board import AgentBoard
 from connectors.dashboard.mailbox_board import MailboxBoard
 from connectors.dashboard.shown_rows import milliseconds, task_as_json
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.services.row_lists import RowLists, task_groups
+from connectors.gateway.services.row_lists import RowLists, task_lists
 from connectors.gateway.services.task_keeper import container_of
 from connectors.live.live_view import LiveView
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
@@ -50,9 +50,9 @@ class TaskBoard:
 
         With `agent_name`, only the tasks of this agent.
         """
-        groups = task_groups(None, agent_name)
-        newest = self._lists.tasks.newest(groups, TASKS_SHOWN)
-        total = self._lists.tasks.count(groups)
+        lists = task_lists(None, agent_name)
+        newest = self._lists.tasks.newest(lists, TASKS_SHOWN)
+        total = self._lists.tasks.count(lists)
         return {"tasks": [task_as_json(self._live_view, row) for row in newest], "total": total}
 
     def agent(self, name: str) -> dict[str, Any] | None:

@@ -74,7 +74,8 @@ class HubApplication(FastAPI):
     """The hub's FastAPI application, which serves usual requests of its routes by `LeanRoutes`."""
 
     def __init__(self, hub: Hub, gate: Gate, **options: Any) -> None:
-        super().__init__(**options)
+        # FastAPI would look for an SDK of OpenTelemetry at each request.
+        super().__init__(telemetry={"tracing": False, "metrics": False, "logs": False}, **options)
         self._hub = hub
         self._gate = gate
 

@@ -14,7 +14,7 @@ import uvicorn
 
 from connectors.gateway.web.bounded_http import BoundedHttp, TlsEntry
 from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget
-from connectors.gateway.web.descriptors import accepted_at_once, fit_to_descriptors
+from connectors.gateway_program.descriptors import accepted_at_once, fit_to_descriptors
 from connectors.gateway_program.doors import Door
 from connectors.terminal.log_limit import LogLimit
 from schemas.errors import TrunklineError

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -59,7 +59,12 @@ def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> li
     The first service ends the processes of ended sessions. Optional ones keep the accounts of the local MQTT
     broker, and write an hourly export of all messages to a file.
     """
-    found: list[BackgroundService] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
+
+    def sessions(names: Collection[str]) -> list[SessionRow]:
+        named = (live_view.get(SessionRow, name) for name in names)
+        return [*live_view.live(SessionRow), *(row for row in named if row is not None)]
+
+    found: list[BackgroundService] = [SessionKeeper(settings, sessions)]
     if settings.mqtt.accounts_dir is not None:
         found.append(MqttAccounts(settings, keyring, live_view))
     if settings.agent_mcp.export_interval_ms:
@@ -82,7 +87,9 @@ class GatewayProgram:
         ensure_operator_key(settings)
         given = [secret for secret in (settings.master_key, settings.mqtt.password) if secret is not None]
         configure_json_log("gateway", [operator_token, *(secret.get_secret_value() for secret in given)])
-        self._live_view = LiveView(settings, keyring)
+        # Two gateways of a machine serve different ports, so each has a store of its own.
+        folder = settings.state_path / f"gateway-{settings.gateway.port}"
+        self._live_view = LiveView(settings, keyring, folder)
         services = services_of(settings, keyring, self._live_view)
         self._hub = Hub(settings, keyring, operator_token, self._live_view, services)
         self._reactor = Reactor(settings, self._live_view, own_answers=self._hub.own_answers)

@@ -124,8 +124,8 @@ class MqttAccounts:
             self._users.setdefault(_job_of(user) or user, []).append(user)
         with self._changed:
             self._to_look_at |= self._users.keys()
-            self._to_look_at |= {row.job_id for row in self._view.all(JobRow)}
-            self._to_look_at |= {mqtt_user(row.agent_name) for row in self._view.all(MqttAgentRow)}
+            self._to_look_at |= {row.job_id for row in self._view.live(JobRow)}
+            self._to_look_at |= {mqtt_user(row.agent_name) for row in self._view.live(MqttAgentRow)}
         self._thread.start()
 
     def close(self) -> None:

@@ -145,6 +145,10 @@ class SessionHost:
         """Return whether this machine has a kept command for the session, so that `start` can run it."""
         return self._spec(session).exists()
 
+    def kept(self) -> list[str]:
+        """Return the names of the sessions whose kept command is on this machine, in no order."""
+        return [found.parent.name for found in self._folder.glob("*/spec.json")]
+
     def start(self, session: str, spec: Path | None = None) -> str:
         """Start the wrapper process of a session's command, and return the handle of this run.
 

@@ -4,8 +4,9 @@
 **Guarantees** that the processes of a stopped or terminated session are ended here within a few seconds
 (`gateway.session_check_s`), also if the process manager closed the session because its job had ended. A session
 that does not end delays no other: a check signals processes and never waits for them. Archived sessions are not
-touched. **On restart** it checks all rows again; ending a session of which nothing runs does nothing. Later
-checks look only at sessions that have stopped since and whose processes may still run.
+touched. **On restart** it checks the sessions that are not terminated, and those of which this machine has
+files or processes; ending a session of which nothing runs does nothing. Later checks look only at sessions that
+have stopped since and whose processes may still run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,8 +53,8 @@ class SessionKeeper(ThreadedService):
 
     Args:
         settings: the settings, for the data directory and the time between two checks.
-        rows: returns the rows of the registry of sessions, such as `lambda: view.all(SessionRow)`. It is called
-            once, at the start.
+        rows: returns the rows of all sessions that are not terminated and of the sessions with these names. It
+            is called once, at the start.
         host: the sessions on this machine. None: those of the data directory.
         own_end_s: how long a session may take to end by itself before SIGTERM, in seconds.
         grace_s: how long it may take to end after SIGTERM before SIGKILL, in seconds.
@@ -62,7 +63,7 @@ class SessionKeeper(ThreadedService):
     def __init__(
         self,
         settings: Settings,
-        rows: Callable[[], Iterable[SessionRow]],
+        rows: Callable[[Collection[str]], Iterable[SessionRow]],
         host: SessionHost | None = None,
         *,
         own_end_s: float = OWN_END_S,
@@ -80,15 +81,16 @@ class SessionKeeper(ThreadedService):
         self._over: dict[str, SessionRow] = {}
 
     def open(self) -> None:
-        """Read all sessions and start the thread. Call it once, when the live view is open."""
+        """Read sessions and start the thread. Call it once, when the live view is open."""
         self.load()
         super().open()
 
     def load(self) -> None:
-        """Note each session of the registry that is over, so that the next check looks at it."""
+        """Note each session that is over and may still run here, so that the next check looks at it."""
+        names = {*self._host.kept(), *self._host.running().values()}
         # A change that comes meanwhile waits for the lock, and is newer than the rows.
         with self._lock:
-            for row in self._rows():
+            for row in self._rows(names):
                 self._note(row)
 
     def on_change(self, change: AppliedChange) -> None:

@@ -58,7 +58,7 @@ _NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
 _CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
 
 MadeFor = Callable[[str], Iterable[str]]
-"""`made_for(job_id)`: the names of the sessions made for the job, including those that have ended."""
+"""`made_for(job_id)`: the names of the sessions made for the job. Ended sessions may be among them."""
 
 
 def derived_records(record: Record, get: GetRow, made_for: MadeFor) -> list[OutgoingRecord]:

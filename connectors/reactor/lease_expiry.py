@@ -60,7 +60,7 @@ class LeaseExpiryMonitor(ThreadedService):
 
         Call it once, when the live view is open.
         """
-        for row in self._live_view.all(MessageRow):
+        for row in self._live_view.live(MessageRow):
             self._note(row)
         super().open()
 

@@ -103,7 +103,7 @@ class Reactor:
 
         The live view must be open.
         """
-        for row in self._live_view.all(SessionRow):
+        for row in self._live_view.live(SessionRow):
             self._sessions.add(row)
         self._thread.start()
 
@@ -242,19 +242,26 @@ class Reactor:
 
 
 class _SessionsByJob:
-    """The sessions that were made for each job. A session's job never changes, so this only grows."""
+    """The sessions that were made for each job, and have not ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[str, set[str]] = {}
 
     def made_for(self, job_id: str) -> list[str]:
-        """Return the names of all sessions that were made for a job, including ended ones, in no order."""
+        """Return the names of the sessions that were made for a job and have not ended, in no order."""
         with self._lock:
             return list(self._names.get(job_id, ()))
 
     def add(self, row: Row | None) -> None:
-        """Remember the session of `row`, if it was made for a job. Ignore any other row and None."""
-        if isinstance(row, SessionRow) and row.for_job is not None:
-            with self._lock:
-                self._names.setdefault(row.for_job, set()).add(row.session)
+        """Note the session of `row`, or its end, if it was made for a job. Ignore any other row and None."""
+        if not isinstance(row, SessionRow) or row.for_job is None:
+            return
+        with self._lock:
+            names = self._names.setdefault(row.for_job, set())
+            if row.is_live:
+                names.add(row.session)
+            else:
+                names.discard(row.session)
+            if not names:
+                del self._names[row.for_job]

@@ -248,13 +248,14 @@ class GatewayLink:
         Args:
             pump: The name of the pump that leased the messages.
             done: The outcomes with their answers, as `Done.as_json` returns them.
-            request_id: The id of this report. A repeated report with the same id has no further effect.
+            request_id: The id of this report, sent as its idempotency key. A repeated report has no further
+                effect because of the ids of the leases in it: the first report has ended these leases.
 
         Returns:
             One object for each message, with `message_id`, `verdict` and `reason`.
 
         Raises:
-            BackboneUnreachable: The gateway or Kafka does not answer. Repeat the report with the same id.
+            BackboneUnreachable: The gateway or Kafka does not answer. Repeat the report.
             NotTaken: The gateway refuses the report as a whole.
         """
         answer = await self._ask(f"{_PUMP}/settle", {"pump": pump, "done": done}, request_id=request_id)

@@ -10,7 +10,7 @@ from fastapi import Path, Query, Response
 from connectors.gateway.rules.hub_models import AgentAnswer, AgentsAnswer, ContainersAnswer, TaskLimit
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.ordered_rows import OrderedRows
-from connectors.gateway.services.row_lists import CONTAINER_GROUPS
+from connectors.gateway.services.row_lists import CONTAINER_LISTS
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import existing, iso_moment, json_answer, row_as_answer
 from connectors.gateway.web.models import NAME_PATTERN
@@ -41,7 +41,7 @@ def add_agent_routes(routes: Routes, hub: Hub) -> None:
 
         The field `faults` says, by file name, why a file in conf/agents is invalid.
         """
-        rows = sorted(live_view.all(AgentRow), key=lambda row: row.agent_name)
+        rows = sorted(live_view.live(AgentRow), key=lambda row: row.agent_name)
         return json_answer({"agents": [_agent_as_json(row) for row in rows], "faults": registrar.faults})
 
     @routes.get(f"{AGENTS}/{{name}}", Action.AGENT_READ, AgentAnswer)
@@ -60,10 +60,10 @@ def add_agent_routes(routes: Routes, hub: Hub) -> None:
 
 
 def _containers(containers: OrderedRows[ContainerRow], limit: int) -> dict[str, Any]:
-    rows = containers.newest(CONTAINER_GROUPS, limit)
+    rows = containers.newest(CONTAINER_LISTS, limit)
     return {
         "containers": [_container_as_json(row) for row in rows],
-        "total": containers.count(CONTAINER_GROUPS),
+        "total": containers.count(CONTAINER_LISTS),
     }
 
 

@@ -105,7 +105,7 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     @routes.get(MQTT_AGENTS, Action.AGENT_READ, MqttAgentsAnswer)
     async def list_mqtt_agents() -> Response:
         """List the agents that are registered for MQTT, sorted by name, including removed ones."""
-        rows = sorted(hub.live_view.all(MqttAgentRow), key=lambda row: row.agent_name)
+        rows = sorted(hub.live_view.live(MqttAgentRow), key=lambda row: row.agent_name)
         return json_answer({"agents": [row_as_json(row) for row in rows]})
 
 

@@ -121,7 +121,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(PARTICIPANTS, Action.AGENT_READ, ParticipantsAnswer)
     async def list_participants(wanted: Annotated[ParticipantFilter, Query()]) -> Response:
         """List participants with their keys, sorted by name; without `status` those that have not stopped."""
-        rows = hub.lists.participants_with(wanted.status, wanted.capability)
+        rows = await asyncio.to_thread(hub.lists.participants_with, wanted.status, wanted.capability)
         return json_answer({"participants": [_as_json(row, hub.lists.keys_of(row.agent_name)) for row in rows]})
 
     @routes.get(f"{PARTICIPANTS}/{{name}}", Action.AGENT_READ, ParticipantAnswer)

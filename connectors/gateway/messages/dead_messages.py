@@ -6,9 +6,9 @@ A replay is a new message with the content of the dead one. The dead message sta
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 import uuid
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Response
@@ -27,6 +27,7 @@ from connectors.gateway.web.answers import ApiError, json_answer, not_found
 from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
+from connectors.live.live_rows import LiveRows
 from schemas.streams.mailboxes.message import (
     DEAD,
     Message,
@@ -67,10 +68,10 @@ def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
     async def list_dead_messages(wanted: Annotated[TaskLimit, Query()]) -> Response:
         """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
 
-        The order is that of their ends, oldest first. The gateway keeps the newest 50,000 messages that are
-        dead, taken or read; the view `mailbox` in the tables has all of them.
+        The order is that of their ends, oldest first. The gateway keeps the newest 100,000 dead messages, and
+        `total` counts them; the view `mailbox` in the tables has all of them.
         """
-        return json_answer(await asyncio.to_thread(_dead, hub, wanted.limit))
+        return json_answer(await asyncio.to_thread(newest_dead, hub.live_view, wanted.limit))
 
     @routes.post(
         f"{MAILBOX}/messages/{{message_id}}/replay",
@@ -143,7 +144,7 @@ def _replay(hub: Hub, key: str, new_id: str) -> Message | None:
     """
     row, body = hub.live_view.get(MessageRow, key), hub.live_view.get(MessageBodyRow, key)
     if row is None or body is None:
-        raise not_found("no such message in this mailbox, or its end is too long ago for the gateway's memory")
+        raise not_found("no such message in this mailbox, or it is not among those that the gateway keeps")
     known = hub.live_view.get(MessageRow, f"{row.realm}/{row.recipient}/{new_id}")
     if known is not None and known.replay_of == row.message_id:
         return None  # the fold alone would not know it, because it forgets an id after a week
@@ -159,8 +160,8 @@ def _replay(hub: Hub, key: str, new_id: str) -> Message | None:
     return Message.model_validate({**fields, **content, **named})
 
 
-def _dead(hub: Hub, limit: int) -> dict[str, Any]:
-    found = (hub.live_view.get(MessageRow, key) for key in hub.mailboxes.dead())
-    rows = [row for row in found if row is not None]
-    newest = heapq.nlargest(limit, rows, key=lambda row: (row.ended_at or 0, row.posted_at, row.message_id))
-    return {"messages": [message_with_body(hub.live_view, row) for row in reversed(newest)], "total": len(rows)}
+def newest_dead(live_view: LiveRows, limit: int) -> dict[str, Any]:
+    """Return the answer of the route that lists dead messages: the newest `limit`, and how many there are."""
+    newest = list(islice(live_view.newest_ended(MessageRow, DEAD), limit))
+    total = live_view.count_ended(MessageRow, DEAD)
+    return {"messages": [message_with_body(live_view, row) for row in reversed(newest)], "total": total}

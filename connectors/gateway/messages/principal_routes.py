@@ -28,7 +28,8 @@ from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, derived_token
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
-from connectors.live.live_view import LiveView
+from connectors.live.live_rows import LiveRows
+from schemas.state_store.ended_lists import Span
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
 from schemas.streams.mailboxes.message import CLEARED, MessageBodyRow, MessageRow
 from schemas.streams.principal.principals import (
@@ -79,7 +80,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
     @routes.get(PRINCIPALS, Action.PRINCIPAL_LIST, PrincipalsAnswer)
     async def list_principals() -> Response:
         """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown."""
-        rows = sorted(hub.live_view.all(PrincipalRow), key=lambda row: row.principal)
+        rows = sorted(hub.live_view.live(PrincipalRow), key=lambda row: row.principal)
         return json_answer({"principals": [row_as_json(row) for row in rows]})
 
     @routes.post(f"{PRINCIPALS}/{{name}}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
@@ -99,7 +100,6 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     Called once, when the gateway starts. The paths begin with `/api/hub/mailboxes`. The routes read from `hub`
     and append records through it.
     """
-    live_view, mailboxes = hub.live_view, hub.mailboxes
 
     @routes.get(MAILBOX, Action.MAILBOX_READ, MessagesAnswer, owner_of_mailbox(hub))
     async def show_mailbox(
@@ -111,8 +111,7 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
         previous page of pending messages.
         """
         if wanted.pending:
-            waiting = mailboxes.waiting((realm, name))
-            return json_answer(await asyncio.to_thread(_pending, live_view, f"{realm}/{name}", waiting, wanted))
+            return json_answer(await asyncio.to_thread(_pending, hub, (realm, name), wanted))
         return json_answer(await asyncio.to_thread(_messages, hub, (realm, name), wanted))
 
     @routes.post(f"{MAILBOX}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
@@ -123,18 +122,32 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
 
         A repeated request with the same idempotency key removes none and answers 0.
         """
-        waiting = mailboxes.waiting((realm, name))
+        waiting = hub.mailboxes.waiting((realm, name))
         record = clearing_record(realm, name, write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         cleared = 0
         if settled.verdict == ACCEPTED:
-            wanted = {*waiting, *mailboxes.messages((realm, name))}
-            rows = (live_view.get(MessageRow, f"{realm}/{name}/{one}") for one in wanted)
-            # A row that is not in memory any more has just become final, together with very many others.
-            cleared = sum(
-                row is None or (row.status == CLEARED and row.ended_at == settled.logged_at_us) for row in rows
-            )
+            at_us = settled.logged_at_us
+            cleared = await asyncio.to_thread(cleared_count, hub.live_view, (realm, name), waiting, at_us)
         return json_answer({"cleared": cleared}, verdict=settled.verdict)
+
+
+def cleared_count(live_view: LiveRows, mailbox: Mailbox, waiting: Iterable[str], at_us: int) -> int:
+    """Return the number of messages that a clearing has removed from a mailbox.
+
+    Args:
+        live_view: The live view, which has settled the clearing.
+        mailbox: Realm and recipient.
+        waiting: The ids of the messages that waited before the clearing.
+        at_us: The time at which Kafka stored the clearing, in microseconds since 1970 UTC.
+    """
+    rows = {one: live_view.get(MessageRow, "/".join((*mailbox, one))) for one in waiting}
+    # Others were posted after `waiting` was read, and before the clearing.
+    for row in live_view.newest_ended(MessageRow, CLEARED, Span(since=at_us)):
+        if (row.realm, row.recipient) == mailbox:
+            rows[row.message_id] = row
+    # The store drops the first messages of a clearing that removes more than the store keeps.
+    return sum(row is None or (row.status == CLEARED and row.ended_at == at_us) for row in rows.values())
 
 
 def _check_repeatable(row: PrincipalRow | None) -> None:
@@ -154,23 +167,21 @@ def _messages(hub: Hub, mailbox: Mailbox, wanted: MailboxFilter) -> dict[str, An
     return {"messages": [message_with_body(hub.live_view, row) for row in reversed(newest)], "total": len(rows)}
 
 
-def _pending(
-    live_view: LiveView, mailbox: str, message_ids: Iterable[str], wanted: MailboxFilter
-) -> dict[str, Any]:
-    found = (live_view.get(MessageRow, f"{mailbox}/{message_id}") for message_id in message_ids)
-    rows = [row for row in found if row is not None and wanted.status in (None, row.status)]
+def _pending(hub: Hub, mailbox: Mailbox, wanted: MailboxFilter) -> dict[str, Any]:
+    view, box = hub.live_view, "/".join(mailbox)
     # The last message of the previous page may have been taken meanwhile, but its row still exists.
-    last = None if wanted.after is None else live_view.get(MessageRow, f"{mailbox}/{wanted.after}")
-    left = [row for row in rows if last is None or _age_of(row) > _age_of(last)]
-    page = heapq.nsmallest(wanted.limit, left, key=_age_of)
-    return {"messages": [message_with_body(live_view, row) for row in page], "total": len(rows)}
+    last = None if wanted.after is None else view.get(MessageRow, f"{box}/{wanted.after}")
+    after = (0, "") if last is None else _age_of(last)
+    ids, total = hub.mailboxes.pending_page(mailbox, wanted.status, after, wanted.limit)
+    rows = [view.get(MessageRow, f"{box}/{message_id}") for message_id in ids]
+    return {"messages": [message_with_body(view, row) for row in rows if row is not None], "total": total}
 
 
 def _age_of(row: MessageRow) -> tuple[int, str]:
     return row.posted_at, row.message_id
 
 
-def message_with_body(live_view: LiveView, row: MessageRow) -> dict[str, Any]:
+def message_with_body(live_view: LiveRows, row: MessageRow) -> dict[str, Any]:
     """Return the columns of a message's row as JSON, with its `body` and `content_type`."""
     body = live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     return {

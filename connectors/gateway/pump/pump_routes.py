@@ -30,7 +30,6 @@ from connectors.gateway.pump.pump_models import (
 from connectors.gateway.pump.pump_settling import settle_done
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.row_lists import ALL
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
@@ -45,7 +44,7 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.streams.principal.principals import SYSTEM
-from schemas.streams.thread.threads import ThreadRow
+from schemas.streams.thread.threads import ALL, ThreadRow
 from schemas.wire.ids import NAME_LIMIT
 
 PUMP: Final = "/api/hub/pump"

@@ -69,7 +69,7 @@ class AgentRegistrar(ThreadedService):
         self.faults = dict(faults)
 
     def _register(self, wanted: Definitions) -> None:
-        known = {row.agent_name: row for row in self._live_view.all(AgentRow)}
+        known = {row.agent_name: row for row in self._live_view.live(AgentRow)}
         for definition in wanted.agents.values():
             if self._live_view.get(ListenerRow, definition.name) is not None:
                 log.warning("agent_definition_skipped", file=definition.name, why="a listener has this name")

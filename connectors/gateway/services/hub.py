@@ -19,7 +19,7 @@ from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
-from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
 from connectors.gateway.services.row_lists import RowLists
@@ -115,11 +115,12 @@ class Hub:
         for part in (self.audit, self.metrics, self.listeners):
             self.live_view.on_settled(part.settled)
         self.live_view.open()
-        self.identities.load([*self.live_view.all(PrincipalRow), *self.live_view.all(TokenRow)])
-        self.mailboxes.load(self.live_view.all(MessageRow))
-        self.conversations.load(self.live_view.all(MessageRow))
-        self.listeners.load(self.live_view.all(ListenerRow))
-        jobs = self.live_view.all(JobRow)
+        self.identities.load([*self.live_view.live(PrincipalRow), *self.live_view.live(TokenRow)])
+        messages = [*self.live_view.live(MessageRow), *newest_final(self.live_view)]
+        self.mailboxes.load(messages)
+        self.conversations.load(messages)
+        self.listeners.load(self.live_view.live(ListenerRow))
+        jobs = self.live_view.live(JobRow)
         self.pending.load(jobs)
         self.overlays.load(jobs)
         self.lists.load()

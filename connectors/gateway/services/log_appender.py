@@ -248,13 +248,8 @@ class LogAppender:
 
     def _new_publisher(self) -> Publisher:
         # The size of the request was checked, so the record around it is never cut.
-        # One request at a time: under load the records share it, and a request costs more than a record.
-        return Publisher(
-            self._settings,
-            linger_ms=_LINGER_MS,
-            cut_beyond=self._settings.kafka.record_limit_bytes,
-            in_flight=1,
-        )
+        cut_beyond = self._settings.kafka.record_limit_bytes
+        return Publisher(self._settings, linger_ms=_LINGER_MS, cut_beyond=cut_beyond)
 
     def _say(self, why: str | None) -> None:
         if (why is None) != (self._away is None):

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.services.sorted_keys import SortedKeys
 from connectors.gateway.web.policy import Caller
-from connectors.live.live_state import FINAL_MESSAGES
-from schemas.streams.mailboxes.message import DEAD, DEFAULT_REALM, LEASED, MESSAGE_PENDING, MessageRow
+from connectors.live.live_view import LiveView
+from schemas.streams.mailboxes.message import (
+    DEAD,
+    DEFAULT_REALM,
+    LEASED,
+    MESSAGE_FINAL,
+    MESSAGE_PENDING,
+    UNREAD,
+    MessageRow,
+)
 from schemas.wire.ids import NAME_LIMIT
 
 # The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
 _REQUESTS: Final = 20_000
 _MESSAGES: Final = 100_000
+# The index has the newest of the messages in a final status. The live view reads more of them from its store.
+FINAL_MESSAGES: Final = 50_000
 K = TypeVar("K")
 V = TypeVar("V")
 Mailbox = tuple[str, str]
@@ -29,7 +41,7 @@ class Depth(NamedTuple):
     Attributes:
         mailbox: Realm and recipient.
         depth: The number of messages that wait or are leased.
-        dead: The number of dead messages in the live view.
+        dead: The number of dead messages in the index.
         oldest: The time at which the oldest pending message was posted, in microseconds since 1970 UTC. None if
             none is pending.
     """
@@ -62,6 +74,13 @@ def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
     return ((DEFAULT_REALM, token_mailbox(caller.principal, caller.token_id)), of_name)
 
 
+def newest_final(live_view: LiveView) -> list[MessageRow]:
+    """Return the newest 50,000 messages of the live view in a final status, the one that ended last first."""
+    by_status = [live_view.newest_ended(MessageRow, status) for status in MESSAGE_FINAL]
+    newest = heapq.merge(*by_status, key=lambda row: row.ended_at or 0, reverse=True)
+    return list(islice(newest, FINAL_MESSAGES))
+
+
 class MailboxIndex(RowIndex[MessageRow]):
     """An index of messages by mailbox, and by the request that drained or leased them.
 
@@ -75,6 +94,8 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._waiting: dict[Mailbox, dict[str, int]] = {}
         # The leased messages among them with the ends of their leases.
         self._leased: dict[Mailbox, dict[str, int]] = {}
+        # The pending messages by mailbox and status, in the order of `pending_page`.
+        self._by_age = SortedKeys()
         # By `<realm>/<recipient>/<message id>`: the ids of the replies to this message.
         self._replies: dict[str, dict[str, None]] = {}
         # The dead messages with the times of their ends, in this order.
@@ -100,7 +121,7 @@ class MailboxIndex(RowIndex[MessageRow]):
 
         A message that `changed` has already added is newer, so it is kept.
         """
-        # In the order of their ends, so that the newest final messages are kept, as in the live view.
+        # In the order of their ends, so that the newest final messages are kept.
         super().load(sorted(rows, key=lambda row: (row.ended_at or 0, row.posted_at)))
         with self._lock:
             # Newer messages came by `changed` before the older ones of the tables.
@@ -157,22 +178,22 @@ class MailboxIndex(RowIndex[MessageRow]):
             return list(self._replies.get("/".join((*mailbox, message_id)), ()))
 
     def dead_of(self, mailbox: Mailbox) -> list[str]:
-        """Return the ids of the dead messages of a mailbox in the live view, the one that died last first."""
+        """Return the ids of the dead messages of a mailbox in the index, the one that died last first."""
         with self._lock:
             return list(reversed(self._dead.get(mailbox, {})))
 
     def dead_count(self, mailbox: Mailbox) -> int:
-        """Return the number of dead messages of a mailbox in the live view, 0 for an unknown mailbox."""
+        """Return the number of dead messages of a mailbox in the index, 0 for an unknown mailbox."""
         with self._lock:
             return len(self._dead.get(mailbox, ()))
 
     def replays(self, mailbox: Mailbox, message_id: str) -> list[str]:
-        """Return the ids of a mailbox's messages in the live view that repeat a dead message, oldest first."""
+        """Return the ids of a mailbox's messages in the index that repeat a dead message, oldest first."""
         with self._lock:
             return list(self._replays.get("/".join((*mailbox, message_id)), ()))
 
     def of_task(self, task_id: str) -> list[str]:
-        """Return the keys of the messages in the live view that the agent of a task sent, oldest first."""
+        """Return the keys of the messages in the index that the agent of a task sent, oldest first."""
         with self._lock:
             return list(self._of_task.get(task_id, ()))
 
@@ -181,19 +202,37 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return list(self._waiting.get(mailbox, ()))
 
-    def messages(self, mailbox: Mailbox) -> list[str]:
-        """Return the ids of a mailbox's messages in the live view, waiting or not, in no order.
+    def pending_page(
+        self, mailbox: Mailbox, status: str | None, after: tuple[int, str], most: int
+    ) -> tuple[list[str], int]:
+        """Return the ids of some of a mailbox's pending messages, oldest first, and the number of all of them.
 
-        The live view has every waiting message, but only the newest of those that were read, taken or expired.
-        The list is empty for an unknown mailbox.
+        Args:
+            mailbox: Realm and recipient.
+            status: Only messages with this status. None: all pending ones.
+            after: Time of posting in microseconds since 1970 UTC and id of the last message of the page before.
+            most: The largest number of ids.
+        """
+        places: list[bytes] = []
+        total = 0
+        with self._lock:
+            for one in MESSAGE_PENDING if status is None else MESSAGE_PENDING & {status}:
+                prefix = _age_place(mailbox, one)
+                end = prefix + _END
+                # No place is between that of `after` and the same with a NUL.
+                low = prefix + after[0].to_bytes(8, "big") + after[1].encode() + b"\0"
+                places += [place[len(prefix) :] for place in self._by_age.lowest(low, end, most)]
+                total += self._by_age.count(prefix, end)
+        return [place[8:].decode() for place in sorted(places)[:most]], total
+
+    def messages(self, mailbox: Mailbox) -> list[str]:
+        """Return the ids of a mailbox's messages in the index, waiting or not, in no order.
+
+        The index has every waiting message, and the newest 50,000 final ones of all mailboxes. The list is
+        empty for an unknown mailbox.
         """
         with self._lock:
             return list(self._kept.get(mailbox, ()))
-
-    def dead(self) -> list[str]:
-        """Return the keys of the dead messages of all mailboxes that `messages` returns, in no order."""
-        with self._lock:
-            return ["/".join((*mailbox, one)) for mailbox, dead in self._dead.items() for one in dead]
 
     def deepest(self, most: int) -> list[Depth]:
         """Return up to `most` mailboxes that have waiting, leased or dead messages, deepest first.
@@ -249,8 +288,10 @@ class MailboxIndex(RowIndex[MessageRow]):
             del self._mailbox_of[next(iter(self._mailbox_of))]
         self._keep(row)
         is_pending = row.status in MESSAGE_PENDING
+        self._note_age(mailbox, row.message_id, is_added=False)
         _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
         _note(self._leased, mailbox, row.message_id, row.lease_until if row.status == LEASED else None)
+        self._note_age(mailbox, row.message_id, is_added=True)
         self._pending += len(self._waiting.get(mailbox, ())) - depth
         self._move(mailbox, before)
         if len(self._final) > FINAL_MESSAGES:
@@ -260,6 +301,14 @@ class MailboxIndex(RowIndex[MessageRow]):
             self._handed.setdefault(request, {})[row.message_id] = None
             if len(self._handed) > _REQUESTS:
                 del self._handed[next(iter(self._handed))]
+
+    def _note_age(self, mailbox: Mailbox, message_id: str, *, is_added: bool) -> None:
+        """Add a pending message to `_by_age` with the status that it has in the other indexes, or remove it."""
+        posted_at = self._waiting.get(mailbox, {}).get(message_id)
+        if posted_at is not None:
+            status = LEASED if message_id in self._leased.get(mailbox, ()) else UNREAD
+            place = _age_place(mailbox, status) + posted_at.to_bytes(8, "big") + message_id.encode()
+            (self._by_age.add if is_added else self._by_age.remove)(place)
 
     def _keep(self, row: MessageRow) -> None:
         key, mailbox = row.key, (row.realm, row.recipient)
@@ -302,6 +351,11 @@ def _drop(ids: dict[K, dict[str, V]], key: K, message_id: str) -> None:
         ids[key].pop(message_id, None)
         if not ids[key]:
             del ids[key]
+
+
+def _age_place(mailbox: Mailbox, status: str) -> bytes:
+    """Return what the places of a mailbox's messages with a status begin with. Then come age and id."""
+    return "\0".join((*mailbox, status, "")).encode()
 
 
 def _note(times: dict[Mailbox, dict[str, int]], mailbox: Mailbox, message_id: str, time_us: int | None) -> None:

@@ -1,130 +1,168 @@
-"""An index of the live view's rows of one type: groups of rows, such as the running jobs, in order of age."""
+"""The rows of one type by list, such as the running jobs, in the order of their age, with counts."""
 
 from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.services.sorted_keys import SortedKeys
-from schemas.fold.view_rows import RowT
+from schemas.fold.view_rows import Row, RowT
+from schemas.state_store.ended_lists import WHOLE, Span
 
+R = TypeVar("R", bound=Row)
 _MOMENT_MOST: Final = 2**63 - 1
 
 
+class Rows(Protocol):
+    """The rows of all views, such as a `LiveView`, which describes these methods."""
+
+    def get(self, row_type: type[R], key: str) -> R | None:
+        """Return the row of this type and key, None without one."""
+
+    def live(self, row_type: type[R]) -> list[R]:
+        """Return the live rows of this type."""
+
+    def newest_ended(self, row_type: type[R], listed: str, span: Span) -> Iterator[R]:
+        """Yield the ended rows in a part of a list, the newest first."""
+
+    def oldest_ended(self, row_type: type[R], listed: str) -> R | None:
+        """Return the ended row in a list that `newest_ended` yields last, None without one."""
+
+    def count_ended(self, row_type: type[Row], listed: str, span: Span) -> int:
+        """Return the number of ended rows in a part of a list."""
+
+
 class OrderedRows(RowIndex[RowT]):
-    """An index of rows by group and, within a group, by time and key. Thread-safe.
+    """The rows of one type by list and, within a list, by age and key. Thread-safe.
 
-    A row is in several groups, such as those of its state and of its state and session together. With the index
-    a list or a count need not look at all rows. A group is a text without NUL characters.
-
-    A final row takes no memory but that of its places, 65 to 150 bytes for each group. It must stay in its
-    groups, at its age.
+    A row says in which lists it is (`Row.lists`), and `Row.ORDER` names the column with its age. This index has
+    the live rows, at 65 to 150 bytes for each list of a row. The view has the lists of the ended ones.
 
     Args:
         row_type: The type of the rows.
-        row_of: Returns the present row with this key from the live view.
-        age: Returns the time of a row, in a unit of the caller's choice.
-        groups: Returns the groups of a row.
-        is_final: Returns whether the groups and the age of a row stay as they are.
+        view: The rows of all types.
     """
 
-    def __init__(
-        self,
-        row_type: type[RowT],
-        row_of: Callable[[type[RowT], str], RowT | None],
-        age: Callable[[RowT], int],
-        groups: Callable[[RowT], tuple[str, ...]],
-        is_final: Callable[[RowT], bool],
-    ) -> None:
+    def __init__(self, row_type: type[RowT], view: Rows) -> None:
         super().__init__(row_type)
-        self._row_of = row_of
-        self._age = age
-        self._groups = groups
-        self._is_final = is_final
-        # Group, NUL, age in 8 bytes, key of the row.
+        self._view = view
+        # The list's name, NUL, age in 8 bytes, key of the row.
         self._places = SortedKeys()
         self._known: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     def newest(
         self,
-        groups: Sequence[str],
+        lists: Sequence[str],
         most: int = sys.maxsize,
         *,
         since: int = 0,
         before: tuple[int, str] | None = None,
     ) -> list[RowT]:
-        """Return up to `most` rows of these groups, newest first, and those of equal age by key, highest first.
+        """Return up to `most` rows of these lists, newest first, and those of equal age by key, highest first.
 
-        The rows are the present ones of the live view. A row that has left the groups is left out.
+        The rows are the present ones of the view. A row that has left the lists is left out.
 
         Args:
-            groups: The groups, none of which have a row in common.
+            lists: The names of the lists, none of which have a row in common.
             most: The largest number of rows.
             since: Only rows of this age or newer.
             before: Only rows before this age and key.
         """
-        wanted, rows = frozenset(groups), list[RowT]()
-        end = None if before is None else _place(*before)
+        span, found = _span(since, before), dict[str, RowT]()
+        ended = (self._view.newest_ended(self._row_type, listed, span) for listed in lists)
+        # The live rows are read first. One that ends meanwhile may come twice, but is not missed.
+        for row in heapq.merge(self._newest_live(lists, most, span), *ended, key=_age_and_key, reverse=True):
+            if len(found) == most:
+                break
+            found.setdefault(row.key, row)
+        return list(found.values())
+
+    def live(self, listed: str) -> list[RowT]:
+        """Return the live rows of a list as `newest` does, from memory alone."""
+        return list(self._newest_live([listed], sys.maxsize, WHOLE))
+
+    def oldest(self, listed: str) -> RowT | None:
+        """Return the row of a list that comes last in `newest`, None without one."""
+        with self._lock:
+            places = self._places.lowest(*_range(listed, _span(0, None)), 1)
+        key = places[0][len(listed.encode()) + 9 :].decode() if places else None
+        live = None if key is None else self._view.get(self._row_type, key)
+        found = [row for row in (live, self._view.oldest_ended(self._row_type, listed)) if row is not None]
+        return min(found, key=_age_and_key, default=None)
+
+    def count(self, lists: Sequence[str], *, since: int = 0, before: tuple[int, str] | None = None) -> int:
+        """Return the number of rows that `newest` returns without a limit, by the indexes alone."""
+        span = _span(since, before)
+        with self._lock:
+            live = sum(self._places.count(*_range(listed, span)) for listed in lists)
+        return live + sum(self._view.count_ended(self._row_type, listed, span) for listed in lists)
+
+    def _newest_live(self, lists: Sequence[str], most: int, span: Span) -> Iterator[RowT]:
+        wanted = frozenset(lists)
         while True:
-            left = most - len(rows)
-            places = self._newest_places(groups, left, since, end)
+            places = self._newest_places(lists, most, span)
             for place in places:
-                row = self._row_of(self._row_type, place[8:].decode())
-                if row is not None and not wanted.isdisjoint(self._groups(row)):
-                    rows.append(row)
-            if len(places) < left or len(rows) == most:
-                return rows
-            end = places[-1]
+                row = self._view.get(self._row_type, place[8:].decode())
+                if row is not None and not wanted.isdisjoint(row.lists):
+                    yield row
+            if not places or len(places) < most:
+                return
+            last = places[-1]
+            span = Span(span.since, (int.from_bytes(last[:8], "big"), last[8:].decode()))
 
-    def oldest(self, group: str) -> RowT | None:
-        """Return the row of a group that comes last in `newest`, None without one."""
-        with self._lock:
-            places = self._places.lowest(*_span(group, 0, None), 1)
-        return self._row_of(self._row_type, places[0][len(group.encode()) + 9 :].decode()) if places else None
-
-    def count(self, groups: Sequence[str], *, since: int = 0, before: tuple[int, str] | None = None) -> int:
-        """Return the number of rows that `newest` returns without a limit, by the index alone."""
-        end = None if before is None else _place(*before)
-        with self._lock:
-            return sum(self._places.count(*_span(group, since, end)) for group in groups)
-
-    def _newest_places(self, groups: Sequence[str], most: int, since: int, end: bytes | None) -> list[bytes]:
-        """Return ages and keys of the newest rows."""
+    def _newest_places(self, lists: Sequence[str], most: int, span: Span) -> list[bytes]:
+        """Return ages and keys of the newest live rows."""
         found: list[bytes] = []
         with self._lock:
-            for group in groups:
-                begin = len(group.encode()) + 1
-                span = _span(group, since, end)
-                found += [place[begin:] for place in self._places.highest(*span, most)]
-        return found if len(groups) == 1 else heapq.nlargest(most, found)
+            for listed in lists:
+                begin = len(listed.encode()) + 1
+                found += [place[begin:] for place in self._places.highest(*_range(listed, span), most)]
+        return found if len(lists) == 1 else heapq.nlargest(most, found)
 
     def _add(self, row: RowT) -> None:
-        key, now = row.key, (self._age(row), self._groups(row))
+        key, now = row.key, (_age(row), row.lists if row.is_live else ())
         known = self._known.get(key)
         if known != now:
             for place in _places_of(key, *known) if known is not None else ():
                 self._places.remove(place)
             for place in _places_of(key, *now):
                 self._places.add(place)
-        if self._is_final(row):
-            self._known.pop(key, None)
-        else:
+        if row.is_live:
             self._known[key] = now
+        else:
+            self._known.pop(key, None)
+
+
+def _age(row: Row) -> int:
+    return getattr(row, row.ORDER) or 0
+
+
+def _age_and_key(row: Row) -> tuple[int, str]:
+    return _age(row), row.key
+
+
+def _span(since: int, before: tuple[int, str] | None) -> Span:
+    return Span(_bounded(since), None if before is None else (_bounded(before[0]), before[1]))
+
+
+def _bounded(age: int) -> int:
+    return min(max(0, age), _MOMENT_MOST)
 
 
 def _place(age: int, key: str) -> bytes:
-    return min(max(0, age), _MOMENT_MOST).to_bytes(8, "big") + key.encode()
+    return age.to_bytes(8, "big") + key.encode()
 
 
-def _places_of(key: str, age: int, groups: tuple[str, ...]) -> list[bytes]:
+def _places_of(key: str, age: int, lists: tuple[str, ...]) -> list[bytes]:
     place = _place(age, key)
-    return [group.encode() + b"\0" + place for group in groups]
+    return [listed.encode() + b"\0" + place for listed in lists]
 
 
-def _span(group: str, since: int, end: bytes | None) -> tuple[bytes, bytes]:
-    """Return the lowest place of a group since an age, and that where the group or the wanted part ends."""
-    name = group.encode()
-    return name + b"\0" + _place(since, ""), name + (b"\1" if end is None else b"\0" + end)
+def _range(listed: str, span: Span) -> tuple[bytes, bytes]:
+    """Return the lowest place of a list in a span, and that where the list or the span ends."""
+    name = listed.encode()
+    end = b"\1" if span.before is None else b"\0" + _place(*span.before)
+    return name + b"\0" + _place(span.since, ""), name + end

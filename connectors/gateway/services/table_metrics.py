@@ -55,11 +55,14 @@ class StateMetrics(Collector):
         self._waits = waits
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the live view's lag, depths of mailboxes, waits for messages, and participants by status.
+        """Yield the lag of live view and store, depths of mailboxes, waits, and participants by status.
 
         Prometheus calls this method at each scrape.
         """
         yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
+        unwritten, is_up = self._live_view.unwritten()
+        yield gauge("state_store_unwritten", "Records that the gateway's state store lacks.", unwritten)
+        yield gauge("state_store_up", "Whether the last write to the state store succeeded.", is_up)
         pending, _ = self._mailboxes.totals()
         yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", pending)
         deepest = [found for found in self._mailboxes.deepest(_MAILBOXES) if found.depth]

@@ -21,7 +21,7 @@ import structlog
 from connectors.background.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import MailboxIndex, token_mailbox
-from connectors.gateway.services.row_lists import OPEN, RowLists
+from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.protocol import (
@@ -49,6 +49,7 @@ from schemas.streams.agents.participants import AgentJoined, ParticipantRow, par
 from schemas.streams.container.container_registry import (
     CONFIGURING,
     MONITORING,
+    OPEN,
     PROVISIONING,
     RECYCLED,
     RECYCLING,

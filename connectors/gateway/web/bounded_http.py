@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, ApiError
 from connectors.gateway.web.connection_budget import ConnectionBudget, Phase, Place
+from connectors.gateway.web.strict_http import StrictHttp
 from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
 
 # The key of an ASGI scope for a function that ends the connection at once and drops unsent bytes.
@@ -46,7 +46,7 @@ def note_principal(scope: Any, principal: str) -> None:
         )
 
 
-class BoundedHttp(H11Protocol):
+class BoundedHttp(StrictHttp):
     """One HTTP connection of uvicorn, which has a place in a connection budget.
 
     The ASGI scope of each request gets keys for aborting the connection, for its principal, and for the body's
@@ -56,7 +56,7 @@ class BoundedHttp(H11Protocol):
         budget: The budget that counts the connection.
         listener: The name of the listening socket, for the metrics.
         place: The place that the connection took before its TLS handshake. None to take one.
-        options: The arguments of uvicorn's H11Protocol.
+        options: The arguments of uvicorn's HttpToolsProtocol.
     """
 
     def __init__(
@@ -77,18 +77,6 @@ class BoundedHttp(H11Protocol):
         else:
             self._place.connection = self
         super().connection_made(transport)
-        served: Any = self.app
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            scope[ABORT] = transport.abort
-            scope[_PRINCIPAL] = self._note_principal
-            scope[BODY_TIMEOUT] = self._budget.limits.body_s
-            cycle = receive.__self__
-            cycle.transport = _JoinedWrites(transport, self.loop)
-            scope[WHOLE_BODY] = partial(_whole_body, cycle)
-            await served(scope, receive, send)
-
-        self.app = app
         if self._place is None:
             transport.abort()
 
@@ -97,6 +85,14 @@ class BoundedHttp(H11Protocol):
         if self._place is not None:
             self._budget.give_back(self._place)
         super().connection_lost(exc)
+
+    def prepared(self, cycle: RequestResponseCycle) -> None:
+        """Add the keys of this module to the scope of a new request."""
+        scope: Any = cycle.scope
+        scope[ABORT] = self.transport.abort
+        scope[_PRINCIPAL] = self._note_principal
+        scope[BODY_TIMEOUT] = self._budget.limits.body_s
+        scope[WHOLE_BODY] = partial(_whole_body, cycle)
 
     def phase(self) -> tuple[Phase, Any]:
         """Return the connection's phase, and an object that identifies the present request.
@@ -108,11 +104,9 @@ class BoundedHttp(H11Protocol):
             return Phase.CLOSING, None
         if self.flow.write_paused:
             return Phase.UNREAD, cycle
-        theirs = self.conn.their_state
-        if theirs is h11.IDLE:
-            is_first = cycle is None or self.conn.trailing_data[0]
-            return (Phase.HEAD if is_first else Phase.IDLE), cycle
-        return (Phase.BODY if theirs is h11.SEND_BODY else Phase.ANSWERING), cycle
+        if self.reading == "head":
+            return (Phase.HEAD if cycle is None or self.unread else Phase.IDLE), cycle
+        return (Phase.BODY if self.reading == "body" else Phase.ANSWERING), cycle
 
     def cut(self) -> None:
         """Abort the connection at once, without sending the bytes that are still in memory."""
@@ -129,41 +123,6 @@ class BoundedHttp(H11Protocol):
             return False
         self.timeout_keep_alive = self._kept_idle_s
         return True
-
-
-class _JoinedWrites:
-    """The transport of one answer, which sends its head together with the part that follows at once.
-
-    A system call costs more than most of the answer's other steps. The head of a stream, which has nothing to
-    send yet, waits for the next turn of the event loop.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head: bytes | None = None  # None before the first write
-
-    def write(self, data: bytes) -> None:
-        """Send bytes of the answer, or keep them if they are the first ones."""
-        if self._head is None:
-            self._head = data
-            self._loop.call_soon(self._flush)
-            return
-        head, self._head = self._head, b""
-        self._transport.write(head + data if head else data)
-
-    def close(self) -> None:
-        """Send all bytes, then close the connection."""
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Return whether the connection is being closed."""
-        return self._transport.is_closing()
-
-    def _flush(self) -> None:
-        if self._head:
-            self.write(b"")
 
 
 def _whole_body(cycle: Any) -> bytes | None:

@@ -28,7 +28,7 @@ from connectors.gateway.rules.job_models import (
 from connectors.gateway.rules.owners import owner_in, reporter_of_job, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.ordered_rows import OrderedRows
-from connectors.gateway.services.row_lists import job_groups
+from connectors.gateway.services.row_lists import job_lists
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
@@ -242,10 +242,10 @@ async def _session_of_body(request: Request) -> str | None:
 
 
 def _listed(jobs: OrderedRows[JobRow], wanted: JobFilter, now_s: float) -> dict[str, Any]:
-    groups, since, before = job_groups(wanted.state, wanted.session), 0, None
+    lists, since, before = job_lists(wanted.state, wanted.session), 0, None
     if wanted.newer_than_s is not None:
         since = math.floor((now_s - wanted.newer_than_s) * 1e6) + 1
     if wanted.older_than_s is not None:
         before = (math.ceil((now_s - wanted.older_than_s) * 1e6), "")
-    rows = jobs.newest(groups, wanted.limit, since=since, before=before)
-    return {"jobs": [row_as_json(row) for row in rows], "total": jobs.count(groups, since=since, before=before)}
+    rows = jobs.newest(lists, wanted.limit, since=since, before=before)
+    return {"jobs": [row_as_json(row) for row in rows], "total": jobs.count(lists, since=since, before=before)}

@@ -103,6 +103,6 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
 
 def _listed(sessions: OrderedRows[SessionRow], wanted: SessionFilter) -> dict[str, Any]:
-    groups = SESSION_STATES if wanted.state is None else (wanted.state,)
-    rows = sessions.newest(groups, wanted.limit)
-    return {"sessions": [row_as_json(row) for row in rows], "total": sessions.count(groups)}
+    lists = SESSION_STATES if wanted.state is None else (wanted.state,)
+    rows = sessions.newest(lists, wanted.limit)
+    return {"sessions": [row_as_json(row) for row in rows], "total": sessions.count(lists)}

@@ -26,7 +26,7 @@ from connectors.gateway.rules.owners import owner_of_task_in_path, submitter_of_
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
 from connectors.gateway.services.ordered_rows import OrderedRows
-from connectors.gateway.services.row_lists import TOKEN_GROUPS, task_groups
+from connectors.gateway.services.row_lists import TOKEN_LISTS, task_lists
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     check_task_text,
@@ -233,9 +233,9 @@ def _token_status(row: TokenRow) -> str:
 
 
 def _tasks(tasks: OrderedRows[TaskRow], wanted: TaskFilter) -> dict[str, Any]:
-    groups = task_groups(wanted.status, wanted.agent_name)
-    rows = tasks.newest(groups, wanted.limit)
-    return {"tasks": [_task_as_json(row) for row in rows], "total": tasks.count(groups)}
+    lists = task_lists(wanted.status, wanted.agent_name)
+    rows = tasks.newest(lists, wanted.limit)
+    return {"tasks": [_task_as_json(row) for row in rows], "total": tasks.count(lists)}
 
 
 def _tokens(tokens: OrderedRows[TokenRow], wanted: TokenFilter) -> dict[str, Any]:
@@ -244,6 +244,6 @@ def _tokens(tokens: OrderedRows[TokenRow], wanted: TokenFilter) -> dict[str, Any
         rows = [row for row in tokens.newest([ACTIVE]) if _token_status(row) == wanted.status]
         total = len(rows)
     else:
-        groups = TOKEN_GROUPS if wanted.status is None else (REVOKED,)
-        rows, total = tokens.newest(groups, wanted.limit), tokens.count(groups)
+        lists = TOKEN_LISTS if wanted.status is None else (REVOKED,)
+        rows, total = tokens.newest(lists, wanted.limit), tokens.count(lists)
     return {"tokens": [_token_as_json(row) for row in rows[: wanted.limit]], "total": total}

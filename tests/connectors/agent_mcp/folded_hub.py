@@ -13,20 +13,20 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.row_lists import RowLists
-from connectors.live.live_state import LiveState
+from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.wire.record import OutgoingRecord
+from tests.connectors.live.local_stores import empty_state
 from tests.schemas.stream_records import as_read
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 
 
-class FoldedHub:
+class FoldedHub(LiveRows):
     """The part of a hub that AgentTools uses. A record is settled at once; `now_us` is the log's clock."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class FoldedHub:
         self.live_view = self.appender = self.refusals = self.fresh = self
         self.mailbox_waits = MailboxWaits()
         self.stopping = asyncio.Event()
-        self._state = LiveState(KEYRING)
+        self._state = empty_state(KEYRING)
         self.lists = RowLists(self)
         self._offsets = itertools.count()
 
@@ -59,22 +59,6 @@ class FoldedHub:
 
     async def catch_up(self) -> None:
         """As of the fresh view: every record is settled at once."""
-
-    def row(self, view: str, key: str) -> Row | None:
-        """As of the live view."""
-        return self._state.rows_by_view[view].get(key)
-
-    def rows(self, view: str) -> list[Row]:
-        """As of the live view."""
-        return list(self._state.rows_by_view[view].values())
-
-    def get(self, row_type: type[Row], key: str) -> Any:
-        """As of the live view."""
-        return self.row(row_type.VIEW, key)
-
-    def all(self, row_type: type[Row]) -> list[Any]:
-        """As of the live view."""
-        return self.rows(row_type.VIEW)
 
     async def settle(self, outgoing: OutgoingRecord) -> SettledRecord:
         """As of the appender."""

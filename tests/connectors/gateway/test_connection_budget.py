@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget, Phase, Place
-from connectors.gateway.web.descriptors import fitted, reserved
+from connectors.gateway_program.descriptors import fitted, reserved
 from connectors.terminal.log_limit import LogLimit, RepeatedLines
 from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
@@ -172,7 +172,7 @@ def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_budgets_need_it()
     said = """
 import resource
 from connectors.gateway.web.connection_budget import BudgetLimits
-from connectors.gateway.web.descriptors import fit_to_descriptors
+from connectors.gateway_program.descriptors import fit_to_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 1500))
 found = fit_to_descriptors(BudgetLimits(256, 2000, 10, 30), 4, 10)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], found.anonymous + found.authenticated)

@@ -67,6 +67,12 @@ def shown(hub, name):
     return one_of(hub.operator.get(f"/api/hub/mailboxes/default/{name}").json()["messages"])
 
 
+def unread(client, name):
+    """The ids of the messages of a mailbox that are not read, as an operator sees them at one gateway."""
+    messages = client.get(f"/api/hub/mailboxes/default/{name}").json()["messages"]
+    return [message["message_id"] for message in messages if message["status"] == "unread"]
+
+
 def wait_until_waiting(*waits: Future[object]) -> None:
     """Give requests the time to begin their wait, and see that none of them has ended."""
     time.sleep(0.5)
@@ -321,7 +327,10 @@ def test_a_mailboxs_stream_goes_on_at_another_gateway_without_a_gap_and_takes_no
     rest = following.result(WAIT_S)
     assert [event.data["id"] for event in rest] == posted[2:]
     assert {event.name for event in rest} == {"message"}
-    here.post(f"{MESSAGES}/read", json={"message_ids": posted[:3]})
+    read = here.post(f"{MESSAGES}/read", json={"message_ids": posted[:3]})
+    assert read.status_code == 200, read.text
+    # The other gateway knows of it when it has read the record.
+    wait_until(lambda: unread(hub.other, name) == posted[3:], what="the marks at the other gateway")
     assert [event.data["id"] for event in followed(there, 3)] == posted[3:]
     assert ids(taken(here)) == posted[3:]
 

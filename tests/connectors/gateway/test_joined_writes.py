@@ -121,7 +121,7 @@ def test_the_head_of_a_broken_answer_arrives_before_the_connection_ends():
     assert found.startswith(b"HTTP/1.1 200 ") and found.endswith(b"\r\n\r\n")
 
 
-@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
+@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n", b"expect: 100-Continue\r\n"])
 def test_a_client_that_expects_to_continue_is_told_so_before_its_body(expects):
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n" + expects + b"\r\n"
     found = b"".join(data for _, data in arrivals(echo, head, b"body"))

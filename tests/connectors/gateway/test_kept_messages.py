@@ -8,16 +8,19 @@ from collections.abc import Callable
 
 import pytest
 
+from connectors.gateway.messages.dead_messages import newest_dead
+from connectors.gateway.messages.principal_routes import cleared_count
 from connectors.gateway.services import mailboxes
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.mailboxes import MailboxIndex
-from connectors.live.live_state import LiveState
+from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
-from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record, nack_record
+from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record, lease_record, nack_record
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
+from tests.connectors.live.local_stores import empty_state
 from tests.schemas.stream_records import as_read
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
@@ -38,7 +41,7 @@ def message(number: int) -> Message:
 
 def settled_into(index: MailboxIndex) -> Callable[[OutgoingRecord], None]:
     """A log of one partition whose changes go into the index."""
-    state, offsets = LiveState(KEYRING), itertools.count()
+    state, offsets = empty_state(KEYRING), itertools.count()
     index.load([])
 
     def settle(outgoing: OutgoingRecord) -> None:
@@ -83,7 +86,6 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
         settle(nack_record(*box, f"message-{number}", lease_id, "no disk", **by))
     assert index.dead_of(box) == ["message-3", "message-0"]
     assert index.dead_count(box) == 2
-    assert sorted(index.dead()) == ["default/agent-0/message-0", "default/agent-0/message-3"]
     replay = message(9).model_copy(update={"replay_of": "message-0"})
     settle(posting_record(replay, door="http", principal="operator"))
     assert index.replays(box, "message-0") == ["message-9"] and index.replays(box, "message-3") == []
@@ -93,13 +95,34 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
     for number in (12, 15, 18):
         settle(posting_record(message(number), door="http", principal="planner"))
         settle(drained("agent-0", number))
-    assert index.dead_of(box) == index.replays(box, "message-0") == index.dead() == []
+    assert index.dead_of(box) == index.replays(box, "message-0") == []
     assert index.dead_count(box) == 0
+
+
+@pytest.mark.requirement("ST-70")
+def test_dead_messages_are_listed_also_when_many_others_have_ended_since():
+    rows, offsets = LiveRows(), itertools.count()
+    rows._state = empty_state(KEYRING)
+
+    def settle(outgoing: OutgoingRecord) -> None:
+        rows._state.apply(as_read(outgoing, next(offsets)), lambda change: None)
+
+    by = {"door": "http", "principal": "agent-0"}
+    for number in (0, 3, 6):
+        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(lease_record("default", "agent-0", f"lease-{number}", 1, attempts_most=1, **by))
+        settle(nack_record("default", "agent-0", f"message-{number}", f"lease-{number}", "no disk", **by))
+    for number in (1, 2):
+        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(drained(f"agent-{number}", number))
+    found = newest_dead(rows, 2)
+    assert [one["message_id"] for one in found["messages"]] == ["message-3", "message-6"]
+    assert found["total"] == 3 and found["messages"][0]["body"] == '{"text": "step 7"}'
 
 
 @pytest.mark.requirement("DL-11")
 def test_dead_messages_that_are_loaded_after_newer_ones_are_in_the_order_of_their_ends():
-    state, offsets, rows = LiveState(KEYRING), itertools.count(), {}
+    state, offsets, rows = empty_state(KEYRING), itertools.count(), {}
     by = {"door": "http", "principal": "agent-0"}
     for number in (0, 3, 6):
         lease_id, name = f"lease-{number}", f"message-{number}"
@@ -117,7 +140,7 @@ def test_dead_messages_that_are_loaded_after_newer_ones_are_in_the_order_of_thei
 
 
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
-    state, feed, index = LiveState(KEYRING), SettledFeed(), MailboxIndex()
+    state, feed, index = empty_state(KEYRING), SettledFeed(), MailboxIndex()
     conversations = Conversations(KEYRING)
     index.load([])
     offsets = itertools.count()
@@ -150,7 +173,7 @@ def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
 
 @pytest.mark.requirement("DL-02")
 def test_messages_that_come_while_the_index_loads_are_followed_in_the_order_of_posting():
-    state, index, offsets = LiveState(KEYRING), MailboxIndex(), itertools.count()
+    state, index, offsets = empty_state(KEYRING), MailboxIndex(), itertools.count()
     old, new = [], []
     for number, changed in ((0, old.append), (3, old.append), (6, index.changed), (9, new.append)):
         posting = posting_record(message(number), door="http", principal="planner")
@@ -161,3 +184,38 @@ def test_messages_that_come_while_the_index_loads_are_followed_in_the_order_of_p
         index.changed(change)
     assert index.posted_after(("default", "agent-0"), rows[-1].posted_at) == ["message-6", "message-9"]
     assert len(index.posted_after(("default", "agent-0"), 0)) == 4
+
+
+@pytest.mark.requirement("ST-70")
+def test_a_clearing_is_counted_without_a_look_at_what_ended_before(monkeypatch):
+    index, rows = MailboxIndex(), LiveRows()
+    index.load([])
+    state, offsets = empty_state(KEYRING), itertools.count()
+    rows._state = state
+
+    def settle(outgoing: OutgoingRecord) -> int:
+        offset = next(offsets)
+        settled = state.apply(as_read(outgoing, offset), index.changed)
+        assert settled is not None and settled.verdict == "accepted"
+        return settled.logged_at_us
+
+    for number in range(60):
+        settle(posting_record(message(number), door="http", principal="planner"))
+    for turn in range(2):
+        settle(drained("agent-0", turn))
+    earlier = clearing_record("default", "agent-1", "first", door="http", principal="operator")
+    at_us = settle(earlier)
+    assert cleared_count(rows, ("default", "agent-1"), [], at_us) == 20
+    for number in (60, 63, 66):
+        settle(posting_record(message(number), door="http", principal="planner"))
+    waiting = index.waiting(("default", "agent-0"))
+    taken, place = state.take()
+    state._store.advance(state.place, place, taken.entry_changes(), taken.row_changes())
+    state.flushed(taken, place)
+    settle(posting_record(message(69), door="http", principal="planner"))
+    at_us = settle(clearing_record("default", "agent-0", "second", door="http", principal="operator"))
+    reads: list[str] = []
+    find = state.find
+    monkeypatch.setattr(state, "find", lambda view, key: reads.append(key) or find(view, key))
+    assert cleared_count(rows, ("default", "agent-0"), waiting, at_us) == 4
+    assert len(reads) <= 10

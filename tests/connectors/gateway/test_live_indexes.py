@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, BrokerOverlay, JobRow, registration_record
 from schemas.streams.job.job_registry import cancellation_record as cancellation
-from schemas.streams.mailboxes.message import DEAD, MESSAGE_PENDING, MessageRow
+from schemas.streams.mailboxes.message import DEAD, MESSAGE_PENDING, UNREAD, MessageRow
 from tests.connectors.folded_log import FoldedLog
 from tests.random_mailboxes import RandomMailboxes
 from tests.raw_records import Raw, raw
@@ -91,12 +93,53 @@ def test_mailboxes_by_depth_and_messages_of_a_task_equal_a_scan(
     assert 0 < len([row for row in known if row.status not in MESSAGE_PENDING]) < len(made.rows)
 
 
+def test_a_page_of_a_mailbox_does_not_cost_more_in_a_deeper_one() -> None:
+    index, nothing = MailboxIndex(), dict.fromkeys(MessageRow.__struct_fields__)
+    for name, depth in (("deep", 20_000), ("flat", 200)):
+        for number in range(depth):
+            known = {"realm": "default", "recipient": name, "message_id": f"{name}-{number}", "status": UNREAD}
+            row = MessageRow(**{**nothing, **known, "posted_at": number})
+            index.changed(AppliedChange(MessageRow.VIEW, row.key, number, row))
+    times = {"deep": [math.inf], "flat": [math.inf]}
+    for turn in range(60):
+        for name, found in times.items():
+            began = time.process_time()
+            page, total = index.pending_page(("default", name), None, (turn, f"{name}-{turn}"), 10)
+            found.append(time.process_time() - began)
+            assert page == [f"{name}-{turn + 1 + n}" for n in range(10)] and total == len(
+                index.waiting(("default", name))
+            )
+    assert min(times["deep"]) < 10 * min(times["flat"])
+
+
+@pytest.mark.parametrize("most", [3, 99])
+def test_the_newest_final_messages_are_those_of_a_scan(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailboxes, "FINAL_MESSAGES", most)
+    made = Changes()
+    source = RandomMailboxes(random.Random(6), AGENTS, AGENTS)
+    for turn in range(300):
+        made.settle([source.message, source.hand_out, source.handed_out][turn % 3](), MessageRow.VIEW)
+    final = [row for row in made.rows.values() if not row.is_live]
+    assert len({row.status for row in final}) > 1
+
+    class View:
+        def newest_ended(self, row_type: type[MessageRow], listed: str) -> Iterator[MessageRow]:
+            listing = [row for row in final if row.status == listed]
+            yield from sorted(listing, key=lambda row: row.ended_at or 0, reverse=True)
+
+    found = mailboxes.newest_final(View())  # type: ignore[arg-type]
+    ends = sorted((row.ended_at or 0 for row in final), reverse=True)
+    assert [row.ended_at for row in found] == ends[:most]
+
+
 def _compare(index: MailboxIndex, rows: list[MessageRow]) -> None:
     found: dict[tuple[str, str], Depth] = {}
     for box in {(row.realm, row.recipient) for row in rows}:
         mine = [row for row in rows if (row.realm, row.recipient) == box]
         pending = [row.posted_at for row in mine if row.status in MESSAGE_PENDING]
         dead = sum(row.status == DEAD for row in mine)
+        for status in (None, *MESSAGE_PENDING, DEAD):
+            _compare_pages(index, box, status, [row for row in mine if status in (None, row.status)])
         if pending or dead:
             found[box] = Depth(box, len(pending), dead, min(pending, default=None))
     expected = sorted(found.values(), key=lambda one: (-one.depth, -one.dead, one.mailbox))
@@ -105,6 +148,22 @@ def _compare(index: MailboxIndex, rows: list[MessageRow]) -> None:
     assert index.totals() == (sum(one.depth for one in expected), len(expected))
     for task_id in {row.from_task for row in rows if row.from_task is not None}:
         assert set(index.of_task(task_id)) == {row.key for row in rows if row.from_task == task_id}
+
+
+def _compare_pages(
+    index: MailboxIndex, box: tuple[str, str], status: str | None, rows: list[MessageRow]
+) -> None:
+    """Compare the pages of a mailbox's pending messages with a scan."""
+    wanted = sorted((row.posted_at, row.message_id) for row in rows if row.status in MESSAGE_PENDING)
+    found, after = list[str](), (0, "")
+    while True:
+        page, total = index.pending_page(box, status, after, 3)
+        assert total == len(wanted)
+        found += page
+        if len(page) < 3:
+            break
+        after = wanted[len(found) - 1]
+    assert found == [message_id for _, message_id in wanted]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -13,18 +13,17 @@ from connectors.dashboard.shown_rows import jobs_page
 from connectors.gateway.services import sorted_keys
 from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.services.row_lists import (
-    ALL,
-    CONTAINER_GROUPS,
-    PRESENT,
-    TOKEN_GROUPS,
+    CONTAINER_LISTS,
+    TOKEN_LISTS,
     RowLists,
-    job_groups,
-    task_groups,
+    job_lists,
+    task_lists,
 )
 from connectors.gateway.services.sorted_keys import SortedKeys
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.streams.agents.participants import AgentKeyRow, ParticipantRow
+from schemas.state_store.ended_lists import WHOLE, Span, is_listed
+from schemas.streams.agents.participants import PRESENT, AgentKeyRow, ParticipantRow
 from schemas.streams.container.container_registry import (
     CONTAINER_TRANSITIONS,
     PROVISIONING,
@@ -35,7 +34,7 @@ from schemas.streams.job.job_registry import JOB_STATES, JobRow
 from schemas.streams.kinds import VIEWS
 from schemas.streams.session.session_registry import SESSION_STATES, SessionRow
 from schemas.streams.task.task_registry import TASK_STATES, TASK_TRANSITIONS, TaskRow, TokenRow
-from schemas.streams.thread.threads import ThreadRow
+from schemas.streams.thread.threads import ALL, ThreadRow
 from tests.connectors.folded_log import FoldedLog
 from tests.random_log import WORKERS, RandomLog
 from tests.schemas.job_records import KEYRING, START_US
@@ -61,6 +60,23 @@ class View:
 
     def all(self, row_type: type[Any]) -> list[Any]:
         return list(self._rows[row_type.VIEW].values())
+
+    def live(self, row_type: type[Any]) -> Any:
+        return [row for row in self.all(row_type) if row.is_live]
+
+    def newest_ended(self, row_type: type[Any], listed: str, span: Span) -> Iterator[Any]:
+        listing = [row for row in self.all(row_type) if is_listed(row, listed, span)]
+        yield from sorted(listing, key=lambda row: (getattr(row, row.ORDER), row.key), reverse=True)
+
+    def count_ended(self, row_type: type[Any], listed: str, span: Span) -> int:
+        return len(list(self.newest_ended(row_type, listed, span)))
+
+    def oldest_ended(self, row_type: type[Any], listed: str) -> Any:
+        return min(
+            self.newest_ended(row_type, listed, WHOLE),
+            key=lambda row: (getattr(row, row.ORDER), row.key),
+            default=None,
+        )
 
     def row_offset(self, view: str, key: str) -> int:
         return 0
@@ -120,17 +136,17 @@ def loaded_amid_changes(seed: int) -> tuple[View, RowLists]:
     view.callbacks.append(lists.changed)
     view.grow(RECORDS // 6)
 
-    all_rows = view.all
+    live_rows = view.live
 
     def while_changes_come(row_type: type[Any]) -> Iterator[Any]:
-        for number, row in enumerate(all_rows(row_type)):
+        for number, row in enumerate(live_rows(row_type)):
             if number % 20 == 0:
                 view.grow(5)
             yield row
 
-    view.all = while_changes_come  # type: ignore[method-assign, assignment]
+    view.live = while_changes_come  # type: ignore[method-assign, assignment]
     lists.load()
-    view.all = all_rows  # type: ignore[method-assign]
+    view.live = live_rows  # type: ignore[method-assign]
     return view, lists
 
 
@@ -142,7 +158,8 @@ def scan(view: View, row_type: type[Any], fits: Callable[[Any], bool], age: Call
 def compare(index: OrderedRows[Any], groups: Sequence[str], expected: list[Any]) -> None:
     """A whole list, a page of it, its count and its oldest row."""
     assert index.newest(groups) == expected
-    assert index.newest(groups, 7) == expected[:7]
+    for most in (0, 1, 7):
+        assert index.newest(groups, most) == expected[:most]
     assert index.count(groups) == len(expected)
     if len(groups) == 1:
         assert index.oldest(groups[0]) == (expected[-1] if expected else None)
@@ -164,7 +181,7 @@ def check_all(view: View, lists: RowLists) -> None:
                 ),
                 registered,
             )
-            compare(lists.jobs, job_groups(state, session), wanted)
+            compare(lists.jobs, job_lists(state, session), wanted)
     assert lists.jobs_by_state() == Counter(row.status for row in view.all(JobRow))
     for state in (None, *SESSION_STATES):
         groups = SESSION_STATES if state is None else (state,)
@@ -180,13 +197,13 @@ def check_all(view: View, lists: RowLists) -> None:
                 lambda row, s=state, a=agent: s in (None, row.status) and a in (None, row.agent_name),
                 lambda row: row.submitted_at,
             )
-            compare(lists.tasks, task_groups(state, agent), wanted)
-    for status in (None, *TOKEN_GROUPS):
-        groups = TOKEN_GROUPS if status is None else (status,)
+            compare(lists.tasks, task_lists(state, agent), wanted)
+    for status in (None, *TOKEN_LISTS):
+        groups = TOKEN_LISTS if status is None else (status,)
         wanted = scan(view, TokenRow, lambda row, s=status: s in (None, row.status), lambda row: row.issued)
         compare(lists.tokens, groups, wanted)
     compare(
-        lists.containers, CONTAINER_GROUPS, scan(view, ContainerRow, lambda row: True, lambda r: r.created_at)
+        lists.containers, CONTAINER_LISTS, scan(view, ContainerRow, lambda row: True, lambda r: r.created_at)
     )
     recycled = scan(view, ContainerRow, lambda row: row.state == RECYCLED, lambda row: row.created_at)
     compare(lists.containers, [RECYCLED], recycled)
@@ -224,6 +241,14 @@ def check_participants(view: View, lists: RowLists) -> None:
         assert {k.key for k in lists.keys_with(key.key_id)} == {k.key for k in keys if k.key_id == key.key_id}
 
 
+def test_present_participants_and_active_keys_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, lists = loaded_amid_changes(7)
+    monkeypatch.setattr(view, "newest_ended", lambda *_: pytest.fail("the store was read"))
+    present = lists.participants_with(None)
+    assert present and all(lists.keys_of(row.agent_name) for row in present)
+    assert lists.keys_with(lists.keys_of(present[0].agent_name)[0].key_id)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_each_list_equals_a_scan_also_of_rows_that_were_loaded_while_changes_came(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -242,7 +267,7 @@ def test_jobs_of_an_age_equal_a_scan() -> None:
     moments = sorted({row.registered_at for row in view.all(JobRow)})
     for _ in range(300):
         since, until = (draw.choice(moments) + draw.choice([-1, 0, 1]) for _ in range(2))
-        groups = job_groups(draw.choice([None, "completed"]), draw.choice([None, WORKERS[0]]))
+        groups = job_lists(draw.choice([None, "completed"]), draw.choice([None, WORKERS[0]]))
         expected = [row for row in lists.jobs.newest(groups) if since <= row.registered_at < until]
         assert lists.jobs.newest(groups, since=since, before=(until, "")) == expected
         assert lists.jobs.count(groups, since=since, before=(until, "")) == len(expected)
@@ -270,13 +295,15 @@ def test_pages_of_jobs_give_each_job_once_newest_first_and_none_twice_while_jobs
 
 def test_a_row_that_memory_has_lost_or_that_left_its_group_is_left_out_and_the_page_is_full() -> None:
     view, lists = loaded_amid_changes(6)
-    ids = [row.job_id for row in lists.jobs.newest(job_groups(None, None))]
-    lost = set(ids[3:60:2])
+    ids = [row.job_id for row in lists.jobs.newest(job_lists(None, None))]
+    live = {row.job_id for row in view.live(JobRow)}
+    lost = set([one for one in ids if one in live][3:60:2])
+    assert len(lost) > 10
     get = view.get
     view.get = lambda row_type, key: None if key in lost else get(row_type, key)  # type: ignore[method-assign]
     index = RowLists(view).jobs
-    index.load(view.all(JobRow))
-    assert [row.job_id for row in index.newest(job_groups(None, None), 40)] == [
+    index.load(view.live(JobRow))
+    assert [row.job_id for row in index.newest(job_lists(None, None), 40)] == [
         one for one in ids if one not in lost
     ][:40]
 

@@ -36,6 +36,8 @@ class MailRun:
         self.gateway.wait_ready()
         self.operator: httpx.Client = self.gateway.client()
         self.bridge.wait_ready()
+        # Receipts have no verdict before: the bridge began first, and asks for the stream now and then.
+        wait_until(lambda: "verdicts_open" in self.bridge.log(), what="the verdict stream")
 
     def started(self, module: str = "connectors.mqtt_bridge", name: str = "bridge") -> ProgramProcess:
         """A bridge that has been started and may not be ready yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def test_the_keeper_ends_here_what_the_registry_says_is_over_and_nothing_else(
         session_row(host, TERMINATED, handles["d"], session="d"),
         session_row(host, TERMINATED, handles["e"], session="e", host="elsewhere"),
     ]
-    keeper = SessionKeeper(Settings(data_dir=tmp_path / "a data dir"), lambda: rows, host, own_end_s=0)
+    keeper = SessionKeeper(Settings(data_dir=tmp_path / "a data dir"), lambda _: rows, host, own_end_s=0)
     keeper.load()
     assert _checked(keeper, 2) == ["c", "d"]
     assert [name for name, handle in handles.items() if host.alive(handle)] == ["a", "b", "e"]
@@ -62,13 +62,35 @@ def test_the_keeper_ends_here_what_the_registry_says_is_over_and_nothing_else(
         host.stop(handle)
 
 
+@pytest.mark.requirement("ST-71")
+def test_at_its_start_the_keeper_asks_for_the_sessions_that_have_files_or_processes_here(
+    host: SessionHost, tmp_path: Path
+) -> None:
+    handle = start_python(host, POLITE, "runs")
+    wait_shown(host, "here", "runs")
+    host.forget("runs")
+    for name in ("kept", "forgotten"):
+        host.keep(name, host.prepare(name, ["true"], folder=tmp_path, environment={}))
+    host.forget("forgotten")
+    asked: list[set[str]] = []
+
+    def rows_of(names: Collection[str]) -> list[SessionRow]:
+        asked.append(set(names))
+        return [session_row(host, TERMINATED, handle, session=name) for name in names if name == "runs"]
+
+    keeper = SessionKeeper(Settings(data_dir=tmp_path / "a data dir"), rows_of, host, own_end_s=0)
+    keeper.load()
+    assert asked == [{"runs", "kept"}]
+    assert _checked(keeper, 1) == ["runs"]
+
+
 def changed(row: SessionRow) -> AppliedChange:
     """The change with which the live view reports a row."""
     return AppliedChange(row.VIEW, row.key, 1, row)
 
 
 @pytest.mark.requirement("ST-71")
-def test_the_keeper_reads_all_sessions_once_and_then_looks_at_those_that_changed(tmp_path: Path) -> None:
+def test_the_keeper_reads_sessions_once_and_then_looks_at_those_that_changed(tmp_path: Path) -> None:
     looks: list[set[str]] = []
 
     class Host(SessionHost):
@@ -83,11 +105,11 @@ def test_the_keeper_reads_all_sessions_once_and_then_looks_at_those_that_changed
     )
     rows = [session_row(host, TERMINATED, handle, session=handle[8:]) for handle in sorted(gone)]
 
-    def all_rows() -> list[SessionRow]:
+    def rows_of(names: Collection[str]) -> list[SessionRow]:
         reads.append(1)
         return rows
 
-    keeper = SessionKeeper(Settings(data_dir=tmp_path), all_rows, host)
+    keeper = SessionKeeper(Settings(data_dir=tmp_path), rows_of, host)
     keeper.load()
     for _ in range(3):
         assert keeper.check() == []
@@ -125,7 +147,7 @@ def test_a_session_that_is_deaf_is_killed_and_holds_up_no_other(host: SessionHos
     for name in handles:
         wait_shown(host, "here" if name == "d" else "deaf", name)
     rows = [session_row(host, TERMINATED, handle, session=name) for name, handle in handles.items()]
-    keeper = SessionKeeper(Settings(data_dir=tmp_path), lambda: rows, host, own_end_s=0, grace_s=3)
+    keeper = SessionKeeper(Settings(data_dir=tmp_path), lambda _: rows, host, own_end_s=0, grace_s=3)
     keeper.load()
     started = time.monotonic()
     assert _checked(keeper, 1) == ["d"]
@@ -143,7 +165,7 @@ def test_thousands_of_old_sessions_are_looked_at_together(host: SessionHost, tmp
     old = [f"tmux/{host._socket}/x-{n}" if n % 2 else f"process/{n}/1-0" for n in range(3000)]
     rows = [session_row(host, TERMINATED, handle, session=f"x{n}") for n, handle in enumerate(old)]
     rows.append(session_row(host, TERMINATED, live, session="z"))
-    keeper = SessionKeeper(Settings(data_dir=tmp_path), lambda: rows, host, own_end_s=0)
+    keeper = SessionKeeper(Settings(data_dir=tmp_path), lambda _: rows, host, own_end_s=0)
     keeper.load()
     started = time.monotonic()
     assert _checked(keeper, 1) == ["z"]
@@ -159,7 +181,7 @@ from tests.connectors.processes.session_processes import session_row
 settings = Settings(data_dir=sys.argv[1])
 host = SessionHost(settings, use_tmux=False)
 rows = [session_row(host, "stopped", handle, session=handle) for handle in sys.argv[2:]]
-keeper = SessionKeeper(settings, lambda: rows, host, own_end_s=0, grace_s=0)
+keeper = SessionKeeper(settings, lambda _: rows, host, own_end_s=0, grace_s=0)
 keeper.load()
 assert len(host.left_of(sys.argv[2:])) == 2
 {BECOME_ANOTHER_USER}
