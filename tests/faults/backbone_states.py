@@ -25,6 +25,7 @@ from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.wire.ids import CONTROL
+from tests.connectors.live.local_stores import stored
 
 State = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -69,7 +70,7 @@ def state_of_live_view(view: LiveView, streams: Iterable[str]) -> State:
         }
         for of in VIEWS.values()
     }
-    entries = {stream: dict(view.entries(stream).stored()) for stream in streams}
+    entries = {stream: stored(view.entries(stream)) for stream in streams}
     return {"rows": rows, "entries": {stream: held for stream, held in entries.items() if held}}
 
 

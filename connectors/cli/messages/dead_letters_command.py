@@ -12,7 +12,7 @@ brokers; its replay needs Kafka, and prints the new verdict when the gateway ans
 again is a new row, and the command ends with 4.
 
 A dead message was handed out gateway.max_attempts times and never acknowledged. 'messages' and its replay ask
-the gateway, which keeps the newest 50,000 messages that are dead, taken or read; the view 'mailbox' has all.
+the gateway, which keeps the newest 100,000 dead ones; the view 'mailbox' has all.
 The same command again does not replay it twice; a new --request-id replays it once more.
 
 Exit codes: 0; 2 wrong arguments; 3 nothing found; 4 cannot be replayed, or was rejected again; 5 Kafka or the

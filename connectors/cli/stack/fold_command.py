@@ -14,20 +14,17 @@ with the reason; 5 Kafka is away, which is no error for `status`.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions
 from connectors.cli.shared.call import Call
+from connectors.cli.shared.job_run import run_job
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-_PROGRAM = "jobs.switch_fold"
-_LIMIT_S = 300
+_PROGRAM = "switch_fold"
 _ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
 # The parts of the stack that append nothing by themselves.
 _BROKERS: Final = {"kafka", "mosquitto"}
@@ -93,8 +90,8 @@ def check_doors_closed(settings: Settings) -> None:
     is_open = sorted(set(state["parts"]) - _BROKERS) if state is not None else []
     if is_open:
         raise Refused(
-            f"the doors are open: {', '.join(is_open)} run; close them first: "
-            "./trunkline down; ./trunkline up --only kafka"
+            f"the doors are open: {', '.join(is_open)} run; close them first: ./trunkline down, "
+            "and unless you upgrade: ./trunkline up --only kafka"
         )
     with GatewayClient(settings) as gateway:
         answers = gateway.answers()
@@ -117,19 +114,12 @@ def fold_state(settings: Settings, *arguments: str) -> dict[str, Any]:
         Refused: The job refused the switch.
         TrunklineError: The job failed.
     """
-    from schemas.settings.settings import PROJECT_ROOT, settings_environment
-
-    done = subprocess.run(  # noqa: S603 ours
-        [sys.executable, "-m", _PROGRAM, *arguments],
-        env=os.environ | settings_environment(settings),
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-    )
+    done = run_job(settings, _PROGRAM, *arguments)
     if done.returncode:
-        why = done.stderr.strip().removeprefix("switch_fold: ")
-        raise _ERRORS.get(done.returncode, TrunklineError)(why or f"{_PROGRAM} ended with {done.returncode}")
+        why = done.stderr.strip().removeprefix(f"{_PROGRAM}: ")
+        raise _ERRORS.get(done.returncode, TrunklineError)(
+            why or f"jobs.{_PROGRAM} ended with {done.returncode}"
+        )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -6,7 +6,8 @@
 The topic gets kafka.partitions partitions, kafka.replication_factor copies and min.insync.replicas from
 kafka.min_in_sync_replicas, and stores its partition count and epoch as its first record. All programs check it
 before they start. The first records have a MAC, so the command makes the master keys if there are none: copy
-their file to the other machines. The stack's own Kafka needs no such step: 'up' makes its topic.
+their file to the other machines. A topic that another program made and filled first is refused, unless the
+ledger has its records. The stack's own Kafka needs no such step: 'up' makes its topic.
 
 Exit codes: 0; 1 the topic does not fit the settings, with both values; 2 wrong settings; 5 Kafka does not
 answer or refuses the login.
@@ -29,7 +30,7 @@ ACTIONS: Final = Actions()
 def _create(call: Call) -> int:
     """Make the topic if it is missing, then check it."""
     # Imported here, because Kafka's clients are slow to import and help must be quick.
-    from connectors.log.kafka_topic import ensure_topic, replication
+    from connectors.log.kafka_topic import check_first_records, ensure_topic, replication
     from schemas.keys.sealing import ensure_keyring
 
     kafka = call.settings.kafka
@@ -37,6 +38,7 @@ def _create(call: Call) -> int:
         ensure_keyring(call.settings)
         print(f"Made the master keys: {call.settings.key_file}; back the file up", file=sys.stderr)
     was_made = ensure_topic(call.settings)
+    check_first_records(call.settings)
     found = replication(kafka)
     if call.json:
         made = {"topic": kafka.topic, "made": was_made, "partitions": kafka.partitions, "epoch": kafka.epoch}

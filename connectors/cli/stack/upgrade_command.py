@@ -9,22 +9,30 @@ rules settles the rest: it is checked out into a temporary folder, which needs t
 and some minutes. Then the command switches the ledger to the rules of this version, compares the views with the
 ledger, and builds them anew if they differ. It can be interrupted, and called again at any time.
 
-Exit codes: 0, also when there is nothing to do; 3 there is no ledger; 4 refused, with the reason; 5 Kafka does
-not answer; 1 a step failed.
+Exit codes: 0, also when there is nothing to do; 2 wrong arguments; 3 there is no ledger; 4 refused, with the
+reason; 5 Kafka does not answer; 1 a step failed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
-from connectors.cli.shared.actions import flag
+from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.call import Call
 from connectors.cli.stack.upgrade_steps import Upgrade
+from schemas.errors import UsageError
 
 ARGUMENTS = (
     flag("--dry-run", "say what would be done, and change nothing"),
+    argument(
+        "--checkpoints",
+        "the earlier version's storage.checkpoints (default: the folder checkpoints of the data directory)",
+        metavar="DIR",
+        type=Path,
+    ),
     flag("--json", "print one JSON object at the end, and the steps to standard error"),
 )
 
@@ -34,13 +42,15 @@ def run(call: Call) -> int:
 
     Raises TrunklineError, with the exit code that the module's text names.
     """
+    if call.checkpoints is not None and not call.checkpoints.is_dir():
+        raise UsageError(f"--checkpoints: there is no folder {call.checkpoints}")
     steps: list[dict[str, Any]] = []
 
     def tell(step: str, text: str) -> None:
         steps.append({"step": step, "result": text})
         print(f"  {step:<9}{text}", file=sys.stderr if call.json else sys.stdout, flush=True)
 
-    upgrade = Upgrade(call.settings, tell)
+    upgrade = Upgrade(call.settings, tell, call.checkpoints)
     found = upgrade.plan() if call.dry_run else upgrade.carry_out()
     if call.json:
         print(json.dumps({**found, "dry_run": call.dry_run, "steps": steps}))

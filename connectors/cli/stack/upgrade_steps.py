@@ -14,24 +14,33 @@ from typing import Any, Final
 
 import orjson
 
+from connectors.cli.shared.job_run import run_job
 from connectors.cli.stack.fold_command import check_doors_closed, fold_state, left_in_log, switch_fold
 from connectors.local_stack import control
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.log_access.event_topic import reach_kafka
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
+from schemas.streams.control.control_fold import records_left
 from schemas.tables.fold_version import other_version
 
 # The last commit of each earlier fold version. It settles what is left of a log.
 LAST_COMMITS: Final = {
+    5: "b68d6e2",
+    6: "0b9666b",
     7: "b679e19",
     8: "a51e877",
     9: "cf81ddb",
 }
 _REACH_S: Final = 2.0
-_SETTLE_S: Final = 1800.0
+# How long the earlier version may settle nothing.
+_STUCK_S: Final = 1800.0
 _LOOK_EVERY_S: Final = 2.0
-# Settings that say where log, tables and keys are. An earlier version may not know others.
-_PLACES: Final = ("DATA_DIR", "MASTER_KEY", "KAFKA__", "STORAGE__TABLES", "TLS_DIR")
+# The beginnings of the names of settings that say where everything is, and how large Spark may be.
+_PASSED: Final = ("MASTER_KEY", "KAFKA__", "STORAGE__TABLES", "TLS_DIR", "AUDIT__", "SPARK__")
+# Version 7 does not know these, and would not start with them.
+_NOT_PASSED: Final = ("KAFKA__MIN_IN_SYNC_REPLICAS", "SPARK__TASKS")
+# The ends of the names of paths. A relative one is relative to the checkout.
+_PATHS: Final = ("_DIR", "FILE", "_CERTS", "TABLES")
 
 Tell = Callable[[str, str], None]
 
@@ -42,11 +51,13 @@ class Upgrade:
     Args:
         settings: The settings of the data directory.
         tell: Called with the name of each step and its result.
+        checkpoints: The folder in which earlier versions kept Spark's state. None: `<data_dir>/checkpoints`.
     """
 
-    def __init__(self, settings: Settings, tell: Tell) -> None:
+    def __init__(self, settings: Settings, tell: Tell, checkpoints: Path | None = None) -> None:
         self._settings = settings
         self._tell = tell
+        self._checkpoints = checkpoints or settings.data_path / "checkpoints"
 
     def plan(self) -> dict[str, Any]:
         """Say what `carry_out` would do. Nothing is changed, and no program is started.
@@ -56,19 +67,25 @@ class Upgrade:
 
         Raises:
             NotFound: There is no ledger.
-            Refused: A door is open, or the ledger has a newer version.
+            Refused: A door is open, the ledger has a newer version or has lost records, or the earlier version
+                is needed and not to be had.
         """
         state = self._checked_state()
         version, own = state["ledger_version"], state["program_version"]
         left = left_in_log(self._settings, state)
         lacking = None if left["left"] is None else left["left"]["ledger"]
         found = {"ledger_version": version, "program_version": own, "left": lacking}
+        if control.running_state(self._settings) is not None:
+            self._tell("kafka", "the stack's own brokers run; they would be stopped")
         if version == own:
             self._tell("fold", f"version {own} settles the ledger already: nothing to switch")
         else:
             if lacking is None:
-                self._tell("settle", "Kafka does not run; it would be started, to see whether records are left")
+                text = "Kafka does not run; it would be started, to see whether records are left"
+                refusal = f"; they would be refused, the history here has no code with version {version}"
+                self._tell("settle", text + (refusal if _lacks_history(version) else ""))
             elif lacking:
+                _check_history(version)
                 self._tell("settle", f"{lacking} records are left; {_of_commit(version)} would settle them")
             else:
                 self._tell("settle", "the ledger has the whole log")
@@ -84,15 +101,18 @@ class Upgrade:
 
         Raises:
             NotFound: There is no ledger.
-            Refused: A door is open, the ledger has a newer version, or the earlier version is needed and not
-                to be had.
+            Refused: A door is open, the ledger has a newer version or has lost records, or the earlier version
+                is needed and not to be had.
             BackboneUnreachable: Kafka does not answer.
             TrunklineError: A step failed.
         """
         state = self._checked_state()
+        if control.running_state(self._settings) is not None:
+            # The supervisor of another version cannot be asked to start the streams.
+            self._tell("kafka", "the stack's own brokers are stopped")
+            control.stop_detached(self._settings, lambda _: None)
         version, own = state["ledger_version"], state["program_version"]
         settled = self._settle_rest(state) if version != own else 0
-        self._compare_checkpoint()
         with self._kafka():
             _, switched = switch_fold(self._settings)
         done = f"switched from version {version} to {own}" if switched else f"is at version {own} already"
@@ -103,9 +123,16 @@ class Upgrade:
 
     def _checked_state(self) -> dict[str, Any]:
         state = fold_state(self._settings)
-        if (state["ledger_version"] or 0) > state["program_version"]:
-            raise Refused(other_version(state["ledger_version"]))
+        version, oldest = state["ledger_version"], min(LAST_COMMITS)
+        if version is not None and version > state["program_version"]:
+            raise Refused(other_version(version))
+        if version is not None and version < oldest:
+            raise Refused(
+                f"the ledger has fold version {version}, and upgrade begins with version {oldest}: "
+                f"first switch it to version {oldest}, as docs/how-to/upgrade.md says"
+            )
         check_doors_closed(self._settings)
+        self._compare_checkpoint(state)
         return state
 
     def _settle_rest(self, state: dict[str, Any]) -> int:
@@ -122,23 +149,55 @@ class Upgrade:
         self._tell("settle", f"{count} records are left; {_of_commit(version)} settles them")
         with _checked_out(version) as folder:
             parts = "kafka,streams" if is_ours else "streams"
-            _run(folder, self._settings, "up", "--only", parts)
             try:
-                _wait_until_settled(folder, self._settings)
+                _run(folder, self._settings, "up", "--only", parts)
+                self._wait_until_settled(left["log"])
             finally:
-                _run(folder, self._settings, "down")
+                self._stop_earlier(folder)
         self._tell("settle", f"settled {count} records")
         return count
 
-    def _compare_checkpoint(self) -> None:
+    def _wait_until_settled(self, ends: dict[str, int]) -> None:
+        """Wait until ledger and views have the log up to `ends`. Prints how many records are left.
+
+        No door is open, so these are the ends of the log. Raises TrunklineError if nothing changes for half an
+        hour.
+        """
+        before, deadline = None, time.monotonic() + _STUCK_S
+        while time.monotonic() < deadline:
+            lacking = records_left(fold_state(self._settings), ends)
+            left = {part: sum(lacks.values()) for part, lacks in lacking.items()}
+            if not any(left.values()):
+                return
+            if left != before:
+                before, deadline = left, time.monotonic() + _STUCK_S
+                text = f"  left: {left['ledger']} records for the ledger, {left['views']} for the views"
+                print(text, file=sys.stderr, flush=True)
+            time.sleep(_LOOK_EVERY_S)
+        raise TrunklineError(
+            f"the earlier version has settled nothing for {_STUCK_S:g} s: look into "
+            f"{self._settings.data_path / 'logs' / 'streams.log'}, and try again"
+        )
+
+    def _stop_earlier(self, folder: Path) -> None:
+        """Stop all that the earlier version has started, before its code is deleted."""
+        try:
+            _run(folder, self._settings, "down")
+        except TrunklineError:
+            # Perhaps it could not even set itself up.
+            control.stop_detached(self._settings, lambda _: None)
+
+    def _compare_checkpoint(self, state: dict[str, Any]) -> None:
         """Compare the ledger with the checkpoint in which earlier versions kept their state. It is not deleted.
 
         Raises Refused if the checkpoint has records that the ledger lacks.
         """
-        folder = self._settings.data_path / "checkpoints"
+        folder, ledger = self._checkpoints, state["ledger"]
         if not folder.is_dir():
+            if state["ledger_version"] != state["program_version"]:
+                text = f"{folder} is missing, so no checkpoint is compared; name another one: --checkpoints DIR"
+                self._tell("state", text)
             return
-        ledger = fold_state(self._settings)["ledger"]
         for query, ends in _settled_ends(folder, self._settings.kafka.topic):
             lacking = {number: end for number, end in ends.items() if end > ledger.get(number, 0)}
             if lacking:
@@ -146,9 +205,7 @@ class Upgrade:
                     f"the ledger ends at {ledger}, but {query} settled up to {ends}: the ledger has lost "
                     "records; put the tables back from a copy that is not older than the checkpoint"
                 )
-        self._tell(
-            "state", f"follows from the ledger; nothing reads {folder} any more, delete it when all is well"
-        )
+        self._tell("state", f"the ledger has all that {folder} has; delete that when the upgrade is done")
 
     @contextmanager
     def _kafka(self) -> Iterator[bool]:
@@ -167,13 +224,13 @@ class Upgrade:
 
     def _bring_views(self) -> None:
         """Compare the views with the ledger, and build them anew if they differ or have other columns."""
-        check = _job(self._settings, "rebuild_views", "--check")
+        check = run_job(self._settings, "rebuild_views", "--check")
         if check.returncode:
             self._tell("views", "are built anew")
-            built = _job(self._settings, "rebuild_views")
+            built = run_job(self._settings, "rebuild_views")
             if built.returncode:
                 raise TrunklineError(f"the views cannot be built: {built.stderr.strip()}")
-            check = _job(self._settings, "rebuild_views", "--check")
+            check = run_job(self._settings, "rebuild_views", "--check")
         if check.returncode:
             raise TrunklineError(f"the views differ from the ledger: {(check.stderr or check.stdout).strip()}")
         self._tell("views", "are those of the ledger")
@@ -191,21 +248,25 @@ def _settled_ends(checkpoints: Path, topic: str) -> Iterator[tuple[Path, dict[st
                 yield commits.parent, found[topic]
 
 
-def _job(settings: Settings, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 ours
-        [sys.executable, "-m", f"jobs.{name}", *arguments],
-        env=os.environ | settings_environment(settings),
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SETTLE_S,
-        check=False,
-    )
-
-
 def _of_commit(version: int) -> str:
     commit = LAST_COMMITS.get(version)
     return f"the earlier version {version}" if commit is None else f"commit {commit[:7]} (version {version})"
+
+
+def _lacks_history(version: int) -> str:
+    """Return git's message if this is no clone whose history has the code of the earlier version, else ""."""
+    found = _git("cat-file", "-e", f"{LAST_COMMITS.get(version, 'none')}^{{commit}}")
+    return found.stderr.strip() if found.returncode else ""
+
+
+def _check_history(version: int) -> None:
+    """Raise Refused if the code of the earlier version is not to be had."""
+    if why := _lacks_history(version):
+        raise Refused(
+            f"the ledger lacks records, and the history here has no code with version {version} "
+            f"({why}): start the version before (./trunkline up --only kafka,streams), "
+            "wait until ./trunkline fold status says that none are left, stop it, and try again"
+        )
 
 
 @contextmanager
@@ -214,16 +275,12 @@ def _checked_out(version: int) -> Iterator[Path]:
 
     Raises Refused if this is no clone with the history of the repository.
     """
-    commit = LAST_COMMITS.get(version, "none")
+    _check_history(version)
     with tempfile.TemporaryDirectory(prefix="trunkline-upgrade-") as scratch:
         folder = Path(scratch) / "earlier"
-        added = _git("worktree", "add", "--detach", str(folder), commit)
+        added = _git("worktree", "add", "--detach", str(folder), LAST_COMMITS[version])
         if added.returncode:
-            raise Refused(
-                f"the ledger lacks records, and the history here has no code with version {version} "
-                f"({added.stderr.strip()}): start the version before (./trunkline up --only kafka,streams), "
-                "wait until ./trunkline fold status says that none are left, stop it, and try again"
-            )
+            raise TrunklineError(f"git cannot check out the earlier version: {added.stderr.strip()}")
         try:
             yield folder
         finally:
@@ -235,22 +292,19 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 ours
 
 
-def _run(folder: Path, settings: Settings, *arguments: str) -> str:
+def _run(folder: Path, settings: Settings, *arguments: str) -> None:
     """Run the wrapper of the earlier version, which sets itself up. Its progress goes to standard error."""
     done = subprocess.run(  # noqa: S603 ours
         [str(folder / "trunkline"), *arguments],
         env=_environment_for_earlier(settings),
         cwd=folder,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=_SETTLE_S,
+        stdout=subprocess.DEVNULL,
         check=False,
     )
     if done.returncode:
         raise TrunklineError(
             f"'trunkline {' '.join(arguments)}' of the earlier version ended with {done.returncode}"
         )
-    return done.stdout
 
 
 def _environment_for_earlier(settings: Settings) -> dict[str, str]:
@@ -260,19 +314,14 @@ def _environment_for_earlier(settings: Settings) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("TRUNKLINE") and name not in ("PYTHONPATH", "VIRTUAL_ENV")
     }
-    places = {
-        name: value
-        for name, value in settings_environment(settings).items()
-        if name.removeprefix(ENV_PREFIX).startswith(_PLACES)
-    }
-    return {**kept, "TRUNKLINE_CONF": os.devnull, **places}
-
-
-def _wait_until_settled(folder: Path, settings: Settings) -> None:
-    deadline = time.monotonic() + _SETTLE_S
-    while time.monotonic() < deadline:
-        status = orjson.loads(_run(folder, settings, "fold", "status", "--json"))
-        if status["left"] is not None and not status["left"]["ledger"]:
-            return
-        time.sleep(_LOOK_EVERY_S)
-    raise TrunklineError(f"the earlier version did not settle the rest within {_SETTLE_S:g} s")
+    passed = {f"{ENV_PREFIX}DATA_DIR": str(settings.data_path)}
+    for name, value in settings_environment(settings).items():
+        setting = name.removeprefix(ENV_PREFIX)
+        if setting.startswith(_PASSED) and setting not in _NOT_PASSED:
+            is_relative = setting.endswith(_PATHS) and "://" not in value
+            passed[name] = str(PROJECT_ROOT / value) if is_relative else value
+    if any(name.startswith(f"{ENV_PREFIX}KAFKA__SASL_") for name in passed):
+        # Version 7 has other defaults.
+        passed[f"{ENV_PREFIX}KAFKA__SECURITY_PROTOCOL"] = settings.kafka.security_protocol
+        passed[f"{ENV_PREFIX}KAFKA__SASL_USERNAME"] = settings.kafka.sasl_username
+    return {**kept, "TRUNKLINE_CONF": os.devnull, **passed}

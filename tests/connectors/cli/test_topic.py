@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kafka.admin import NewTopic
 
 from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.parts import check_kafka, check_replicas
 from connectors.cli.main import main
 from connectors.local_stack import free_port
 from connectors.log.kafka_records import repair_kafka_client
+from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import Settings, SettingsError, load_settings, settings_environment
+from schemas.streams.control.control_fold import topology_record
 from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_until, with_kafka
+from tests.raw_records import append_raw, raw
 
 pytestmark = [pytest.mark.requirement("OP-11"), pytest.mark.kafka]
 
@@ -102,6 +106,18 @@ def test_the_topic_is_made_once_with_its_replicas_and_a_lost_broker_is_named(
     brokers[1].kill()
     wait_until(lambda: check_replicas(settings).level == FAIL, 20, "the copies on the killed broker are missed")
     assert "partition 0: 1" in check_replicas(settings).found and "refuses" in check_replicas(settings).found
+
+
+@pytest.mark.requirement("ST-04")
+def test_a_topic_that_another_program_has_filled_is_refused(settings: Settings, topic_command, capsys):
+    planted = with_kafka(settings, replication_factor=1, min_in_sync_replicas=1)
+    with admin_client(planted.kafka) as admin:
+        topic = NewTopic(planted.kafka.topic, 4, 1, topic_configs=topic_config(planted.kafka))
+        admin.create_topics([topic])
+        admin.wait_for_topics([topic.name], timeout_ms=10_000)
+    append_raw(planted, [raw(topology_record(4, 1))])
+    assert topic_command(planted) == 1
+    assert "Another program may have made the topic: delete it" in capsys.readouterr().err
 
 
 def test_more_replicas_in_sync_than_there_are_is_a_wrong_setting():
