@@ -56,7 +56,7 @@ def template(keyring: Keyring) -> pa.RecordBatch:
     entries: dict[bytes | None, Entries] = {record.key: Entries() for record in records}
     settled: list[LedgerRow] = []
     for start in range(0, len(records), SETTLED_AT_ONCE):
-        settled += settle_run(records[start : start + SETTLED_AT_ONCE], entries.__getitem__, keyring, Entries())
+        settled += settle_run(records[start : start + SETTLED_AT_ONCE], entries.__getitem__, keyring)
     return ledger_batch(settled)
 
 

@@ -55,6 +55,7 @@ from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from tests.benchmarks.bench_report import Bench, not_held, teller
+from tests.connectors.live.local_stores import entries_of, streams_of
 from tests.jobs.topic_load import raw_event
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
@@ -137,13 +138,15 @@ def load_once(folder: str) -> dict[str, float | int]:
     view.load()
     seconds = time.monotonic() - began
     rss = process.memory_info().rss
-    return {
+    found = {
         "jobs": len(view.rows(REGISTRY_JOBS)),
-        "streams": len(view._state.entries_by_stream),
+        "streams": len(streams_of(view._state)),
         "load_s": round(seconds, 2),
         "rss_mb": round(rss / 1e6),
         "loaded_mb": round((rss - before) / 1e6),
     }
+    view.close()
+    return found
 
 
 def _agent(number: int) -> AgentDefined:
@@ -248,10 +251,10 @@ def write_views(settings: Settings, keyring: Keyring) -> dict[str, int]:
                 _write(settings, name, rows, offsets)
                 counts[name] = len(rows)
         entries = []
-        for stream in list(live_view._state.entries_by_stream):
+        for stream, held in entries_of(live_view._state).items():
             kind, _, stream_id = stream.partition("/")
             partition = partition_for(stream.encode(), partitions)
-            for key, value in live_view.entries(stream).stored().items():
+            for key, value in held.items():
                 entries.append((kind, stream_id, key, value, FOLD_VERSION, partition, offsets[partition] - 1))
         _write(settings, STREAM_ENTRIES, entries, offsets)
     finally:

@@ -60,7 +60,7 @@ def main(path: str, expected: int) -> None:
         if messages:
             last_message = time.monotonic()
             received = [message_record(m) for m in messages if not m.error()]
-            pending.extend(settle_run(received, entries.__getitem__, keyring, Entries()))
+            pending.extend(settle_run(received, entries.__getitem__, keyring))
         elif time.monotonic() - last_message > SILENCE_S:
             raise RuntimeError(f"Kafka fell silent after {written + len(pending)} of {expected} records")
         settled = written + len(pending)

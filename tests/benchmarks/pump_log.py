@@ -25,7 +25,7 @@ from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import KafkaSettings
 
 # As the gateway's publisher has it.
-_LINGER_MS, _IN_FLIGHT = 2, 1
+_LINGER_MS = 2
 _STEP_S = 0.05
 _BATCH = 500
 _NUMBER_BYTES = 8
@@ -107,7 +107,7 @@ def control_per_s(kafka: KafkaSettings, shares: Sequence[RecordShare], chains: i
     topic = f"control.{uuid.uuid4().hex[:8]}"
     with admin_client(kafka) as admin:
         admin.create_topics([NewTopic(topic, kafka.partitions, 1)])
-    producer = Producer(producer_options(kafka, linger_ms=_LINGER_MS, in_flight=_IN_FLIGHT))
+    producer = Producer(producer_options(kafka, linger_ms=_LINGER_MS))
     waiting: dict[bytes, int] = {}
     chain_records: dict[int, list[int]] = {}
     owed: Counter[str] = Counter()
