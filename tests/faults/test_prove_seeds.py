@@ -22,10 +22,10 @@ from tests.faults.prove.seed_run import LIMIT_S, SeedRun
 
 pytestmark = pytest.mark.kafka
 
-# Named points in a settling task and in doors, a killed broker, one pump too many. After a change of the
-# decks, choose a new seed with these faults.
-CI_SEED = 8
-DRAWN = {"crash:streams.after_file", "crash:files.before_kafka_ack", "kill:kafka", "second:xml_pump"}
+# Named points in a settling task and in a gateway, a killed broker, one file bridge too many. After a change of
+# the decks, choose a new seed with such faults.
+CI_SEED = 3899
+DRAWN = {"crash:streams.after_file", "crash:gateway.reactor_appended", "kill:kafka", "second:files"}
 CI_LOAD_S = 9.0
 
 
@@ -36,6 +36,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("CM-03")
 @pytest.mark.timeout(300)
 def test_a_seed_of_faults_at_all_doors_loses_doubles_and_changes_nothing(
@@ -48,7 +49,7 @@ def test_a_seed_of_faults_at_all_doors_loses_doubles_and_changes_nothing(
     schedule = dataclasses.replace(drawn, load_s=CI_LOAD_S, injections=early)
     folder = tmp_path / "seed"
     folder.mkdir()
-    # A seed has a hundred seconds of a machine to itself; this one runs beside other tests.
+    # A seed has a hundred seconds of a machine to itself; this one may run beside other tests.
     result = SeedRun(schedule, folder, brokers, limit_s=2 * LIMIT_S).run()
     assert result.findings == []
     assert set(result.by_door) == {"http", "file", "mcp", "mqtt", "xml"}

@@ -1,7 +1,8 @@
-"""Faults of the local stores in `./trunkline prove`: each ends when a task has dealt with it."""
+"""Faults of the local stores in `./trunkline prove`: each ends when it has been dealt with."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -14,10 +15,14 @@ import pytest
 from jobs.settling import partition_task
 from jobs.settling.partition_state import StageSettings
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.state_store.partition_store import PartitionStore, Position, StoreDamaged
+from schemas.state_store.gateway_store import GatewayStore
+from schemas.state_store.local_store import StoreDamaged
+from schemas.state_store.partition_store import PartitionStore, Position
+from tests.connectors.live.local_stores import place_at
 from tests.faults.prove import store_faults
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm
 from tests.faults.prove.crashing_tasks import ELSEWHERE, TASKS, settle_partitions
+from tests.faults.prove.schedule import DELETE, REPLACE, TRUNCATE
 from tests.faults.prove.seed_parts import on_small_disk
 from tests.programs import run_program
 
@@ -82,6 +87,40 @@ def test_an_old_copy_replaces_a_store_and_counts_when_a_task_has_brought_it_forw
     assert not is_over(stages), "it is still behind"
     settled_to(folder, 9)
     assert is_over(stages)
+
+
+def gateway_settled_to(folder: Path, offset: int) -> None:
+    """Bring the store of a gateway to an offset."""
+    with closing(GatewayStore(folder)) as store:
+        after, entries = place_at({0: offset}), [(f"job/{n:08x}", "job", bytes(400)) for n in range(100)]
+        if (before := store.position()) is None:
+            store.load(entries, [])
+            store.finish_load(after)
+        else:
+            store.advance(before, after, entries, [])
+
+
+@pytest.mark.parametrize("how", [DELETE, TRUNCATE, REPLACE])
+def test_the_store_of_a_killed_gateway_is_spoiled_and_counts_when_it_is_as_far_as_before(
+    tmp_path: Path, how: str
+) -> None:
+    folder, kills = tmp_path / "gateway-1" / "store", list[str]()
+    stages = store_faults.of_gateway(how, folder, lambda: kills.append("kill"))
+    assert not is_over(stages) and not folder.exists(), "there is nothing to spoil"
+    gateway_settled_to(folder, 7)
+    if how == REPLACE:
+        assert next(stages) is False and not kills
+        gateway_settled_to(folder, 9)
+    assert next(stages) is True and kills == ["kill"], "only its end is to come"
+    assert store_faults.records_in(folder) == (7 if how == REPLACE else 0)
+    if how == TRUNCATE:
+        with pytest.raises(StoreDamaged, match="truncated"):
+            GatewayStore(folder)
+        shutil.rmtree(folder)
+    gateway_settled_to(folder, 5)
+    assert next(stages) is True, "it is still behind"
+    gateway_settled_to(folder, 9)
+    assert is_over(stages) and kills == ["kill"]
 
 
 def test_tasks_use_other_stores_while_they_are_elsewhere_and_then_catch_up(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A stranger with a stolen Kafka login, who appends well-formed records of every type past all doors.
 
 The stranger has no key of any door. Each of these records must be rejected, and change nothing. Job events and
-outbox messages of agents are left out: they carry a signature of their sender, which `forge` attacks.
+outbox messages of agents are left out: they carry a signature of their sender, which `forge` attacks. Copies of
+the newest records have the MACs and signatures of the first ones, and must count as the repeats that they are.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import confluent_kafka
+
 from schemas.keys.record_macs import SIGNED_BY_AUTHOR
-from schemas.settings.settings import Settings
+from schemas.log_access.kafka_clients import librdkafka_options
+from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from tests.faults.prove.oracle import FOREIGN, Note, Oracle
-from tests.raw_records import append_raw, raw
+from tests.raw_records import append_raw, raw, read_to_end
 from tests.schemas.stream_records import GOOD
 
+_COPIES: Final = 100
 # As the doors write it.
 _SOURCE: Final = ("http", "operator")
 
@@ -49,6 +54,16 @@ def write_foreign(settings: Settings, targets: Mapping[str, str], nonce: str, or
     for one in records:
         oracle.note(Note(FOREIGN, "kafka", one.stream, one.ce_id, "stranger"))
     return len(records)
+
+
+def write_copies(kafka: KafkaSettings) -> int:
+    """Append the newest records of the log again, byte for byte, each to its partition. Return how many."""
+    newest = sorted(read_to_end(kafka), key=lambda record: int(record.timestamp))[-_COPIES:]
+    producer = confluent_kafka.Producer(librdkafka_options(kafka))
+    for one in newest:
+        producer.produce(kafka.topic, one.value, one.key, one.partition, headers=list(one.headers))
+    assert producer.flush(30) == 0
+    return len(newest)
 
 
 def targets_of(oracle: Oracle) -> dict[str, str]:

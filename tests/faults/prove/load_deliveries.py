@@ -30,6 +30,10 @@ _PATIENT_S: Final = 6.5
 _SLOW_S: Final = 4.0
 # A silent stream is left for another gateway.
 _READS_S: Final = 2.0
+# A consumer draws a number from 0 to 1 for each message. From the first of these on it gives the message back,
+# from the second on it extends the lease.
+_NACKED: Final = 0.5
+_EXTENDED: Final = 0.7
 
 IsOver = Callable[[], bool]
 """Returns whether all senders have ended, so that nothing more comes."""
@@ -53,8 +57,9 @@ class Consumer:
     ) -> None:
         self._own, self._draw, self._log = own, draw, log
         self._oracle, self._clock, self._is_over = oracle, clock, is_over
-        # Each seed has to drain something, also a slow one.
+        # Each seed has to drain, give back and extend something, also a slow one.
         self._is_to_drain = isinstance(own, HubMailbox)
+        self._first_rolls = [_NACKED, _EXTENDED]
 
     def run(self) -> None:
         """Take until the load ends, and then all that is left."""
@@ -116,10 +121,10 @@ class Consumer:
     def _work(self, lease: Lease) -> None:
         done = []
         for got in lease.got:
-            roll = self._draw.random()
-            if roll < 0.5:
+            roll = self._first_rolls.pop() if self._first_rolls else self._draw.random()
+            if roll < _NACKED:
                 done.append(got.id)
-            elif roll < 0.7:
+            elif roll < _EXTENDED:
                 self._own.end(NACK, lease.id, [got.id], f"no disk {uuid.uuid4().hex[:8]}")
             elif roll < 0.8:
                 # Beyond the first deadline, and within the new one if nothing is slow.

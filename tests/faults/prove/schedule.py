@@ -46,6 +46,8 @@ STORE_FAULTS: Final = (
     *(f"{how}:{STREAMS}.stores" for how in (DELETE, TRUNCATE, REPLACE, MOVE)),
     FULL_STORES,
 )
+# Of the first gateway's store, which is killed for it.
+GATEWAY_STORE_FAULTS: Final = tuple(f"{how}:gateway.store" for how in (DELETE, TRUNCATE, REPLACE))
 STREAM_FAULTS: Final = (
     *(f"{CRASH}:{STREAMS}.{point}" for point in STREAM_POINTS),
     f"{KILL}:{STREAMS}",
@@ -62,6 +64,7 @@ OTHER_FAULTS: Final = (
     *(f"{FULL_DISK}:{part}" for part in (*_DOORS, "queue")),
     *(f"{how}:{link}" for how in (CUT, SLOW, MUTE) for link in _LINKS),
     *(f"{SECOND}:{part}" for part in (*_PARTS, "gateway_port")),
+    *GATEWAY_STORE_FAULTS,
 )
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
 KILL_OF_PEER: Final = f"{KILL}:{PEER}"

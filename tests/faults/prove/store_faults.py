@@ -1,8 +1,8 @@
 """Faults of the local state stores: deleted, cut off, replaced by an old copy, elsewhere, on a full disk.
 
-Each fault is a generator. It is resumed often, and it ends when a task has met the fault and dealt with it. It
-yields whether the fault was done and only its end is to come. If it is closed before, it undoes what lasts, and
-the fault is not counted.
+Each fault is a generator. It is resumed often, and it ends when a task, or a gateway, has met the fault and
+dealt with it. It yields whether the fault was done and only its end is to come. If it is closed before, it
+undoes what lasts, and the fault is not counted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from typing import Final
 
 import lmdb
 
-from schemas.state_store.partition_store import PartitionStore, StoreDamaged
+from schemas.errors import TrunklineError
+from schemas.state_store.gateway_store import GatewayStore
+from schemas.state_store.local_store import StoreDamaged
+from schemas.state_store.partition_store import PartitionStore
 from tests.faults.prove.crash_points import arm
 from tests.faults.prove.crashing_tasks import ELSEWHERE, TASKS
+from tests.faults.prove.schedule import REPLACE, TRUNCATE
 
 _PAGE: Final = 4096
 # At least so old is a copy that comes back.
@@ -163,3 +167,39 @@ def on_full_disk(points: Path, log: Path, for_s: float) -> Stages:
         yield from _while_it_lasts(for_s, is_done=True)
     finally:
         (points / marker).unlink(missing_ok=True)
+
+
+def records_in(folder: Path) -> int:
+    """Return how many records the store of a gateway has, 0 without one that can be read."""
+    if (folder / "data.mdb").exists():
+        with _unless_gone(), suppress(TrunklineError), closing(GatewayStore(folder)) as store:
+            if (place := store.position()) is not None:
+                return sum(place.offsets.values())
+    return 0
+
+
+def of_gateway(how: str, folder: Path, kill: Callable[[], None]) -> Stages:
+    """Kill a gateway, and spoil its store before it starts again.
+
+    Args:
+        how: Delete the store, cut off half of its file, or put an older copy in its place.
+        folder: The folder of the store.
+        kill: Ends the gateway's process. Nothing may start it again before the next stage.
+    """
+    yield from _until(lambda: records_in(folder))
+    if how == REPLACE:
+        old = records_in(folder)
+        _copy_of(folder).mkdir()
+        with closing(lmdb.open(str(folder), create=False)) as store:
+            store.copy(str(_copy_of(folder)))
+        yield from _until(lambda: records_in(folder) > old)
+    kill()
+    hit, file = records_in(folder), folder / "data.mdb"
+    with _unless_gone():
+        if how == TRUNCATE:
+            os.truncate(file, file.stat().st_size // 2 // _PAGE * _PAGE)
+        else:
+            shutil.rmtree(folder)
+        if how == REPLACE:
+            _copy_of(folder).rename(folder)
+    yield from _until(lambda: records_in(folder) >= hit, is_done=True)
