@@ -7,10 +7,12 @@ the newest records have the MACs and signatures of the first ones, and must coun
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Final
 
 import confluent_kafka
+from kafka.errors import KafkaError
 
 from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.log_access.kafka_clients import librdkafka_options
@@ -22,6 +24,8 @@ from tests.raw_records import append_raw, raw, read_to_end
 from tests.schemas.stream_records import GOOD
 
 _COPIES: Final = 100
+_ATTEMPTS: Final = 3
+_PAUSE_S: Final = 5.0
 # As the doors write it.
 _SOURCE: Final = ("http", "operator")
 
@@ -64,6 +68,24 @@ def write_copies(kafka: KafkaSettings) -> int:
         producer.produce(kafka.topic, one.value, one.key, one.partition, headers=list(one.headers))
     assert producer.flush(30) == 0
     return len(newest)
+
+
+def write_despite_faults(settings: Settings, oracle: Oracle) -> Exception | None:
+    """Write records and copies, if need be again, because another fault may keep Kafka away for some seconds.
+
+    Returns None, or why the last attempt failed.
+    """
+    trouble: Exception | None = None
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        try:
+            write_foreign(settings, targets_of(oracle), str(attempt), oracle)
+            write_copies(settings.kafka)
+            return None
+        except (KafkaError, confluent_kafka.KafkaException, AssertionError) as error:
+            trouble = error
+    return trouble
 
 
 def targets_of(oracle: Oracle) -> dict[str, str]:

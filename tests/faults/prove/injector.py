@@ -12,16 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaException
-from kafka.errors import KafkaError
-
 from connectors.local_stack.part_plan import GATEWAY
 from schemas.errors import BackboneUnreachable, Refused
 from tests.faults.prove import store_faults
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import arm, disarm, fired
 from tests.faults.prove.delivery_checks import Outage
-from tests.faults.prove.foreign_writer import targets_of, write_copies, write_foreign
+from tests.faults.prove.foreign_writer import write_despite_faults
 from tests.faults.prove.load_messages import send_on_full_disk
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import (
@@ -295,11 +292,9 @@ class Injector:
         thread.start()
 
     def _write_foreign(self) -> None:
-        try:
-            write_foreign(self._parts.settings, targets_of(self._oracle), "one", self._oracle)
-            write_copies(self._parts.settings.kafka)
-        except (KafkaError, KafkaException) as error:
-            self.left_out.append(f"the foreign records were not written: {error!r}")
+        trouble = write_despite_faults(self._parts.settings, self._oracle)
+        if trouble:
+            self.left_out.append(f"the foreign records were not written: {trouble!r}")
         else:
             self.done[FOREIGN_WRITER] += 1
 

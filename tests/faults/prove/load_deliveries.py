@@ -89,6 +89,9 @@ class Consumer:
         return all(note.id in came for note in self._oracle.notes(ACKED) if note.stream == box)
 
     def _turn(self) -> None:
+        if self._is_to_drain:
+            self._drain(wait_s=1)
+            return
         roll, request = self._draw.random(), uuid.uuid4().hex
         if roll < 0.1 and isinstance(self._own, HubMailbox):
             self._drain()
