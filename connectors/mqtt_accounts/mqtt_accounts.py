@@ -8,7 +8,8 @@ resend is still accepted. A job whose secret was rotated has an account for the 
 account until the end of the overlap, by this machine's clock; then the old account's connections end, too.
 **Guarantees** that `wait_effective` returns True only after the broker itself has accepted the account. Changes
 that come together make one new file and one SIGHUP. The first change after a pause is written at once. Under
-load the next file is written after a rest of twice the time that the last one took, at most a second.
+load the next file is written after a rest of twice the time that the last one took, at most a second. A broker
+that needs long to read its files is not told to read them again meanwhile.
 **On restart** it compares the file with the live view. Accounts that are right stay unchanged.
 """
 
@@ -50,7 +51,10 @@ from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key
 log = structlog.stdlib.get_logger(__name__)
 
 REGISTER_WAIT_S: Final = 1.0
+# How long to wait until the broker accepts a new account. It is silent while it reads its files, and each file
+# of a million accounts takes seconds. So the wait doubles after one that was too short.
 _PROOF_S: Final = 1.0
+_PROOF_MOST_S: Final = 60.0
 _PROOF_TICK_S: Final = 0.005
 _RETRY_S: Final = 1.0
 # A reload costs the broker time that grows with the accounts. The rest after it is so many times that long.
@@ -102,6 +106,7 @@ class MqttAccounts:
         self._agents: dict[str, tuple[str, int]] = {}
         self._closing = False
         self._next_tidy = 0.0
+        self._proof_s = _PROOF_S
         self._thread = threading.Thread(target=self._run, name="mqtt-accounts", daemon=True)
 
     def open(self) -> None:
@@ -337,6 +342,8 @@ class MqttAccounts:
                 self._changed.notify_all()
         else:
             self._is_acl_old = True
+            if signalled:
+                self._proof_s = min(2 * self._proof_s, _PROOF_MOST_S)
             log.warning("accounts_not_effective_yet", accounts=len(self._lines), broker_told=signalled)
         return proven
 
@@ -345,7 +352,7 @@ class MqttAccounts:
         password = None if user is None else self._passwords(_job_of(user) or user).get(user)
         if user is None or password is None:
             return True
-        deadline = time.monotonic() + _PROOF_S
+        deadline = time.monotonic() + self._proof_s
         while time.monotonic() < deadline and not self._closing:
             if try_login(self._private, user, password) is LoginAnswer.LET_IN:
                 return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack import LocalStack
+from connectors.mqtt_accounts import mqtt_accounts
+from connectors.mqtt_accounts.mosquitto_files import PASSWORDS, PID
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
@@ -45,9 +49,39 @@ def test_accounts_are_written_at_once_when_few_come_and_together_under_load(tmp_
             until, job_ids = time.monotonic() + 3, list[str]()
             while time.monotonic() < until:
                 job_ids.append(jobs.register()[0])
-                time.sleep(0.002)
+                time.sleep(0.0005)
             assert all(accounts.wait_effective(job_id, EFFECTIVE_S) for job_id in job_ids)
     rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
     assert len(spans) > 2 and len(job_ids) > 5 * len(spans)
     for (begun, ended), rest in zip(spans, rests, strict=False):
         assert min(1.9 * (ended - begun), 1.0) <= rest + 0.001 < 2 + 2 * (ended - begun), spans
+
+
+@pytest.mark.mosquitto
+@pytest.mark.requirement("ST-72")
+def test_a_broker_that_needs_long_to_read_its_files_is_told_seldom_and_has_all_accounts_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_accounts, "_REST_MOST_S", 0.05)
+    monkeypatch.setattr(mqtt_accounts, "_RETRY_S", 0.05)
+    with LocalStack(settings_in(tmp_path), ("mosquitto",)) as stack:
+        jobs = FoldedJobs()
+        accounts = MqttAccounts(stack.settings, KEYRING, jobs)
+        jobs.listeners.append(accounts.on_change)
+        accounts.open()
+        with closing(accounts):
+            assert accounts.wait_effective(jobs.register()[0], EFFECTIVE_S)
+            folder = stack.settings.mqtt.accounts_dir
+            assert folder is not None
+            broker, files, until = int((folder / PID).read_text()), set[int](), time.monotonic() + 6.5
+            os.kill(broker, signal.SIGSTOP)
+            try:
+                job_id = jobs.register()[0]
+                while time.monotonic() < until:
+                    files.add((folder / PASSWORDS).stat().st_mtime_ns)
+                    time.sleep(0.01)
+            finally:
+                os.kill(broker, signal.SIGCONT)
+            # The file before, and those after waits of 0, 1, 2 and 4 s.
+            assert 2 <= len(files) <= 5
+            assert accounts.wait_effective(job_id, EFFECTIVE_S)
