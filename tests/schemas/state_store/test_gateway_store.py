@@ -227,10 +227,12 @@ def test_a_store_that_is_mapped_anew_takes_no_memory_and_disturbs_no_reader_and_
         try:
             while not ended.is_set():
                 found.add(len(list(store.ended_rows(JOBS))))
+                # Without a moment between two reads the store would not be mapped anew.
+                time.sleep(0.002)
         except Exception as error:
             failures.append(error)
 
-    reader = threading.Thread(target=read)
+    reader, began = threading.Thread(target=read), time.monotonic()
     reader.start()
     try:
         for number in range(100):
@@ -239,6 +241,7 @@ def test_a_store_that_is_mapped_anew_takes_no_memory_and_disturbs_no_reader_and_
     finally:
         ended.set()
         reader.join(30)
+    assert time.monotonic() - began < 50, "most calls waited for a second in vain"
     assert (found - {5000}, failures) == ({5001}, [])
     store.reopen()
     before = mapped_bytes()
