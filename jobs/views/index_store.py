@@ -51,11 +51,12 @@ class IndexStore(LocalStore[IndexPosition]):
     """The index in `folder`, which is created. Within a process, open each folder only once.
 
     Raises:
-        StoreDamaged: The file is no store, or is shorter than its content.
+        StoreDamaged: The file is no store, is shorter than its content, or was made before the machine was
+            started again.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, IndexPosition)
+        super().__init__(folder, IndexPosition, is_of_this_boot=True)
 
     def held(self, keys: Iterable[Key]) -> dict[Key, Held]:
         """Return the shelf and the offset of each row that has one of these keys. Raises StoreDamaged."""

@@ -24,6 +24,8 @@ _DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError
 _POSITION: Final = b"\x00position"
 # The lock file of 126 readers.
 _LOCK_BYTES: Final = 8192
+# Random for each start of a Linux kernel (proc_sys_kernel(5)). A container has that of its host.
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _CLOSE_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _TICK_S: Final = 0.001
@@ -55,20 +57,31 @@ class LocalStore(Generic[PositionT]):
     Args:
         folder: The folder of the store's files.
         position_type: The class of the store's position.
-        is_synced: Whether each transaction is on disk when it ends.
+        is_synced: Whether each transaction is on disk when it ends. Without it, a kill of the process costs
+            nothing, but after a crash of the machine the store must be deleted.
+        is_of_this_boot: Do not sync, and take a store for damaged that was made before the machine's last
+            start. Where the system does not name its starts, the store is synced instead.
 
     Attributes:
         on_damage: Called with the error when a read finds damage, before it is raised. Any thread may call it.
 
     Raises:
-        StoreDamaged: The file is no store, or is shorter than its content.
+        StoreDamaged: The file is no store, is shorter than its content, or is of an earlier start.
         TrunklineError: The folder cannot be written, or its disk is full.
     """
 
-    def __init__(self, folder: Path, position_type: type[PositionT], *, is_synced: bool = True) -> None:
-        self._folder, self._is_synced = folder, is_synced
+    def __init__(
+        self,
+        folder: Path,
+        position_type: type[PositionT],
+        *,
+        is_synced: bool = True,
+        is_of_this_boot: bool = False,
+    ) -> None:
+        self._folder, self._file = folder, folder / "data.mdb"
+        self._make_folder()
+        self._is_synced = not self._boot_is_noted() if is_of_this_boot else is_synced
         self._env = self._opened()
-        self._file = folder / "data.mdb"
         self._decode_position = msgspec.msgpack.Decoder(position_type).decode
         known = self._file.stat()
         if known.st_size < self._bytes_used():
@@ -82,9 +95,7 @@ class LocalStore(Generic[PositionT]):
         self._is_closed = self._is_paused = False
 
     def _opened(self) -> lmdb.Environment:
-        self._make_folder()
-        file = self._folder / "data.mdb"
-        most = max(_MAP_BYTES, 2 * file.stat().st_size if file.exists() else 0)
+        most = max(_MAP_BYTES, 2 * self._file.stat().st_size if self._file.exists() else 0)
         try:
             return lmdb.open(
                 str(self._folder), map_size=most, readahead=False, mode=0o700, sync=self._is_synced
@@ -123,6 +134,27 @@ class LocalStore(Generic[PositionT]):
                 os.close(lock)
         except OSError as error:
             raise TrunklineError(f"the state store {self._folder} cannot be opened: {error}") from error
+
+    def _boot_is_noted(self) -> bool:
+        """Note in the folder when the machine was started. False: the system does not say when.
+
+        Raises:
+            StoreDamaged: The store was made before that, or its folder does not say when.
+        """
+        boot, noted = boot_id(), self._folder / "boot_id"
+        if not boot:
+            return False
+        if not self._file.exists():
+            # At once, because another process may be creating the same store.
+            made = noted.with_suffix(f".{os.getpid()}")
+            try:
+                made.write_text(boot, encoding="ascii")
+                made.replace(noted)
+            except OSError as error:
+                raise TrunklineError(f"the state store {self._folder} cannot be opened: {error}") from error
+        elif not noted.exists() or noted.read_bytes() != boot.encode("ascii"):
+            raise StoreDamaged(f"the state store {self._folder} was made before the machine was started again")
+        return True
 
     def reopen(self) -> None:
         """Map the file into memory anew, so that pages read before do not count as memory of this process.
@@ -331,6 +363,14 @@ def write_entry(transaction: lmdb.Transaction, stream: str, entry: str, value: b
         transaction.delete(key)
     else:
         put_checked(transaction, key, value)
+
+
+def boot_id() -> str:
+    """Return the id of the machine's last start, or an empty text where starts have none: not on Linux."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _ignore(error: StoreDamaged) -> None:

@@ -1,9 +1,9 @@
 """The local store of one Kafka partition: the entries of its streams as of an offset, in an LMDB file.
 
 A store has a *position*: the offset up to which its entries are those of the ledger. Entries and position
-change in one transaction of LMDB, which is on disk before it ends. Every change names the position that it
-starts from, and is refused at any other. So a second writer cannot spoil a store, and a store that lags behind
-can be brought forward from any committed state (decision 0029).
+change in one transaction of LMDB. Every change names the position that it starts from, and is refused at any
+other. So a second writer cannot spoil a store, and a store that lags behind can be brought forward from any
+committed state (decision 0029). After a start of the machine the store is made anew, so nothing is synced.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class PartitionStore(LocalStore[Position]):
 
     Args:
         folder: the folder of the store's files.
-        is_synced: whether each transaction is on disk when it ends.
 
     Raises:
-        StoreDamaged: the file is no store, or is shorter than its content.
+        StoreDamaged: the file is no store, is shorter than its content, or was made before the machine was
+            started again.
     """
 
-    def __init__(self, folder: Path, *, is_synced: bool = True) -> None:
-        super().__init__(folder, Position, is_synced=is_synced)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, Position, is_of_this_boot=True)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:

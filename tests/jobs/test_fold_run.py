@@ -82,7 +82,7 @@ def assert_equal_in_batches(
     """
     singly: Stored = {}
     rows: list[LedgerRow] = []
-    with closing(PartitionStore(folder, is_synced=False)) as store:
+    with closing(PartitionStore(folder)) as store:
         at = Position("t", 1, 1, 0, "")
         store.load(None, at, [])
         while len(rows) < len(records):

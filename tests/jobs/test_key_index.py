@@ -200,6 +200,15 @@ def killed_in_use(table: Table) -> None:
     assert (table.index / "data.mdb").stat().st_ino != before
 
 
+def of_an_earlier_start_of_the_machine(table: Table) -> None:
+    table.table.close()
+    (table.index / "boot_id").write_text("another start")
+    before = (table.index / "data.mdb").stat().st_ino
+    os.link(table.index / "data.mdb", table.folder / "kept")
+    table.table = table.opened()
+    assert (table.index / "data.mdb").stat().st_ino != before
+
+
 DAMAGE: list[Callable[[Table], None]] = [
     deleted,
     deleted_in_use,
@@ -212,6 +221,7 @@ DAMAGE: list[Callable[[Table], None]] = [
     table_of_another_time,
     of_another_table,
     killed_in_use,
+    of_an_earlier_start_of_the_machine,
 ]
 
 

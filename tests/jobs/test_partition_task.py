@@ -176,9 +176,14 @@ def test_a_damaged_store_is_made_anew(batches: MicroBatches, keyring: Keyring, k
     def overwrite() -> None:
         file.write_bytes(b"not a store" * 10_000)
 
+    def start_the_machine_again() -> None:
+        file.with_name("boot_id").write_text("another start")
+
     batches.run(records[:300])
     first = 300
-    for damage in (truncate, empty) if keeps_open else (truncate, empty, spoil, overwrite):
+    for damage in (
+        (truncate, empty) if keeps_open else (truncate, empty, spoil, overwrite, start_the_machine_again)
+    ):
         if not keeps_open:
             batches.forget_stores()
         damage()

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import TrunklineError
-from schemas.state_store.local_store import StoreDamaged, StoreMoved
+from schemas.state_store import local_store
+from schemas.state_store.local_store import StoreDamaged, StoreMoved, boot_id
 from schemas.state_store.partition_store import EntryChange, PartitionStore, Position
 from tests.broker_processes import PROJECT_ROOT
 
@@ -167,10 +168,38 @@ def test_a_store_whose_last_pages_became_free_at_once_is_opened_again(tmp_path: 
         assert store.position() == place
 
 
+@pytest.mark.requirement("ST-02")
+@pytest.mark.parametrize("noted", [b"another-start-of-the-machine", b"", None])
+def test_a_store_that_was_made_before_the_machine_was_started_again_is_refused(
+    store: PartitionStore, tmp_path: Path, noted: bytes | None
+) -> None:
+    store.close()
+    file = tmp_path / "a store" / "boot_id"
+    assert file.read_bytes().decode() == boot_id()
+    PartitionStore(tmp_path / "a store").close()
+    file.unlink()
+    if noted is not None:
+        file.write_bytes(noted)
+    with pytest.raises(StoreDamaged, match="before the machine was started again"):
+        PartitionStore(tmp_path / "a store")
+
+
+@pytest.mark.requirement("ST-02")
+def test_where_the_machine_does_not_name_its_starts_the_store_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(PartitionStore(tmp_path / "named")) as store:
+        assert not store._env.flags()["sync"]
+    monkeypatch.setattr(local_store, "_BOOT_ID", tmp_path / "nothing")
+    for _ in range(2):
+        with closing(PartitionStore(tmp_path / "not named")) as store:
+            assert store._env.flags()["sync"]
+
+
 @pytest.mark.parametrize("damage", [b"", b"not a store at all" * 1000])
 def test_a_file_that_is_no_store_is_refused_or_counts_as_new(tmp_path: Path, damage: bytes) -> None:
     folder = tmp_path / "a store"
-    folder.mkdir()
+    PartitionStore(folder).close()
     (folder / "data.mdb").write_bytes(damage)
     if damage:
         with pytest.raises(StoreDamaged, match="cannot be opened"):
@@ -241,6 +270,7 @@ def test_a_store_whose_folder_cannot_be_created_is_refused_with_the_reason(tmp_p
 
 @pytest.mark.requirement("ST-02")
 def test_a_store_whose_file_cannot_be_opened_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    (tmp_path / "boot_id").write_text(boot_id())
     (tmp_path / "data.mdb").mkdir()
     with pytest.raises(TrunklineError, match=r"cannot be opened: .*Is a directory") as found:
         PartitionStore(tmp_path)
