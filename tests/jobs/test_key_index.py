@@ -190,23 +190,20 @@ def of_another_table(table: Table) -> None:
 
 
 def killed_in_use(table: Table) -> None:
-    """A process died in the middle of a use."""
-    table.table.close()
     (table.index / "in_use").touch()
-    before = (table.index / "data.mdb").stat().st_ino
-    # The new file gets another inode than this one.
-    os.link(table.index / "data.mdb", table.folder / "kept")
-    table.table = table.opened()
-    assert (table.index / "data.mdb").stat().st_ino != before
+    makes_a_new_file(table)
 
 
-def of_an_earlier_start_of_the_machine(table: Table) -> None:
+def of_an_earlier_start(table: Table) -> None:
+    (table.index / "boot_id").write_text("another start of the machine")
+    makes_a_new_file(table)
+
+
+def makes_a_new_file(table: Table) -> None:
     table.table.close()
-    (table.index / "boot_id").write_text("another start")
-    before = (table.index / "data.mdb").stat().st_ino
-    os.link(table.index / "data.mdb", table.folder / "kept")
+    os.link(table.index / "data.mdb", kept := table.folder / "kept")
     table.table = table.opened()
-    assert (table.index / "data.mdb").stat().st_ino != before
+    assert not kept.samefile(table.index / "data.mdb")
 
 
 DAMAGE: list[Callable[[Table], None]] = [
@@ -221,7 +218,7 @@ DAMAGE: list[Callable[[Table], None]] = [
     table_of_another_time,
     of_another_table,
     killed_in_use,
-    of_an_earlier_start_of_the_machine,
+    of_an_earlier_start,
 ]
 
 

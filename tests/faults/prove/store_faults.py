@@ -96,6 +96,7 @@ def replaced(folder: Path) -> Stages:
         _copy_of(at).mkdir()
         with _unless_gone(), closing(lmdb.open(str(at), create=False)) as store:
             store.copy(str(_copy_of(at)))
+            shutil.copy(at / "boot_id", _copy_of(at))
     yield from _while_it_lasts(_OLD_S)
     yield from _until(lambda: _beyond(folder, old))
     hit = _beyond(folder, old)
