@@ -145,7 +145,7 @@ class LocalStore(Generic[PositionT]):
         if not boot:
             return False
         if not self._file.exists():
-            # At once, because another process may be creating the same store.
+            # By a rename, because another process may be creating the same store and must not read half of it.
             made = noted.with_suffix(f".{os.getpid()}")
             try:
                 made.write_text(boot, encoding="ascii")
