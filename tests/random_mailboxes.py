@@ -14,6 +14,15 @@ from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
 from tests.raw_records import Raw, raw
 
+_TIMES: tuple[dict[str, object], ...] = (
+    {"expires_at": "2020-02-29T12:00:00.5Z"},
+    {"expires_at": "2999-12-31T23:59:59Z"},
+    {"expires_in_ms": 1},
+    {"expires_in_ms": 2000, "deliver_after_ms": 200},
+    {"deliver_after_ms": 1},
+    {"deliver_after_ms": 86_400_000},
+)
+
 
 class _Mailbox:
     """The latest messages of a mailbox, the leases and holders that may have got them, the latest extension."""
@@ -46,7 +55,7 @@ class RandomMailboxes:
             "body": self._draw.choice(['{"n": 1}', "plain text", "☃"]),
             "priority": self._draw.choice(["low", "normal", "high"]),
             "from_task": self._draw.choice([None, None, "task-1"]),
-            "expires_at": self._draw.choice([*[None] * 6, "2020-02-29T12:00:00.5Z", "2999-12-31T23:59:59Z"]),
+            **self._draw.choice([*[{}] * 6, *_TIMES]),
             "in_reply_to": self._draw.choice([None, None, f"message-{self._draw.randrange(400)}"]),
             "thread": self._draw.choice([None, None, "thread-1"]),
             **self._draw.choice([{}, {}, self._opening(mailbox)]),
@@ -124,6 +133,8 @@ class RandomMailboxes:
         if roll < 0.8:
             mailbox.extended = (about, f"extension-{self._draw.getrandbits(40):x}", by)
             return self._extension(mailbox)
+        if roll < 0.87:
+            return raw(requests.due_record(*mailbox.at, message_id, ce_id=f"due-{message_id}", **by))
         make = self._draw.choice([requests.read_record, requests.read_record, requests.expiry_record])
         return raw(make(*mailbox.at, message_id, **by))
 

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Final
 
 from connectors.agent_mcp.signed_requests import DOOR
@@ -27,7 +26,7 @@ from connectors.agent_mcp.tool_arguments import (
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
 from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import ApiError, iso_moment, refuse_rejected
+from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Caller
 from schemas.streams.agents.participants import AgentUpdated, ParticipantRow, participant_record
@@ -42,7 +41,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.principal.principals import AGENT
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
+from schemas.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 
 KIND: Final = "message"
 TEXT: Final = "text/plain"
@@ -80,8 +79,9 @@ class AgentTools:
 
         The result has `messageId` and `timestamp`, the time of the posting in milliseconds since 1970 UTC. The
         recipient may also be the sender itself or `operator`. With `ttl_seconds` the message expires that many
-        seconds after the first call. A second call with the same idempotency key and message sends nothing and
-        returns the same id. Without a key, each call sends a message.
+        seconds after the first call, and with `delay_seconds` it comes into the mailbox then. A second call
+        with the same idempotency key and arguments sends nothing and returns the same id. Without a key, each
+        call sends a message.
 
         Raises:
             ApiError: 404 for an unknown recipient, 413 for a text over the limit, and 409 for an idempotency
@@ -99,26 +99,16 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-        posting = partial(
-            _posting,
+        record = _posting(
             agent,
             asked.target_agent_id,
             asked.message,
             message_id,
-            priority=asked.priority,
             in_reply_to=asked.in_reply_to,
             thread=asked.thread,
+            **asked.in_the_log(),
         )
-        expires_at = None
-        if asked.ttl_seconds is not None:
-            known_expiry = self._expires_at(asked.target_agent_id, message_id)
-            expires_at = known_expiry or iso_moment(int((time.time() + asked.ttl_seconds) * 1e6))
-        settled = await self._hub.appender.settle(posting(expires_at=expires_at))
-        first_expiry = self._expires_at(asked.target_agent_id, message_id)
-        if settled.verdict == REJECTED and expires_at and first_expiry not in (None, expires_at):
-            # A call with the same key was settled meanwhile; its expiry counts.
-            settled = await self._hub.appender.settle(posting(expires_at=first_expiry))
-        refuse_rejected(settled)
+        refuse_rejected(await self._hub.appender.settle(record))
         row = self._message(asked.target_agent_id, message_id)
         return {"messageId": message_id, "timestamp": None if row is None else row.posted_at // 1000}
 
@@ -140,7 +130,8 @@ class AgentTools:
         records = []
         for name in recipients:
             message_id = str(request_uuid(str(broadcast_id), name))
-            records.append(_posting(agent, name, asked.message, message_id, broadcast_id=str(broadcast_id)))
+            about = {"broadcast_id": str(broadcast_id), **asked.in_the_log()}
+            records.append(_posting(agent, name, asked.message, message_id, **about))
         for one in await self._hub.appender.settle_all(records):
             refuse_rejected(one)
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
@@ -219,11 +210,6 @@ class AgentTools:
     def _message(self, recipient: str, message_id: str) -> MessageRow | None:
         return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{recipient}/{message_id}")
 
-    def _expires_at(self, recipient: str, message_id: str) -> str | None:
-        """Return the expiry of a message that is in the mailbox, if it has one."""
-        row = self._message(recipient, message_id)
-        return None if row is None else row.expires_at
-
     def _check_length(self, text: str) -> None:
         limit, size = self._hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
         if size > limit:
@@ -282,7 +268,7 @@ def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
     }
 
 
-def _posting(sender: str, recipient: str, text: str, message_id: str, **optional: str | None) -> OutgoingRecord:
+def _posting(sender: str, recipient: str, text: str, message_id: str, **optional: Any) -> OutgoingRecord:
     """Return the record of a message; `optional` are further fields of the message."""
     message = verified_message(message_id, sender, recipient, KIND, text, TEXT, **optional)
     return posting_record(message, door=DOOR, principal=sender)

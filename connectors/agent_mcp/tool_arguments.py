@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
 from schemas.streams.mailboxes.mailbox_bodies import LEASE_MS_MOST
+from schemas.streams.mailboxes.message import check_times, milliseconds_of
 from schemas.wire.wire_body import Capabilities, Name, Note
 
 MESSAGES_LIMIT: Final = 1000
@@ -57,16 +58,37 @@ class DiscoverAgents(ToolArguments):
     ] = None
 
 
-class SendToAgent(ToolArguments):
-    """Write to one agent. Once this has answered, the message is not lost."""
-
-    target_agent_id: Annotated[Name, Field(description="Whom to write to: an agent, or `operator`.")]
-    message: Annotated[str, Field(min_length=1, description="What to say.")]
+class _SentMessage(ToolArguments):
     priority: Annotated[Priority, Field(description="High ones are read first.")] = "normal"
     ttl_seconds: Annotated[
         float | None,
         Field(ge=0, le=TTL_MOST_S, description="The message expires so many seconds after this call."),
     ] = None
+    delay_seconds: Annotated[
+        float | None,
+        Field(ge=0, le=TTL_MOST_S, description="It comes into the mailbox so many seconds after this call."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> Self:
+        if self.delay_seconds:
+            check_times(self.delay_seconds, self.ttl_seconds)
+        return self
+
+    def in_the_log(self) -> dict[str, Any]:
+        """Return these arguments as those of `schemas.streams.mailboxes.message.Message`."""
+        return {
+            "priority": self.priority,
+            "expires_in_ms": milliseconds_of(self.ttl_seconds),
+            "deliver_after_ms": milliseconds_of(self.delay_seconds or None),
+        }
+
+
+class SendToAgent(_SentMessage):
+    """Write to one agent. Once this has answered, the message is not lost."""
+
+    target_agent_id: Annotated[Name, Field(description="Whom to write to: an agent, or `operator`.")]
+    message: Annotated[str, Field(min_length=1, description="What to say.")]
     in_reply_to: Annotated[Name | None, Field(description="The id of the message that this one answers.")] = (
         None
     )
@@ -84,7 +106,7 @@ class AskAgent(SendToAgent):
     timeout_seconds: _WaitS = 30
 
 
-class BroadcastMessage(ToolArguments):
+class BroadcastMessage(_SentMessage):
     """Write to all other agents that take part now, and to the operator."""
 
     message: Annotated[str, Field(min_length=1, description="What to say to everybody but yourself.")]

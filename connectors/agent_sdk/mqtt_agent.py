@@ -29,6 +29,7 @@ import structlog
 from paho.mqtt.client import MQTTMessage
 from pydantic import SecretStr
 
+from connectors.agent_sdk.inbox_message import InboxMessage, read_inbox
 from connectors.agent_sdk.outbox import AgentOutbox, OutboxMessage, content_fault
 from connectors.mqtt_link.ack_window import AckWindow
 from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription, backoff_s
@@ -39,7 +40,7 @@ from schemas.keys.mqtt_password import mqtt_password
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.agents.mqtt_agents import AgentSaid, mqtt_user, sign_said
 from schemas.wire.record import content_id
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import REJECTED
 from schemas.wire.wire_body import body_fault
 
@@ -75,45 +76,6 @@ class Credentials(msgspec.Struct, frozen=True):
             raise SettingsError(f"cannot read {path}: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise SettingsError(f"{path} does not hold an agent's credentials") from None
-
-
-class InboxMessage(NamedTuple):
-    """A message for the agent, as it came over MQTT. `fields` has all fields of the JSON object by name.
-
-    `from_verified` says whether the hub authenticated the sender. Do not rely on it at a broker where other
-    clients than the bridge may write to the inbox.
-    """
-
-    message_id: str
-    sender: str
-    from_verified: bool
-    kind: str
-    body: str
-    fields: dict[str, Any]
-
-
-class _WireMessage(msgspec.Struct):
-    message_id: str
-    sender: str = msgspec.field(name="from")
-    from_verified: bool
-    kind: str
-    body: str
-
-
-def read_inbox(payload: bytes) -> InboxMessage | AgentReceipt | None:
-    """Decode an MQTT payload that came on an agent's inbox topic: a message, or a receipt for a sent message.
-
-    Any other payload, such as one that a stranger published on a broker that is not ours, gives None. It never
-    raises.
-    """
-    try:
-        fields = decode(payload)[0]
-        if not isinstance(fields, dict) or "from" not in fields:
-            return msgspec.convert(fields, AgentReceipt)
-        found = msgspec.convert(fields, _WireMessage)
-    except (MalformedJsonError, msgspec.MsgspecError):
-        return None
-    return InboxMessage(found.message_id, found.sender, found.from_verified, found.kind, found.body, fields)
 
 
 class MessageRejected(Refused):
@@ -201,6 +163,8 @@ class MqttAgent:
         *,
         message_id: str | None = None,
         priority: str = "normal",
+        expires_in_s: float | None = None,
+        deliver_after_s: float | None = None,
         in_reply_to: str | None = None,
         thread: str | None = None,
     ) -> AgentReceipt:
@@ -213,7 +177,9 @@ class MqttAgent:
             kind: The type of the message, such as `ask`.
             body: Any JSON value.
             message_id: The message's id; None makes a new one.
-            priority: The message's priority.
+            priority: `low`, `normal` or `high`, which is handed out first.
+            expires_in_s: The time from its posting until the message expires, or None for never.
+            deliver_after_s: The time from its posting until the recipient gets it, or None for at once.
             in_reply_to: The id of the message that this one answers, or None.
             thread: The id of the conversation, or None.
 
@@ -224,7 +190,12 @@ class MqttAgent:
                 call.
             OutboxBusyError: another process is sending for this agent.
         """
-        optional = {"in_reply_to": in_reply_to, "thread": thread}
+        optional = {
+            "in_reply_to": in_reply_to,
+            "thread": thread,
+            "expires_in_s": expires_in_s,
+            "deliver_after_s": deliver_after_s,
+        }
         message = {
             "schema_version": 1,
             "message_id": message_id or str(uuid.uuid4()),

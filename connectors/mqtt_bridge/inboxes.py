@@ -36,15 +36,19 @@ from schemas.errors import TrunklineError
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED, has_come
+from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED
 from schemas.wire.ids import MAILBOX
+from schemas.wire.moments import has_come
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 
+# The types of the records that put a message into a mailbox.
+_DELIVERS: Final = f"{MESSAGE_POSTED},{MESSAGE_DUE}"
 _WORKERS: Final = 4
 # So many messages are published before one record claims them. A bridge that is killed publishes them again.
 _PAGE: Final = 20
@@ -141,7 +145,7 @@ class AgentInboxes:
     # The thread that follows the gateway's stream.
 
     def _follow(self) -> None:
-        wanted = {"kind": MAILBOX, "type": MESSAGE_POSTED, "verdict": ACCEPTED}
+        wanted = {"kind": MAILBOX, "type": _DELIVERS, "verdict": ACCEPTED}
         with (
             GatewayClient(self._settings) as gateway,
             EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_log_gateway) as stream,

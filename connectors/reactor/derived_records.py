@@ -17,6 +17,7 @@ from schemas.fold.life_cycles import STOPPED
 from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import END, JOB_CANCELLED, JOB_PICKED, JOB_TERMINAL, JobRow, pick_id
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MessageDue
 from schemas.streams.mailboxes.mailbox_requests import read_record
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
@@ -84,6 +85,8 @@ def derived_records(record: Record, get: GetRow, made_for: MadeFor) -> list[Outg
     if envelope.type == MESSAGE_POSTED:
         completion = _completion(record, stream[1], get)
         return [*completion, *system_readings(HUB, envelope.ce_id, stream[1], get)]
+    if envelope.type == MESSAGE_DUE:
+        return _readings_of_delivered(record, stream[1], get)
     if stream[0] == TASK:
         task = get(TaskRow, stream[1])
         if task is None or task.ended_by != envelope.ce_id:
@@ -206,6 +209,17 @@ def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> 
     if posted is None or posted.status not in MESSAGE_PENDING:
         return []
     return [read_record(DEFAULT_REALM, reader, message_id, **BY_REACTOR)]
+
+
+def _readings_of_delivered(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecord]:
+    """Return what `system_readings` does for a message to the hub that was delayed until now."""
+    if mailbox != f"{DEFAULT_REALM}/{HUB}" or record.value is None:
+        return []
+    try:
+        due = MessageDue.model_validate(decode(record.value)[0])
+    except (ValidationError, MalformedJsonError):
+        return []
+    return system_readings(HUB, due.message_id, mailbox, get)
 
 
 def _completion(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecord]:

@@ -19,6 +19,7 @@ from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MESSAGE_POSTED,
     MessageRow,
+    milliseconds_of,
     posting_record,
     verified_message,
 )
@@ -31,6 +32,8 @@ from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_RECIPIENT
 UNDELIVERABLE: Final = "undeliverable"
 NEEDS_PERMISSION: Final = f"job.{PERMISSION_REQUIRED}"
 _PERMISSION: Final = PERMISSION_REQUIRED.encode()
+# The fields that an agent's message has in the mailbox, too.
+_AS_SAID: Final = ("in_reply_to", "thread", "priority")
 
 
 def depends_on_verdict(record: Record, get: GetRow) -> bool:
@@ -110,7 +113,11 @@ def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> Ou
     refusal = _undeliverable(agent, said["message_id"], said["to"], UNKNOWN_RECIPIENT, envelope.ce_id)
     if not _is_deliverable(agent, said, refusal.ce_id, get):
         return refusal
-    others = {name: said[name] for name in ("in_reply_to", "thread", "priority") if name in said}
+    others: dict[str, Any] = {name: said[name] for name in _AS_SAID if name in said}
+    others |= {
+        "expires_in_ms": milliseconds_of(said.get("expires_in_s")),
+        "deliver_after_ms": milliseconds_of(said.get("deliver_after_s")),
+    }
     message = verified_message(
         said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others
     )

@@ -25,7 +25,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MessageAck,
     MessagesHandled,
 )
-from schemas.streams.mailboxes.mailbox_fold import CLOSED
+from schemas.streams.mailboxes.mailbox_postings import CLOSED
 from schemas.streams.mailboxes.mailbox_requests import gate_record
 from schemas.streams.mailboxes.message import (
     DEAD,

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_sdk.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from connectors.agent_sdk.inbox_message import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from schemas.settings.settings import Settings

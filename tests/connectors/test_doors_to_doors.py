@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from connectors.agent_client import agent_client
-from connectors.agent_sdk.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from connectors.agent_sdk.inbox_message import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until

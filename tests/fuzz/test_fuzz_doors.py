@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
-from connectors.agent_sdk.mqtt_agent import InboxMessage, read_inbox
+from connectors.agent_sdk.inbox_message import InboxMessage, read_inbox
 from connectors.dashboard.event_broadcast import LENGTH_LIMIT, LogPosition, parsed_position
 from connectors.gateway.feed.settled_stream import EventWriter
 from connectors.gateway.web.answers import ApiError

@@ -98,6 +98,7 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "message.reclaimed": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),
     "message.read": (MAILBOX_KEY, of_mailbox(message_id="m1")),
     "message.expired": (MAILBOX_KEY, of_mailbox(message_id="m1")),
+    "message.due": (MAILBOX_KEY, of_mailbox(message_id="m1")),
     "mailbox.cleared": (MAILBOX_KEY, of_mailbox(request_id="q3")),
     "mailbox.closed": (MAILBOX_KEY, of_mailbox(request_id="q4")),
     "mailbox.opened": (MAILBOX_KEY, of_mailbox(request_id="q5")),

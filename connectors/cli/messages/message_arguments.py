@@ -6,16 +6,30 @@ from typing import Any, Final
 
 from connectors.cli.shared.actions import Argument, argument
 from connectors.cli.shared.arguments import duration, duration_s, name_of
+from connectors.cli.shared.call import Call
 from schemas.errors import UsageError
 
 _DEFAULT_REALM: Final = "default"
+# Written out, because the module of messages is slow to import and help must be quick.
+PRIORITIES: Final = ("low", "normal", "high")
 WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g. 30s; at most 5m")
+SENT: Final = (
+    argument("--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES),
+    duration("--expires", "the message ends if nobody takes it within so long, e.g. 10m; at most 366d"),
+    duration("--after", "the message is in the mailbox after so long, e.g. 1h; at most 366d"),
+)
 
 
 def mailbox_of(text: str) -> tuple[str, str]:
     """Return realm and name of a mailbox that is written as NAME or REALM/NAME."""
     realm, slash, name = text.rpartition("/")
     return (realm if slash else _DEFAULT_REALM), name
+
+
+def sent_fields(call: Call) -> dict[str, Any]:
+    """Return the options `SENT` of a call as fields of a request to send a message, without those not given."""
+    given = {"priority": call.priority, "expires_in_s": call.expires, "deliver_after_s": call.after}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _mailbox_text(text: str) -> str:

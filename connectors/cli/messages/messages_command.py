@@ -4,6 +4,7 @@
   trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}' --wait-reply 30s
   trunkline messages send echo ask @question.json                - reads standard input
   trunkline messages send ann answer --text "noon" --in-reply-to 5b7e…
+  trunkline messages send ann remind --text "tea" --after 10m --expires 1h --priority high
   trunkline messages broadcast news --text "soup is ready"          to all who take part, except the sender
   trunkline messages drain --wait 30s               takes the messages out of your own mailbox
   trunkline messages lease --for 5m --wait 30s      takes them under a lease; then 'ack', 'nack' or 'extend'
@@ -36,7 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from connectors.cli.messages import message_follow, message_leases
-from connectors.cli.messages.message_arguments import mailbox_argument, mailbox_of
+from connectors.cli.messages.message_arguments import SENT, mailbox_argument, mailbox_of, sent_fields
 from connectors.cli.messages.message_leases import message_text
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration, limit, name_of, request_id
@@ -49,7 +50,7 @@ from schemas.wire.strict_json import MalformedJsonError, decode
 
 _FILE_MARK: Final = "@"
 # Written out, because the module of the life cycle is slow to import and help must be quick.
-STATUSES: Final = ("unread", "leased", "claimed", "read", "expired", "cleared", "dead")
+STATUSES: Final = ("delayed", "unread", "leased", "claimed", "read", "expired", "cleared", "dead")
 _PAYLOAD: Final = (
     argument("type", "the kind of message, e.g. ask"),
     argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
@@ -63,6 +64,7 @@ ACTIONS: Final = Actions()
     *_PAYLOAD,
     argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
     argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
+    *SENT,
     duration("--wait-reply", "wait up to so long for the reply, and take it, e.g. 30s; at most 5m"),
     request_id("the same message, not a second one"),
     example='trunkline messages send echo ask --text "what time is it?" --wait-reply 30s',
@@ -72,13 +74,14 @@ def _send(call: Call) -> int:
     """Put a message into a mailbox, and wait for the reply to it if wanted."""
     from connectors.gateway_client.gateway_client import path_of
 
-    body = {"recipient": call.recipient, "type": call.type, "payload": _content(call)}
+    body = {"recipient": call.recipient, "type": call.type, "payload": _content(call), **sent_fields(call)}
     body |= {"in_reply_to": call.in_reply_to, "thread": call.thread}
     wait_s = call.wait_reply or 0
     wanted = {"wait_reply": wait_s} if wait_s else None
     with call.gateway() as gateway, call.named_request("the message was delivered") as name:
         found = gateway.post(path_of("messages"), body, request_id=name, parameters=wanted, wait_s=wait_s)
-    text = f"message {escaped(found['message_id'])} lies in the mailbox of {escaped(call.recipient)}"
+    place = "lies in" if found["delivered"] else "is stored, and comes later into"
+    text = f"message {escaped(found['message_id'])} {place} the mailbox of {escaped(call.recipient)}"
     reply = [] if found.get("reply") is None else ["", message_text(found["reply"])]
     call.print_answer({**found, "request_id": name}, text, *reply)
     if wait_s and not reply:
@@ -89,13 +92,14 @@ def _send(call: Call) -> int:
 
 @ACTIONS.add(
     *_PAYLOAD,
+    *SENT,
     request_id("the same broadcast; recipients that joined in between get it, too"),
     example='trunkline messages broadcast news --text "soup is ready"',
     late="payload",
 )
 def _broadcast(call: Call) -> int:
     """Put a message into the mailbox of all who take part and of the operator, except the sender's."""
-    body = {"type": call.type, "payload": _content(call)}
+    body = {"type": call.type, "payload": _content(call), **sent_fields(call)}
     answer = call.post_named("messages", "broadcast", possible_effect="messages were delivered", **body)
     text = f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes"
     return call.print_answer(answer, text)

@@ -30,6 +30,7 @@ LAST_COMMITS: Final = {
     7: "b679e19",
     8: "a51e877",
     9: "cf81ddb",
+    10: "21f0297",
 }
 _REACH_S: Final = 2.0
 # How long the earlier version may settle nothing.

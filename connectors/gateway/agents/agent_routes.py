@@ -12,13 +12,14 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.services.row_lists import CONTAINER_LISTS
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, iso_moment, json_answer, row_as_answer
+from connectors.gateway.web.answers import existing, json_answer, row_as_answer
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from schemas.streams.agents.agent_registry import AgentRow
 from schemas.streams.container.container_registry import ContainerRow
 from schemas.wire.ids import NAME_LIMIT
+from schemas.wire.moments import iso_moment
 
 AGENTS: Final = "/api/hub/agents"
 CONTAINERS: Final = "/api/hub/containers"

@@ -30,7 +30,6 @@ from connectors.gateway.web.answers import (
     ApiError,
     check_task_text,
     existing,
-    iso_moment,
     json_answer,
     malformed,
     row_as_answer,
@@ -53,6 +52,7 @@ from schemas.streams.agents.participants import (
     participant_record,
 )
 from schemas.streams.task.task_registry import TaskCancellation, task_record
+from schemas.wire.moments import iso_moment
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 

@@ -18,7 +18,7 @@ import orjson
 
 from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.services.row_lists import RowLists
-from connectors.gateway.web.answers import iso_moment, row_as_json
+from connectors.gateway.web.answers import row_as_json
 from connectors.gateway.web.streaming_answer import PING, server_event
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
@@ -34,6 +34,7 @@ from schemas.streams.job.job_registry import (
 )
 from schemas.streams.session.session_registry import SESSION_STATES, TERMINATED, SessionRow
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
+from schemas.wire.moments import iso_moment
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED
 
@@ -63,7 +64,7 @@ class Wanted:
 
     kinds: frozenset[str] | None = None
     stream: str | None = None
-    type: str | None = None
+    types: frozenset[str] | None = None
     verdict: str | None = None
 
     def fits(self, record: SettledRecord) -> bool:
@@ -71,7 +72,7 @@ class Wanted:
         return (
             (self.stream is None or record.stream == self.stream)
             and (self.kinds is None or record.stream.partition("/")[0] in self.kinds)
-            and (self.type is None or record.type == self.type)
+            and (self.types is None or record.type in self.types)
             and (self.verdict is None or record.verdict == self.verdict)
         )
 

@@ -43,8 +43,8 @@ class EventFilter(QueryFilter):
     """Stream of the records, such as `job/0a1b2c3d`. Without it: any."""
     kind: Annotated[str, Field(pattern=r"^[a-z]+$", max_length=20)] | None = None
     """Kind of the records' streams, such as `job`. Without it: any."""
-    type: Annotated[str, Field(pattern=r"^[a-z_.]+$", max_length=40)] | None = None
-    """Type of the records, such as `job.registered`. Without it: any."""
+    type: Annotated[str, Field(pattern=r"^[a-z_.]+(,[a-z_.]+)*$", max_length=200)] | None = None
+    """Types of the records, such as `job.registered`, joined by commas. Without it: any."""
     verdict: Literal["accepted", "duplicate", "rejected"] | None = None
     """Verdict on the records. Without it: any."""
 
@@ -84,7 +84,8 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         present state of the agent. Only the operator sees other streams than those of jobs and sessions.
         """
         kinds = kinds_for(request.state.caller.role == OPERATOR, asked.kind)
-        wanted = Wanted(kinds, asked.stream, asked.type, asked.verdict)
+        types = None if asked.type is None else frozenset(asked.type.split(","))
+        wanted = Wanted(kinds, asked.stream, types, asked.verdict)
 
         def rows() -> Any:
             return snapshot_rows(hub.live_view, hub.lists, wanted)

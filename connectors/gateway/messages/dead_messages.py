@@ -28,15 +28,9 @@ from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
-from schemas.streams.mailboxes.message import (
-    DEAD,
-    Message,
-    MessageBodyRow,
-    MessageRow,
-    has_come,
-    posting_record,
-)
+from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow, posting_record
 from schemas.wire.ids import NAME_LIMIT
+from schemas.wire.moments import has_come
 from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 MessagePath = Annotated[

@@ -75,6 +75,9 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         the caller may not write to the recipient. It is 409 when the idempotency key was used for another
         message, and 429 when too many messages wait for a listener.
 
+        With `deliver_after_s`, the recipient sees the message after that time. With `expires_in_s`, a message
+        that nobody has taken by then ends as expired. Both count from the time when the log stores the message.
+
         With `wait_reply`, the request waits for a message of the recipient in the caller's mailbox whose
         `in_reply_to` is this message, takes it, and answers with it. Without a reply in time the answer is 202;
         the reply will be in the mailbox. A repeated request with the same idempotency key waits again, and gets
@@ -92,7 +95,7 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
             check_room(hub, message.sender, message.recipient)
         record, said = (
             posting_record(message, **write.origin),
-            {"delivered": True, "message_id": write.request_id},
+            {"delivered": body.deliver_after_s is None, "message_id": write.request_id},
         )
         if not wanted.wait_reply:
             return json_answer(said, verdict=(await hub.appender.settle_accepted(record)).verdict)
@@ -124,7 +127,8 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
         with the same idempotency key completes it. It then also reaches participants that have come since.
         """
         recipients = broadcast_recipients(hub.lists, write.principal)
-        envelopes = [MessageEnvelope(recipient=r, type=body.type, payload=body.payload) for r in recipients]
+        said = dict(body)
+        envelopes = [MessageEnvelope(recipient=recipient, **said) for recipient in recipients]
         if envelopes:
             # All recipients exist and no other rule depends on the recipient, so one check is enough.
             _check_policy(hub, write.caller, envelopes[0], f"{MESSAGES}/broadcast")
@@ -165,4 +169,5 @@ def _message(
         broadcast_id=broadcast_id,
         in_reply_to=envelope.in_reply_to,
         thread=envelope.thread,
+        **envelope.in_the_log(),
     )

@@ -31,7 +31,7 @@ from connectors.gateway.rules.read_marks import mark_read
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
-from connectors.gateway.web.answers import iso_moment, json_answer
+from connectors.gateway.web.answers import json_answer
 from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of, request_uuid
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
@@ -39,6 +39,7 @@ from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, StreamPlaces
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import MessageRow
+from schemas.wire.moments import iso_moment
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE
 
 RequestId = Annotated[

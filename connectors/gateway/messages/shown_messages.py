@@ -8,9 +8,9 @@ import orjson
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.web.answers import iso_moment
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.task.task_registry import TaskRow
+from schemas.wire.moments import iso_moment
 
 
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from connectors.gateway.pump.pump_settling import settle_done
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
+from connectors.gateway.web.answers import json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
@@ -46,6 +46,7 @@ from schemas.streams.mailboxes.message import (
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ALL, ThreadRow
 from schemas.wire.ids import NAME_LIMIT
+from schemas.wire.moments import iso_moment
 
 PUMP: Final = "/api/hub/pump"
 LISTENERS: Final = "/api/hub/listeners"

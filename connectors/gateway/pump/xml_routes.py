@@ -32,7 +32,7 @@ from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
-from schemas.streams.mailboxes.mailbox_fold import CLOSED
+from schemas.streams.mailboxes.mailbox_postings import CLOSED
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     REPAIRS_MOST,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, model_validator
 
 from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
+from schemas.streams.mailboxes.message import DurationSeconds, check_times, milliseconds_of
 from schemas.streams.principal.principals import HUB
 from schemas.wire.wire_body import Note, Printable
 
@@ -48,7 +49,31 @@ class SendFilter(QueryFilter):
     """How long to wait for the reply to the message, in seconds."""
 
 
-class MessageEnvelope(RequestBody):
+class SentMessage(RequestBody):
+    """When and how urgently a message is handed out."""
+
+    priority: Literal["low", "normal", "high"] = "normal"
+    """Messages of a higher priority are handed out first."""
+    expires_in_s: DurationSeconds | None = None
+    """Time until the message expires, in seconds. Null: never."""
+    deliver_after_s: DurationSeconds | None = None
+    """Time until the message is in the mailbox, in seconds. Null: at once."""
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> Self:
+        check_times(self.deliver_after_s, self.expires_in_s)
+        return self
+
+    def in_the_log(self) -> dict[str, Any]:
+        """Return these fields as arguments of `schemas.streams.mailboxes.message.Message`."""
+        return {
+            "priority": self.priority,
+            "expires_in_ms": milliseconds_of(self.expires_in_s),
+            "deliver_after_ms": milliseconds_of(self.deliver_after_s),
+        }
+
+
+class MessageEnvelope(SentMessage):
     """A message to send."""
 
     recipient: NamedThing = HUB
@@ -91,10 +116,10 @@ class MessageAnswer(AnswerBody):
 
 
 class DeliveredAnswer(AnswerBody):
-    """A message that is in the mailbox of its recipient."""
+    """A message that is stored for its recipient."""
 
     delivered: bool
-    """True: the message is stored."""
+    """True: the message is in the mailbox. False: it will be there after the time of `deliver_after_s`."""
     message_id: str
     """Id of the message."""
     reply: MessageAnswer | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
+from connectors.gateway.rules.message_models import SentMessage
 from connectors.gateway.web.models import (
     OVERLAP_LIMIT_S,
     WHOLE,
@@ -60,7 +61,7 @@ class AgentStopRequest(RequestBody):
     """Reason for the stop."""
 
 
-class BroadcastRequest(RequestBody):
+class BroadcastRequest(SentMessage):
     """A message to all participants."""
 
     type: Annotated[Printable, Field(min_length=1, max_length=128)]

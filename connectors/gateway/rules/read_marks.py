@@ -14,7 +14,8 @@ from typing import Final
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from schemas.streams.mailboxes.mailbox_requests import read_record
-from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow, has_come
+from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow
+from schemas.wire.moments import has_come
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
 # The states of messages that a recipient sees; expired, cleared and dead messages are hidden.

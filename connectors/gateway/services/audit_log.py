@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from connectors.gateway.web.answers import iso_moment
 from connectors.live.settled_feed import SettledRecord
 from connectors.live.verdict_reader import newest_settled
 from connectors.log.publisher import Position
@@ -25,6 +24,7 @@ from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.field_checks import has_control_characters
 from schemas.wire.ids import is_name
+from schemas.wire.moments import iso_moment
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 from schemas.wire.wire_body import NOTE_LIMIT
 

@@ -33,7 +33,7 @@ from connectors.gateway.web.refusals import DOOR, RefusalRecorder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
-from connectors.reactor.lease_expiry import LeaseExpiryMonitor
+from connectors.reactor.message_timers import MessageTimers
 from connectors.reactor.own_answers import OwnAnswers
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring
@@ -96,8 +96,8 @@ class Hub:
             settings, keyring, live_view, self.lists, self.mailboxes, self.appender, launcher
         )
         self.organism = OrganismKeeper(settings, live_view, self.appender)
-        leases = LeaseExpiryMonitor(live_view, self.appender.append_unattended)
-        self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, leases)
+        timers = MessageTimers(live_view, self.appender.append_unattended)
+        self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, timers)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
 

@@ -14,6 +14,7 @@ from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.message import (
     DEAD,
     DEFAULT_REALM,
+    DELAYED,
     LEASED,
     MESSAGE_FINAL,
     MESSAGE_PENDING,
@@ -94,6 +95,8 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._waiting: dict[Mailbox, dict[str, int]] = {}
         # The leased messages among them with the ends of their leases.
         self._leased: dict[Mailbox, dict[str, int]] = {}
+        # The delayed messages with the times of their postings.
+        self._delayed: dict[Mailbox, dict[str, int]] = {}
         # The pending messages by mailbox and status, in the order of `pending_page`.
         self._by_age = SortedKeys()
         # By `<realm>/<recipient>/<message id>`: the ids of the replies to this message.
@@ -145,6 +148,11 @@ class MailboxIndex(RowIndex[MessageRow]):
         """Return how many messages of a mailbox wait or are leased, 0 for an unknown mailbox."""
         with self._lock:
             return len(self._waiting.get(mailbox, ()))
+
+    def delayed(self, mailbox: Mailbox) -> list[str]:
+        """Return the ids of a mailbox's delayed messages, in no order. `depth` does not count them."""
+        with self._lock:
+            return list(self._delayed.get(mailbox, ()))
 
     def ready(self, mailbox: Mailbox, now_us: int) -> int:
         """Return how many messages of a mailbox nobody holds, 0 for an unknown mailbox.
@@ -289,6 +297,7 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._keep(row)
         is_pending = row.status in MESSAGE_PENDING
         self._note_age(mailbox, row.message_id, is_added=False)
+        _note(self._delayed, mailbox, row.message_id, row.posted_at if row.status == DELAYED else None)
         _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
         _note(self._leased, mailbox, row.message_id, row.lease_until if row.status == LEASED else None)
         self._note_age(mailbox, row.message_id, is_added=True)
@@ -322,7 +331,7 @@ class MailboxIndex(RowIndex[MessageRow]):
         if row.from_task is not None:
             self._of_task.setdefault(row.from_task, {})[key] = None
         self._final.pop(key, None)
-        if row.status in MESSAGE_PENDING:
+        if row.ended_at is None:
             _drop(self._dead, mailbox, row.message_id)  # the id may be used again
             return
         if row.status == DEAD:

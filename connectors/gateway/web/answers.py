@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -22,6 +21,7 @@ from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.streams.principal.principals import PrincipalRow
 from schemas.wire import verdicts
+from schemas.wire.moments import iso_moment
 from schemas.wire.wire_body import words_of
 
 # The gateway's own reasons, in addition to those of schemas/wire/verdicts.py.
@@ -56,7 +56,6 @@ _STATUS_BY_REASON: Final[dict[str, int]] = {
     verdicts.FOLD_FAILED: 500,
 }
 _REASON_BY_STATUS: Final = {400: verdicts.MALFORMED, 404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}
-_EPOCH_US: Final = 1_000_000
 
 
 class ApiError(HTTPException):
@@ -187,13 +186,6 @@ def json_answer(document: Any, status: int = 200, verdict: str | None = None) ->
     """
     headers = {} if verdict is None else {VERDICT_HEADER: verdict}
     return Response(orjson.dumps(document), status, headers, "application/json")
-
-
-def iso_moment(moment_us: int) -> str:
-    """Format a time in microseconds since 1970 UTC as ISO 8601, such as `2026-01-31T12:00:00.250Z`."""
-    seconds, micros = divmod(moment_us, _EPOCH_US)
-    found = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
-    return found.isoformat(timespec="milliseconds" if micros % 1000 == 0 else "microseconds")[:-6] + "Z"
 
 
 def row_as_json(row: Row) -> dict[str, Any]:

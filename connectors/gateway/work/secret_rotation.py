@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import ApiError, iso_moment
+from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import Write, url_safe
 from connectors.gateway.work.registration import grant_of
 from connectors.live.settled_feed import SettledRecord
@@ -14,6 +14,7 @@ from schemas.keys.mqtt_password import job_user
 from schemas.keys.sealing import Keyring
 from schemas.streams.job.job_fold import JobGrant
 from schemas.streams.job.job_registry import JobRow, rotation_record
+from schemas.wire.moments import iso_moment
 from schemas.wire.verdicts import SEQ_CONFLICT
 
 

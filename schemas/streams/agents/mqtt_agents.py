@@ -6,13 +6,14 @@ payload that the agent published on its outbox, byte for byte. The doors make th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.agents.agent_registry import AgentRequest
+from schemas.streams.mailboxes.message import DurationSeconds, check_times
 from schemas.streams.principal.principals import FreeName
 from schemas.wire.ids import AGENT, is_name, stream_key
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
@@ -77,6 +78,8 @@ class AgentSaid(BaseModel):
     `body` may be any JSON. Unknown keys are kept and are part of the signed bytes. `schema_version` may be
     omitted; the fold checks it before this model. This model does not require the signature `hmac_sig`, because
     the fold rejects a missing one as `bad_signature`.
+
+    `expires_in_s` and `deliver_after_s` are times in seconds from the posting of the message to its recipient.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -87,9 +90,16 @@ class AgentSaid(BaseModel):
     kind: Annotated[str, Field(min_length=1, max_length=_KIND_LIMIT)]
     body: Any
     priority: Literal["low", "normal", "high"] = "normal"
+    expires_in_s: DurationSeconds | None = None
+    deliver_after_s: DurationSeconds | None = None
     in_reply_to: Name | None = None
     thread: Name | None = None
     seq: Annotated[int, Field(ge=1, le=INT_MAX)]
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> Self:
+        check_times(self.deliver_after_s, self.expires_in_s)
+        return self
 
 
 MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {

@@ -18,6 +18,7 @@ MESSAGE_NACKED: Final = "message.nacked"
 MESSAGE_EXTENDED: Final = "message.extended"
 MESSAGE_RECLAIMED: Final = "message.reclaimed"
 MESSAGE_READ: Final = "message.read"
+MESSAGE_DUE: Final = "message.due"
 MESSAGE_EXPIRED: Final = "message.expired"
 MAILBOX_CLEARED: Final = "mailbox.cleared"
 MAILBOX_CLOSED: Final = "mailbox.closed"
@@ -168,6 +169,10 @@ class MessageReading(_MessageBody):
     """Body of `message.read`: a client that looked at the message without a lease marks it as read."""
 
 
+class MessageDue(_MessageBody):
+    """Body of `message.due`: the time `deliver_at` of a delayed message has come, and the message is unread."""
+
+
 class MessageExpiry(_MessageBody):
     """Body of `message.expired`: the time `expires_at` of the message has passed."""
 
@@ -182,6 +187,7 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
     MESSAGE_EXTENDED: MessageExtension,
     MESSAGE_RECLAIMED: MessageReclaim,
     MESSAGE_READ: MessageReading,
+    MESSAGE_DUE: MessageDue,
     MESSAGE_EXPIRED: MessageExpiry,
     MAILBOX_CLEARED: MailboxClearing,
     MAILBOX_CLOSED: MailboxClosing,

@@ -3,6 +3,7 @@
 Entries:
 `m/<priority>/<posted_at>/<message_id>`: one pending message without its body. The priority is a digit and the
 time 16 hex digits. The order of the keys is therefore the order in which messages are handed out.
+`d/<message_id>`: one delayed message, which is handed out to nobody.
 `id/<3 or more hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the
 last week. An entry with many ids is split by the next digit, and is empty then.
 `last`: the time at which the newest message was posted, 8 bytes.
@@ -27,14 +28,8 @@ import msgspec
 from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.memories import RequestChunk, RequestChunks, RequestMemory
 from schemas.fold.settled import Change
-from schemas.streams.mailboxes.message import (
-    LEASED,
-    MAILBOX_VIEW,
-    PRIORITIES,
-    UNREAD,
-    MessageRow,
-    has_come,
-)
+from schemas.streams.mailboxes.message import DELAYED, MAILBOX_VIEW, PRIORITIES, UNREAD
+from schemas.streams.mailboxes.pending_message import PendingMessage
 
 ENTRY_VERSION: Final = 1
 # A posting writes all ids of an entry.
@@ -52,61 +47,10 @@ _MINUTE_US: Final = 60_000_000
 _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
 
 
-class PendingMessage(msgspec.Struct, array_like=True, gc=False):
-    """A message of a mailbox that is unread or leased, with the fields of its row in the view `mailbox`.
-
-    `attempts_most` and `request_id` are the limit and the request of the newest lease. If the message is unread
-    all the same, the lease expired; its holder can still acknowledge the message. Times are in microseconds
-    since 1970 UTC, except for `sent_at` and `expires_at`, which are texts as the sender wrote them.
-    """
-
-    version: int
-    message_id: str
-    priority: str
-    posted_at: int
-    status: str
-    sender: str
-    from_verified: bool
-    kind: str
-    from_task: str | None = None
-    in_reply_to: str | None = None
-    thread: str | None = None
-    broadcast_id: str | None = None
-    sent_at: str | None = None
-    expires_at: str | None = None
-    attempts: int = 0
-    handed_to: str | None = None
-    handed_at: int | None = None
-    request_id: str | None = None
-    lease_until: int | None = None
-    parent_thread: str | None = None
-    root_thread: str | None = None
-    on_behalf_of: str | None = None
-    attempts_most: int | None = None
-    last_reason: str | None = None
-    replay_of: str | None = None
-
-    def standing(self, now_us: int) -> str:
-        """Return the message's status at the time `now_us`: `leased` or `unread`.
-
-        `now_us` is in microseconds since 1970 UTC. A message whose lease has expired is `unread`, although the
-        attribute `status` may still be `leased`.
-        """
-        is_held = self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
-        return LEASED if is_held else UNREAD
-
-    def is_over(self, now_us: int) -> bool:
-        """Return whether the message has expired: `expires_at` is at or before `now_us`.
-
-        `now_us` is in microseconds since 1970 UTC. A message without `expires_at` never expires.
-        """
-        return self.expires_at is not None and has_come(self.expires_at, now_us)
-
-
 class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The data that the mailbox remembers of a message id, to recognise a message that is posted again.
 
-    `digest` is the digest of the message's content, `posted_at` the time of its posting in microseconds, and
+    `digest` is the digest of the message's content, `posted_at` the column of its row in microseconds, and
     `priority` a digit, 0 for the highest.
     """
 
@@ -167,6 +111,7 @@ class _Requests(msgspec.Struct, array_like=True, gc=False):
 
 
 _MESSAGES: Final = StructEntries(_PENDING, PendingMessage)
+_DELAYED: Final = StructEntries("d/", PendingMessage)
 _IDS: Final = StructEntries("id/", _Shard)
 _LEASES: Final = StructEntries("leases", Leases)
 _HANDED: Final = StructEntries("handed", _Handed)
@@ -204,7 +149,7 @@ class MailboxEntries:
     def known(self, message_id: str) -> KnownId | None:
         """Return the data about a message id, or `None` if no message with this id is known.
 
-        An id is known while its message is pending, and for a week after its posting.
+        An id is known while its message has no final status, and for a week after `posted_at`.
         """
         found = self._shard(message_id)[1].ids.get(message_id)
         return found if found is not None and self._is_kept(message_id, found) else None
@@ -213,6 +158,17 @@ class MailboxEntries:
         """Return the message with this id if it is pending (unread or leased), else `None`."""
         known = self._shard(message_id)[1].ids.get(message_id)
         return None if known is None else _MESSAGES.read(self._entries, _message_key(message_id, known))
+
+    def delayed(self, message_id: str) -> PendingMessage | None:
+        """Return the message with this id if it is delayed, else `None`."""
+        return _DELAYED.read(self._entries, message_id)
+
+    def all_delayed(self) -> Iterator[PendingMessage]:
+        """Iterate over the delayed messages in the order of their ids. They may be removed meanwhile."""
+        for key in self._entries.with_prefix(_DELAYED.key):
+            message = _DELAYED.read(self._entries, key.removeprefix(_DELAYED.key))
+            if message is not None:
+                yield message
 
     def in_order(self) -> Iterator[PendingMessage]:
         """Iterate over the pending messages in the order in which they are handed out.
@@ -237,7 +193,8 @@ class MailboxEntries:
     def add(self, message: PendingMessage, digest: bytes) -> None:
         """Add a new message and remember its id with `digest`, the digest of its content.
 
-        Some older ids are forgotten: those in the same entry that are older than a week and not pending.
+        Some older ids are forgotten: those in the same entry that are older than a week and whose message has
+        a final status.
         """
         message_id = message.message_id
         at, shard = self._shard(message_id)
@@ -254,15 +211,32 @@ class MailboxEntries:
         _IDS.write(self._entries, shard, at)
 
     def put(self, message: PendingMessage) -> None:
-        """Write a pending message whose fields were changed.
+        """Write a message whose fields were changed.
 
-        `message_id`, `priority` and `posted_at` must be unchanged, because they form the key of its entry.
+        `message_id`, `priority` and `posted_at` must be unchanged, because they form the key of its entry. Only
+        `deliver` ends the status `delayed`.
         """
-        _MESSAGES.write(self._entries, message, _key_of(message))
+        if message.status == DELAYED:
+            _DELAYED.write(self._entries, message, message.message_id)
+        else:
+            _MESSAGES.write(self._entries, message, _key_of(message))
+
+    def deliver(self, message: PendingMessage) -> None:
+        """Put a delayed message into the mailbox, as the newest one, with the status `unread`."""
+        self.remove(message)
+        message.status, message.posted_at = UNREAD, self.next_moment()
+        self.put(message)
+        at, shard = self._shard(message.message_id)
+        known = shard.ids[message.message_id]
+        shard.ids[message.message_id] = KnownId(known.digest, message.posted_at, known.priority)
+        _IDS.write(self._entries, shard, at)
 
     def remove(self, message: PendingMessage) -> None:
-        """Remove a message that has reached a final status. Its id stays known for a week after its posting."""
-        _MESSAGES.delete(self._entries, _key_of(message))
+        """Remove a message that has reached a final status. Its id stays known for a week after `posted_at`."""
+        if message.status == DELAYED:
+            _DELAYED.delete(self._entries, message.message_id)
+        else:
+            _MESSAGES.delete(self._entries, _key_of(message))
 
     def leases(self) -> Leases:
         """Return a copy of the leases that have not expired. Write changes back with `put_leases`."""
@@ -323,36 +297,9 @@ class MailboxEntries:
     def change(self, message: PendingMessage, status: str | None = None) -> Change:
         """Return the change that writes the message's row to the view `mailbox`.
 
-        `status` is the final status that the message has reached, or `None` if it is still pending.
+        `status` is the final status that the message has reached, or `None` if it has none.
         """
-        row = MessageRow(
-            realm=self.realm,
-            recipient=self.recipient,
-            message_id=message.message_id,
-            status=status or message.status,
-            sender=message.sender,
-            from_verified=message.from_verified,
-            from_task=message.from_task,
-            kind=message.kind,
-            priority=message.priority,
-            in_reply_to=message.in_reply_to,
-            thread=message.thread,
-            broadcast_id=message.broadcast_id,
-            sent_at=message.sent_at,
-            expires_at=message.expires_at,
-            posted_at=message.posted_at,
-            attempts=message.attempts,
-            handed_to=message.handed_to,
-            handed_at=message.handed_at,
-            request_id=message.request_id,
-            lease_until=message.lease_until if status is None else None,
-            ended_at=None if status is None else self.now_us,
-            parent_thread=message.parent_thread,
-            root_thread=message.root_thread,
-            on_behalf_of=message.on_behalf_of,
-            last_reason=message.last_reason,
-            replay_of=message.replay_of,
-        )
+        row = message.row(self.realm, self.recipient, status, self.now_us)
         return Change(MAILBOX_VIEW, f"{self.realm}/{self.recipient}/{message.message_id}", row)
 
     def _shard(self, message_id: str) -> tuple[str, _Shard]:
@@ -365,9 +312,10 @@ class MailboxEntries:
         raise LookupError(f"the entry of {digits} is split to its last digit")
 
     def _is_kept(self, message_id: str, known: KnownId) -> bool:
-        # Two messages with one id would share a row, so the id of a pending message is never forgotten.
-        is_young = self.now_us - known.posted_at <= ID_KEPT_US
-        return is_young or _MESSAGES.read(self._entries, _message_key(message_id, known)) is not None
+        # Two messages with one id would share a row, so the id of one without a final status is not forgotten.
+        if self.now_us - known.posted_at <= ID_KEPT_US or self.delayed(message_id) is not None:
+            return True
+        return _MESSAGES.read(self._entries, _message_key(message_id, known)) is not None
 
 
 def is_closed_mailbox(entries: Entries) -> bool:

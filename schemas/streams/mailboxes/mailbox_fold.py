@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.fold.memories import content_digest
-from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
+from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.mailboxes.mailbox_bodies import (
     CLAIM_LIMIT,
@@ -24,6 +23,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MAILBOX_OPENED,
     MESSAGE_ACKED,
     MESSAGE_CLAIMED,
+    MESSAGE_DUE,
     MESSAGE_EXPIRED,
     MESSAGE_EXTENDED,
     MESSAGE_LEASED,
@@ -33,21 +33,20 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGES_HANDLED,
 )
 from schemas.streams.mailboxes.mailbox_entries import (
-    ENTRY_VERSION,
     OF_MAILBOX,
     OF_MESSAGE,
     Leases,
     MailboxEntries,
-    PendingMessage,
 )
+from schemas.streams.mailboxes.mailbox_postings import CLOSED, settle_posting
 from schemas.streams.mailboxes.message import (
     CLAIMED,
     CLEARED,
     DEAD,
     DEFAULT_REALM,
+    DELAYED,
     EXPIRED,
     LEASED,
-    MESSAGE_BODIES,
     MESSAGE_POSTED,
     MESSAGE_TRANSITIONS,
     READ,
@@ -55,33 +54,21 @@ from schemas.streams.mailboxes.message import (
     MessageBodyRow,
     MessageRow,
 )
+from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.ids import MAILBOX
 from schemas.wire.verdicts import (
     AFTER_TERMINAL,
     ILLEGAL_TRANSITION,
     SEQ_CONFLICT,
-    UNAUTHENTICATED_RECORD,
     UNKNOWN_STREAM,
 )
 
 # A message that was handed out this many times without an ack is dead, unless its lease has another limit.
 ATTEMPTS_MOST: Final = 3
 LEASE_RAN_OUT: Final = "the lease ran out"
-# The explanation of a rejected posting or lease.
-CLOSED: Final = "the mailbox is closed"
 _OF_MAILBOX_TYPES: Final = frozenset(
     {MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED, MAILBOX_CLOSED, MAILBOX_OPENED}
-)
-_FILE_DOOR: Final = "file"
-# Only the gateway can know these of a message. The file bridge posts what anybody wrote into a file.
-_OF_THE_GATEWAY: Final = (
-    "from_verified",
-    "from_task",
-    "opens_thread",
-    "parent_thread",
-    "root_thread",
-    "on_behalf_of",
 )
 # The final status to which each of these records leads.
 _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXPIRED: EXPIRED}
@@ -96,9 +83,7 @@ def settle_mailbox(given: FoldInput) -> Outcome:
     """
     mailbox = MailboxEntries(given.name, given.entries, given.now_us)
     if given.type == MESSAGE_POSTED:
-        if given.envelope.door == _FILE_DOOR and any(given.body.get(name) for name in _OF_THE_GATEWAY):
-            return rejected(UNAUTHENTICATED_RECORD, "the file bridge cannot vouch for the message's origin")
-        return _settle_posting(given.body, mailbox)
+        return settle_posting(given, mailbox)
     if given.type in _OF_MAILBOX_TYPES:
         return _settle_request(given, mailbox)
     if given.type == MESSAGES_HANDLED:
@@ -112,84 +97,6 @@ def _mailbox_of(body: dict[str, Any]) -> str | None:
     return f"{realm}/{agent}" if type(realm) is str and type(agent) is str else None
 
 
-def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
-    message_id = body["message_id"]
-    digest = content_digest(_content(body))
-    known = mailbox.known(message_id)
-    if known is not None:
-        pending = mailbox.pending(message_id)
-        status = None if pending is None else pending.status
-        if known.digest == digest:
-            return duplicate(status)
-        return rejected(SEQ_CONFLICT, "this message id was posted with other content", status)
-    if mailbox.is_closed:
-        return rejected(ILLEGAL_TRANSITION, CLOSED)
-    message = PendingMessage(
-        version=ENTRY_VERSION,
-        message_id=message_id,
-        priority=body.get("priority", "normal"),
-        posted_at=mailbox.next_moment(),
-        status=UNREAD,
-        sender=body["from"],
-        from_verified=body.get("from_verified", False),
-        kind=body["kind"],
-        from_task=body.get("from_task"),
-        in_reply_to=body.get("in_reply_to"),
-        thread=body.get("thread"),
-        broadcast_id=body.get("broadcast_id"),
-        sent_at=body.get("sent_at"),
-        expires_at=body.get("expires_at"),
-        parent_thread=body.get("parent_thread"),
-        root_thread=body.get("root_thread"),
-        on_behalf_of=body.get("on_behalf_of"),
-        replay_of=body.get("replay_of"),
-    )
-    mailbox.add(message, digest)
-    row = mailbox.change(message)
-    said = MessageBodyRow(
-        realm=mailbox.realm,
-        recipient=mailbox.recipient,
-        message_id=message_id,
-        body=body["body"],
-        content_type=body.get("content_type", "application/json"),
-    )
-    opened = () if body.get("opens_thread") is None else _opened_thread(message, mailbox.recipient)
-    return accepted(UNREAD, (Change(MESSAGE_BODIES, row.key, said), row, *opened))
-
-
-def _content(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without the mark that it opens a conversation. A repeated request may lack the mark."""
-    if "opens_thread" not in body:
-        return body
-    return {name: value for name, value in body.items() if name != "opens_thread"}
-
-
-def _opened_thread(message: PendingMessage, recipient: str) -> tuple[Change, ...]:
-    """Return the row of the conversation that a message opens; none if its place in the tree is not known.
-
-    If two gateways mark a message of one conversation at the same moment, the row names the later one. The
-    place in the tree is the same in both.
-    """
-    thread, parent, root = message.thread, message.parent_thread, message.root_thread
-    if thread is None or parent is None or root is None:
-        return ()
-    return (
-        changed(
-            ThreadRow(
-                thread=thread,
-                parent_thread=parent,
-                root_thread=root,
-                opened_by=message.sender,
-                seen_by=recipient,
-                on_behalf_of=message.on_behalf_of or message.sender,
-                kind=message.kind,
-                message_id=message.message_id,
-                opened_at=message.posted_at,
-            )
-        ),
-    )
-
-
 def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about the whole mailbox. It is accepted even if there is no message."""
     requests = mailbox.requests(OF_MAILBOX)
@@ -201,7 +108,8 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     if given.type in (MAILBOX_CLOSED, MAILBOX_OPENED):
         mailbox.put_closed(is_closed=given.type == MAILBOX_CLOSED)
     elif given.type == MAILBOX_CLEARED:
-        changes = [_end(message, CLEARED, mailbox, leases) for message in mailbox.in_order()]
+        cleared = [*mailbox.in_order(), *mailbox.all_delayed()]
+        changes = [_end(message, CLEARED, mailbox, leases) for message in cleared]
     elif given.type == MESSAGE_LEASED and mailbox.is_closed and not given.body.get("from_closed"):
         return rejected(ILLEGAL_TRANSITION, CLOSED)
     else:
@@ -269,7 +177,7 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about one message that was posted before."""
     requests = mailbox.requests(OF_MESSAGE)
     seen = requests.seen(given, mailbox.older_requests(OF_MESSAGE))
-    message = mailbox.pending(given.body["message_id"])
+    message = mailbox.pending(given.body["message_id"]) or mailbox.delayed(given.body["message_id"])
     if message is None:
         if seen == "same":
             return duplicate(_FINAL_BY_TYPE.get(given.type))
@@ -332,6 +240,9 @@ def _step(
     final = _FINAL_BY_TYPE.get(given.type)
     if final is not None:
         return final, _end(message, final, mailbox, leases)
+    if given.type == MESSAGE_DUE:
+        mailbox.deliver(message)
+        return UNREAD, mailbox.change(message)
     leases.end(message)
     if given.type == MESSAGE_EXTENDED:
         message.lease_until = mailbox.now_us + given.body["lease_ms"] * 1000
@@ -357,6 +268,10 @@ def _refusal(
     kind: str, request_id: str | None, sender: str, message: PendingMessage, now_us: int
 ) -> str | None:
     """Return why a record of type `kind` by `sender` does not fit the message's state, or `None` if it does."""
+    if kind == MESSAGE_DUE:
+        return _refusal_of_delivery(message, now_us)
+    if message.status == DELAYED and kind != MESSAGE_EXPIRED:
+        return "the message is delayed"
     if kind in (MESSAGE_READ, MESSAGE_EXPIRED):
         if _FINAL_BY_TYPE[kind] not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
             return "the message is leased"
@@ -374,6 +289,16 @@ def _refusal(
     if (_FINAL_BY_TYPE.get(kind) or UNREAD) not in MESSAGE_TRANSITIONS[message.status]:
         return "the message is not leased"
     return None
+
+
+def _refusal_of_delivery(message: PendingMessage, now_us: int) -> str | None:
+    """Return why a message cannot become unread by `message.due`, or `None` if it can."""
+    if message.status != DELAYED:
+        return "the message has been delivered"
+    if message.is_over(now_us):
+        return "the message has expired"
+    is_early = message.deliver_at is not None and message.deliver_at > now_us
+    return "the time of the delivery has not come" if is_early else None
 
 
 def _end(message: PendingMessage, status: str, mailbox: MailboxEntries, leases: Leases) -> Change:

@@ -20,6 +20,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MAILBOX_OPENED,
     MESSAGE_ACKED,
     MESSAGE_CLAIMED,
+    MESSAGE_DUE,
     MESSAGE_EXPIRED,
     MESSAGE_EXTENDED,
     MESSAGE_LEASED,
@@ -311,6 +312,18 @@ def read_record(realm: str, recipient: str, message_id: str, **origin: Unpack[Or
     pydantic.ValidationError for an invalid argument.
     """
     return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, origin)
+
+
+def due_record(
+    realm: str, recipient: str, message_id: str, *, ce_id: str, **origin: Unpack[Origin]
+) -> OutgoingRecord:
+    """Return the record `message.due`, ready to append, which delivers a delayed message to its mailbox.
+
+    The message is for the mailbox of `recipient` in `realm`. The fold rejects the record before `deliver_at`.
+    `ce_id` is the CloudEvents id that the reactor chooses. `origin` is `door`, which appends the record, and
+    `principal`, which caused it. Raises pydantic.ValidationError for an invalid argument.
+    """
+    return _record(MESSAGE_DUE, realm, recipient, {"message_id": message_id}, origin, ce_id)
 
 
 def expiry_record(

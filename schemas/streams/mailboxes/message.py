@@ -1,17 +1,17 @@
 """The message, the same for every door: its body in the log, its life cycle, and the record that posts it.
 
-unread <--> leased --> claimed | expired | cleared | dead
-   `-----------------> claimed | read | expired | cleared
+delayed --> unread <--> leased --> claimed | expired | cleared | dead
+   |           `-----------------> claimed | read | expired | cleared
+   `-----------------------------> expired | cleared
 
-A message whose lease has expired counts as unread.
+A message whose lease has expired counts as unread. A delayed message is not in the mailbox yet.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
@@ -29,7 +29,10 @@ DEFAULT_REALM: Final = "default"
 PRIORITIES: Final = ("high", "normal", "low")
 
 REPAIRS_MOST: Final = 20
+# The longest time until a message expires, or until it is delivered.
+DURATION_MS_MOST: Final = 366 * 24 * 3600 * 1000
 
+DELAYED: Final = "delayed"
 UNREAD: Final = "unread"
 LEASED: Final = "leased"
 CLAIMED: Final = "claimed"  # handed out and acknowledged, at once by a claim or later by an ack
@@ -39,6 +42,7 @@ CLEARED: Final = "cleared"
 DEAD: Final = "dead"
 # A message whose lease has expired counts as unread. An ack, a nack or a reclaim ends a lease.
 MESSAGE_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    DELAYED: frozenset({UNREAD, EXPIRED, CLEARED}),
     UNREAD: frozenset({LEASED, CLAIMED, READ, EXPIRED, CLEARED, DEAD}),
     LEASED: frozenset({UNREAD, CLAIMED, CLEARED, DEAD}),
     CLAIMED: frozenset(),
@@ -48,12 +52,22 @@ MESSAGE_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     DEAD: frozenset(),
 }
 MESSAGE_FINAL: Final = terminal_states(MESSAGE_TRANSITIONS)
-MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL
-
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
-
+# The messages that are in the mailbox.
+MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL - {DELAYED}
 
 _Moment = Annotated[str, Field(max_length=40)]
+_DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
+DurationSeconds = Annotated[float, Field(ge=0.001, le=DURATION_MS_MOST // 1000, allow_inf_nan=False)]
+"""A time from the posting of a message, in seconds: a millisecond to 366 days."""
+
+
+def check_times(deliver_after: float | None, expires_in: float | None) -> None:
+    """Raise ValueError if a message would expire before it is delivered.
+
+    Both are times from its posting, in the same unit. `None` means at once, and never.
+    """
+    if expires_in is not None and (deliver_after or 0) >= expires_in:
+        raise ValueError("the message would expire before it is delivered")
 
 
 class MessageRow(Row, frozen=True, gc=False):
@@ -94,9 +108,9 @@ class MessageRow(Row, frozen=True, gc=False):
     sent_at: str | None
     """Time of sending by the sender's clock, as the sender wrote it."""
     expires_at: str | None
-    """Time at which the message expires, as the sender wrote it. Null: never."""
+    """Time at which the message expires: as the sender wrote it, or by the log's clock. Null: never."""
     posted_at: Moment
-    """Time at which Kafka appended the message."""
+    """Time at which Kafka appended the message, or at which a delayed message became unread."""
     attempts: int = 0
     """How often the message was handed out."""
     handed_to: str | None = None
@@ -119,10 +133,12 @@ class MessageRow(Row, frozen=True, gc=False):
     """Reason why the newest attempt failed, as its reader gave it. Null: no reason was given."""
     replay_of: str | None = None
     """Id of the dead message that this one repeats. Null: none."""
+    deliver_at: Moment | None = None
+    """Time before which the message is not delivered. Null: it was not delayed."""
 
     @property
     def is_live(self) -> bool:
-        """True if the message is pending."""
+        """True if the message is delayed, unread or leased."""
         return self.ended_at is None
 
     @property
@@ -167,6 +183,9 @@ class Message(WireBody):
             its place in the tree, which recipients do not see.
         sent_at: the sender's time, as the sender wrote it.
         expires_at: the time at which the message expires, ISO 8601 in UTC. `None` means never.
+        expires_in_ms: the time from the append of the record to the message's expiry, instead of `expires_at`.
+        deliver_after_ms: the time from the append of the record to the message's delivery (DL-22). Until then
+            its status is `delayed`. It must be shorter than `expires_in_ms`.
         replay_of: the id of the dead message that this one repeats, or `None`.
         opens_thread: `True` if the message opens the conversation `thread`, whose row it then makes. The mark
             is no part of the content: the same message with and without it is one message.
@@ -188,6 +207,8 @@ class Message(WireBody):
     thread: Name | None = None
     sent_at: _Moment | None = None
     expires_at: UtcTime | None = None
+    expires_in_ms: _DurationMs | None = None
+    deliver_after_ms: _DurationMs | None = None
     broadcast_id: Name | None = None
     parent_thread: Name | None = None
     root_thread: Name | None = None
@@ -196,6 +217,13 @@ class Message(WireBody):
     opens_thread: Literal[True] | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> Message:
+        if self.expires_in_ms is not None and self.expires_at is not None:
+            raise ValueError("has both expires_at and expires_in_ms")
+        check_times(self.deliver_after_ms, self.expires_in_ms)
+        return self
 
     def value(self) -> bytes:
         """Return the message as canonical JSON without null fields, which becomes the value of the record."""
@@ -213,18 +241,9 @@ def posting_record(message: Message, **origin: Unpack[Origin]) -> OutgoingRecord
     return message.record(MESSAGE_POSTED, stream, ce_id=message.message_id, **origin)
 
 
-def has_come(time: str, now_us: int) -> bool:
-    """Return whether a point in time has passed. The result is true if it is exactly now.
-
-    Args:
-        time: ISO 8601 in UTC with seconds and `Z`, such as `2026-11-21T10:00:00Z`, checked by
-            `is_utc_timestamp`.
-        now_us: the present time in microseconds since 1970 UTC.
-    """
-    whole = datetime.fromisoformat(time[:19]) - _EPOCH
-    # A time has up to nine fractional digits, so the comparison is in nanoseconds.
-    fraction_ns = int(time[20:-1].ljust(9, "0"))
-    return (whole.days * 86_400 + whole.seconds) * 10**9 + fraction_ns <= now_us * 1000
+def milliseconds_of(seconds: float | None) -> int | None:
+    """Return seconds as whole milliseconds, at least one; `None` for `None`."""
+    return None if seconds is None else max(1, round(seconds * 1000))
 
 
 def verified_message(

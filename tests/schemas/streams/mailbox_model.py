@@ -6,13 +6,14 @@ ever posted, and every request; `kept` is how many requests of each kind the fol
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 WEEK_US = 604_800_000_000
 ORDER = ["high", "normal", "low"]
 LEADS_TO = {"acked": "claimed", "read": "read", "expired": "expired"}
+OPEN = ("delayed", "unread", "leased")
 DEFAULTS = {
     "from_verified": False,
     "from_task": None,
@@ -45,6 +46,12 @@ def moment_us(text: str) -> Fraction:
     return (seconds + Fraction(f"0.{fraction or 0}")) * 1_000_000
 
 
+def text_of(moment: int) -> str:
+    """Microseconds since 1970 as the log writes them: with three digits after the point, or six if need be."""
+    whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=moment)
+    return whole.isoformat(timespec="microseconds" if moment % 1000 else "milliseconds").replace("+00:00", "Z")
+
+
 class MailboxModel:
     """One mailbox. `messages`: the rows of all messages ever posted, in the order of posting."""
 
@@ -62,18 +69,22 @@ class MailboxModel:
         found = [m for m in self.messages if m["status"] in ("unread", "leased")]
         return sorted(found, key=lambda m: (ORDER.index(m["priority"]), m["posted_at"], m["message_id"]))
 
+    def delayed(self) -> list[dict[str, Any]]:
+        """The delayed messages in the order of their ids."""
+        return sorted((m for m in self.messages if m["status"] == "delayed"), key=lambda m: m["message_id"])
+
     def newest(self, message_id: str) -> int | None:
         """The last message that had this id."""
         found = [n for n, m in enumerate(self.messages) if m["message_id"] == message_id]
         return found[-1] if found else None
 
     def is_known(self, message_id: str, now: int) -> bool:
-        """True if the id may not be used again: posted in the last week, or pending."""
+        """True if the id may not be used again: posted or delivered in the last week, or without an end."""
         number = self.newest(message_id)
         if number is None:
             return False
         message = self.messages[number]
-        return message["status"] in ("unread", "leased") or now - message["posted_at"] <= WEEK_US
+        return message["status"] in OPEN or now - message["posted_at"] <= WEEK_US
 
     def settle(self, kind: str, ce_id: str, sender: str, body: dict[str, Any], now: int) -> Said:
         """Return the expected answer to a record; `kind` is the last word of its type."""
@@ -100,7 +111,7 @@ class MailboxModel:
         number = self.newest(body["message_id"])
         if number is not None and self.is_known(body["message_id"], now):
             status = self.messages[number]["status"]
-            status = status if status in ("unread", "leased") else None
+            status = status if status in OPEN else None
             is_same = self.bodies[number] == body
             return Said("duplicate" if is_same else "rejected", None if is_same else "seq_conflict", status)
         if self.is_closed:
@@ -121,11 +132,16 @@ class MailboxModel:
             "lease_until": None,
             "ended_at": None,
             "last_reason": None,
+            "deliver_at": None,
         }
+        if "expires_in_ms" in body:
+            row["expires_at"] = text_of(now + body["expires_in_ms"] * 1000)
+        if "deliver_after_ms" in body:
+            row |= {"status": "delayed", "deliver_at": now + body["deliver_after_ms"] * 1000}
         self.messages.append(row)
         self.attempts_most.pop(body["message_id"], None)
         self.bodies.append(body)
-        return Said("accepted", None, "unread", (dict(row),))
+        return Said("accepted", None, row["status"], (dict(row),))
 
     def _end(self, message: dict[str, Any], status: str, now: int) -> None:
         message.update(status=status, ended_at=now, lease_until=None)
@@ -142,7 +158,7 @@ class MailboxModel:
             self.is_closed = kind == "closed"
             return Said("accepted")
         if kind == "cleared":
-            for message in self.pending():
+            for message in [*self.pending(), *self.delayed()]:
                 self._end(message, "cleared", now)
                 changed.append(dict(message))
             return Said("accepted", None, None, tuple(changed))
@@ -199,7 +215,7 @@ class MailboxModel:
     ) -> Said:
         number = self.newest(body["message_id"])
         message = None if number is None else self.messages[number]
-        status = message["status"] if message and message["status"] in ("unread", "leased") else None
+        status = message["status"] if message and message["status"] in OPEN else None
         is_repeated = bool(earlier) and earlier[-1] == body
         is_conflict = bool(earlier) and earlier[-1] != body
         if status is None or message is None:
@@ -218,7 +234,10 @@ class MailboxModel:
             return Said("rejected", "illegal_transition", status)
         if body.get("is_no_attempt"):
             message["attempts"] -= 1
-        if kind in LEADS_TO:
+        if kind == "due":
+            newest = max(m["posted_at"] for m in self.messages)
+            message.update(status="unread", posted_at=max(now, newest + 1))
+        elif kind in LEADS_TO:
             self._end(message, LEADS_TO[kind], now)
         elif kind == "extended":
             message["lease_until"] = now + body["lease_ms"] * 1000
@@ -251,6 +270,11 @@ class MailboxModel:
         self, kind: str, sender: str, body: dict[str, Any], message: dict[str, Any], now: int
     ) -> bool:
         is_held = self._is_held(message, now)
+        if message["status"] == "delayed" or kind == "due":
+            is_due = kind == "due" and message["status"] == "delayed" and message["deliver_at"] <= now
+            return (is_due and not self._is_over(message, now)) or (
+                kind == "expired" and self._is_over(message, now)
+            )
         if kind == "read":
             return not is_held
         if kind == "expired":

@@ -24,7 +24,7 @@ from schemas.streams.mailboxes.message import Message, MessageRow, posting_recor
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read
-from tests.schemas.streams.mailbox_model import LEADS_TO, ORDER, WEEK_US, MailboxModel, Said
+from tests.schemas.streams.mailbox_model import LEADS_TO, OPEN, ORDER, WEEK_US, MailboxModel, Said
 
 pytestmark = pytest.mark.requirement("HH-06")
 
@@ -39,7 +39,7 @@ STEPS_US = st.sampled_from(SHORT_US[:3] * 8 + SHORT_US * 2 + LONG_US)
 LEASES_MS = st.sampled_from((1, 1000, 30_000, 30_000, 86_400_000))
 KINDS = ("posted",) * 6 + ("leased",) * 6 + ("nacked", "reclaimed") * 4 + ("acked",) * 3
 KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named", "unread") + ("again", "extended") * 4
-KINDS += ("closed",) + ("opened",) * 5 + ("handled",)
+KINDS += ("closed",) + ("opened",) * 5 + ("handled",) + ("due",) * 3
 
 
 class Wish(NamedTuple):
@@ -78,6 +78,11 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
         {"expires_at": time_at(now + 3_600_000_000)},
         {"expires_at": time_at(now + WEEK_US), "priority": "high"},
         {"expires_at": "2026-11-21T10:00:00Z"},
+        {"expires_in_ms": 1},
+        {"expires_in_ms": 30_000, "deliver_after_ms": 1000},
+        {"deliver_after_ms": 1},
+        {"deliver_after_ms": 29_000, "priority": "high"},
+        {"deliver_after_ms": (WEEK_US + 1000) // 1000, "priority": "low"},
     )
 
 
@@ -154,9 +159,10 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     if wish.kind in makers:
         return makers[wish.kind]()
     message_id, request = wish.message_id, wish.request
-    asked = "expires_at" if wish.kind == "expired" else "lease_until"
-    special = [m for m in model.pending() if m[asked] is not None]
-    fitting = special or model.pending() or model.messages
+    asked = {"expired": "expires_at", "due": "deliver_at"}.get(wish.kind, "lease_until")
+    known = [*model.delayed(), *model.pending()]
+    special = [m for m in known if m[asked] is not None]
+    fitting = special or known or model.messages
     if fitting and wish.is_right:
         message = fitting[wish.about % len(fitting)]
         message_id, request = message["message_id"], message["request_id"] or request
@@ -185,6 +191,7 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
         ),
         "read": lambda: requests.read_record(*at, message_id, **by),
         "expired": lambda: requests.expiry_record(*at, message_id, **by),
+        "due": lambda: requests.due_record(*at, message_id, ce_id=f"d{wish.request}", **by),
     }
     return makers[wish.kind]()
 
@@ -197,7 +204,7 @@ class WatchedEntries(Entries):
         self.is_posting = False
 
     def with_prefix(self, prefix: str) -> Iterator[str]:
-        assert prefix.startswith("m/"), "only the pending messages are iterated over"
+        assert prefix in ("m/", "d/"), "only messages without a final status are iterated over"
         assert not self.is_posting, "a posting looks at its own id and at nothing else"
         return super().with_prefix(prefix)
 
@@ -213,7 +220,7 @@ def seen(settled: Settled) -> Said:
             assert isinstance(change.row, MessageRow)
             rows.append(row)
         else:
-            assert (change.view, settled.status_after) == ("message_bodies", "unread")
+            assert change.view == "message_bodies" and settled.status_after in ("unread", "delayed")
     return Said(settled.verdict, settled.reason, settled.status_after, tuple(rows))
 
 
@@ -224,7 +231,8 @@ def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: i
         f"m/{ORDER.index(m['priority'])}/{m['posted_at']:016x}/{m['message_id']}" for m in model.pending()
     ]
     assert list(entries.with_prefix("m/")) == wanted
-    others = {key for key in stored if not re.match("m/|id/|requests/(message/)?[0-9a-f]{2}$", key)}
+    assert list(entries.with_prefix("d/")) == [f"d/{m['message_id']}" for m in model.delayed()]
+    others = {key for key in stored if not re.match("m/|d/|id/|requests/(message/)?[0-9a-f]{2}$", key)}
     assert others <= {"last", "requests", "requests/message", "leases", "handed", "closed"}
     for key in stored:
         if key.startswith("id/"):
@@ -261,9 +269,10 @@ def assert_agree(wishes: list[Wish], kept: int) -> set[tuple[str, str | None, st
         for row in said.rows:
             incarnation = (row["message_id"], row["posted_at"])
             assert incarnation not in ended, "what is final stays so, and is handed out no more"
-            if row["status"] not in ("unread", "leased"):
+            if row["status"] not in OPEN:
                 ended.add(incarnation)
-        assert len(ended) + len(model.pending()) == len(model.messages), "nothing pending is lost"
+        open_now = len(model.pending()) + len(model.delayed())
+        assert len(ended) + open_now == len(model.messages), "nothing without an end is lost"
         assert_holds_the_pending_alone(entries, model, now)
     return reached
 
@@ -318,8 +327,12 @@ REACHED = {
     *(
         ("posted", said, status)
         for said in ("duplicate", "seq_conflict")
-        for status in ("unread", "leased", None)
+        for status in ("delayed", "unread", "leased", None)
     ),
+    ("posted", "accepted", "delayed"),
+    ("due", "accepted", "unread"),
+    *(("due", "illegal_transition", status) for status in ("delayed", "unread", "leased")),
+    *((kind, "illegal_transition", "delayed") for kind in ("acked", "read", "nacked", "expired")),
     *(("claimed", "accepted", status) for status in ("claimed", "expired", "dead", None)),
     *(("leased", "accepted", status) for status in ("leased", "expired", "dead", None)),
     ("leased", "illegal_transition", None),
@@ -334,14 +347,14 @@ REACHED = {
     *((kind, said, word) for kind, word in LEADS_TO.items() for said in ("accepted", "duplicate")),
     *(
         (kind, said, None)
-        for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")
+        for kind in (*LEADS_TO, "nacked", "reclaimed", "extended", "due")
         for said in ("unknown_stream", "after_terminal")
     ),
     *(("reason", reason, "dead") for reason in ("no disk", "the lease ran out", None)),
     *(("holders", None, number) for number in "0123"),
     *(("handled", said, "claimed") for said in ("accepted", "duplicate", "seq_conflict")),
     *(("handled", "illegal_transition", status) for status in ("leased", "unread", None)),
-    *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed", "extended")),
+    *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed", "extended", "due")),
 }
 
 

@@ -84,7 +84,7 @@ COLUMNS = {
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
         "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
-        "last_reason string, replay_of string"
+        "last_reason string, replay_of string, deliver_at time"
     ),
     "stream_entries": (
         "stream_kind string!, stream_id string!, entry string!, value binary!, fold_version int32!"

@@ -1,0 +1,48 @@
+"""The timers of messages: a lease ends, a message expires, a delayed one is delivered (DL-21, DL-22)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from connectors.live.live_view import LiveView
+from connectors.reactor.derived_records import BY_REACTOR, derived_id
+from connectors.reactor.timers import Timers
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MESSAGE_EXPIRED, MESSAGE_RECLAIMED
+from schemas.streams.mailboxes.mailbox_requests import due_record, expiry_record, reclaim_record
+from schemas.streams.mailboxes.message import DELAYED, LEASED, MessageRow
+from schemas.wire.moments import has_come, moment_of
+from schemas.wire.record import OutgoingRecord
+
+
+class MessageTimers(Timers[MessageRow]):
+    """The timers of all messages without a final status. For the arguments see `Timers`.
+
+    A leased message becomes unread when its lease ends, or dead after its last attempt. It cannot expire before
+    that. An unread or delayed message expires at `expires_at`. A delayed one becomes unread at `deliver_at`.
+    """
+
+    def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None]) -> None:
+        super().__init__("message-timers", MessageRow, live_view, append)
+
+    def moment_of(self, row: MessageRow) -> int | None:
+        """Return the end of the lease, the delivery or the expiry, in microseconds; None for a final status."""
+        if row.ended_at is not None:
+            return None
+        if row.status == LEASED:
+            return row.lease_until
+        expiry = None if row.expires_at is None else moment_of(row.expires_at)
+        delivery = row.deliver_at if row.status == DELAYED else None
+        return min((at for at in (expiry, delivery) if at is not None), default=None)
+
+    def record_of(self, row: MessageRow, now_us: int) -> OutgoingRecord:
+        """Return the record that takes the message back, delivers it or ends it as expired."""
+        what = (row.realm, row.recipient, row.message_id)
+        if row.status == LEASED:
+            lease = str(row.request_id)
+            ce_id = derived_id(lease, f"{MESSAGE_RECLAIMED}/{row.key}")
+            return reclaim_record(*what, lease, ce_id=ce_id, **BY_REACTOR)
+        # After a week another message may have the same id.
+        cause = f"{row.key}/{row.posted_at}"
+        if row.expires_at is not None and has_come(row.expires_at, now_us):
+            return expiry_record(*what, ce_id=derived_id(cause, MESSAGE_EXPIRED), **BY_REACTOR)
+        return due_record(*what, ce_id=derived_id(cause, MESSAGE_DUE), **BY_REACTOR)

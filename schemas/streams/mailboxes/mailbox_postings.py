@@ -1,0 +1,121 @@
+"""The posting of a message to a mailbox: the part of the mailbox's fold that settles `message.posted`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from schemas.fold.memories import content_digest
+from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
+from schemas.fold.stream_kind import FoldInput
+from schemas.streams.mailboxes.mailbox_entries import ENTRY_VERSION, MailboxEntries
+from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, MessageBodyRow
+from schemas.streams.mailboxes.pending_message import PendingMessage
+from schemas.streams.thread.threads import ThreadRow
+from schemas.wire.moments import iso_moment
+from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
+
+# The explanation of a rejected posting or lease.
+CLOSED: Final = "the mailbox is closed"
+_FILE_DOOR: Final = "file"
+# Only the gateway can know these of a message. The file bridge posts what anybody wrote into a file.
+_OF_THE_GATEWAY: Final = (
+    "from_verified",
+    "from_task",
+    "opens_thread",
+    "parent_thread",
+    "root_thread",
+    "on_behalf_of",
+)
+
+
+def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
+    """Settle a record `message.posted`: add the message to the mailbox's entries, return verdict and rows.
+
+    `mailbox` are the entries of the stream. A message with `deliver_after_ms` is delayed, any other unread.
+    """
+    body = given.body
+    if given.envelope.door == _FILE_DOOR and any(body.get(name) for name in _OF_THE_GATEWAY):
+        return rejected(UNAUTHENTICATED_RECORD, "the file bridge cannot vouch for the message's origin")
+    message_id = body["message_id"]
+    digest = content_digest(_content(body))
+    known = mailbox.known(message_id)
+    if known is not None:
+        pending = mailbox.pending(message_id) or mailbox.delayed(message_id)
+        status = None if pending is None else pending.status
+        if known.digest == digest:
+            return duplicate(status)
+        return rejected(SEQ_CONFLICT, "this message id was posted with other content", status)
+    if mailbox.is_closed:
+        return rejected(ILLEGAL_TRANSITION, CLOSED)
+    deliver_at = _later(mailbox.now_us, body.get("deliver_after_ms"))
+    expiry = _later(mailbox.now_us, body.get("expires_in_ms"))
+    message = PendingMessage(
+        version=ENTRY_VERSION,
+        message_id=message_id,
+        priority=body.get("priority", "normal"),
+        posted_at=mailbox.next_moment(),
+        status=UNREAD if deliver_at is None else DELAYED,
+        sender=body["from"],
+        from_verified=body.get("from_verified", False),
+        kind=body["kind"],
+        from_task=body.get("from_task"),
+        in_reply_to=body.get("in_reply_to"),
+        thread=body.get("thread"),
+        broadcast_id=body.get("broadcast_id"),
+        sent_at=body.get("sent_at"),
+        expires_at=body.get("expires_at") if expiry is None else iso_moment(expiry),
+        parent_thread=body.get("parent_thread"),
+        root_thread=body.get("root_thread"),
+        on_behalf_of=body.get("on_behalf_of"),
+        replay_of=body.get("replay_of"),
+        deliver_at=deliver_at,
+    )
+    mailbox.add(message, digest)
+    row = mailbox.change(message)
+    said = MessageBodyRow(
+        realm=mailbox.realm,
+        recipient=mailbox.recipient,
+        message_id=message_id,
+        body=body["body"],
+        content_type=body.get("content_type", "application/json"),
+    )
+    opened = () if body.get("opens_thread") is None else _opened_thread(message, mailbox.recipient)
+    return accepted(message.status, (Change(MESSAGE_BODIES, row.key, said), row, *opened))
+
+
+def _later(now_us: int, duration_ms: int | None) -> int | None:
+    """Return the time `duration_ms` after `now_us`, both in microseconds since 1970 UTC; `None` without one."""
+    return None if duration_ms is None else now_us + duration_ms * 1000
+
+
+def _content(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without the mark that it opens a conversation. A repeated request may lack the mark."""
+    if "opens_thread" not in body:
+        return body
+    return {name: value for name, value in body.items() if name != "opens_thread"}
+
+
+def _opened_thread(message: PendingMessage, recipient: str) -> tuple[Change, ...]:
+    """Return the row of the conversation that a message opens; none if its place in the tree is not known.
+
+    If two gateways mark a message of one conversation at the same moment, the row names the later one. The
+    place in the tree is the same in both.
+    """
+    thread, parent, root = message.thread, message.parent_thread, message.root_thread
+    if thread is None or parent is None or root is None:
+        return ()
+    return (
+        changed(
+            ThreadRow(
+                thread=thread,
+                parent_thread=parent,
+                root_thread=root,
+                opened_by=message.sender,
+                seen_by=recipient,
+                on_behalf_of=message.on_behalf_of or message.sender,
+                kind=message.kind,
+                message_id=message.message_id,
+                opened_at=message.posted_at,
+            )
+        ),
+    )
