@@ -1,4 +1,4 @@
-"""What comes on an agent's inbox topic over MQTT: messages, and receipts for sent messages (JE-26)."""
+"""The payloads on an agent's inbox topic over MQTT: messages, and receipts for sent messages (JE-26)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -141,13 +142,26 @@ def test_a_message_with_a_ttl_expires_and_a_repeated_call_is_the_same_message(ne
     assert [ann.call("send_to_agent", **one) for one in (kept, over)] == first
     assert [one["content"] for one in ann.messages()] == ["for an hour"]
     with ThreadPoolExecutor(4) as pool:
-        at_once = pool.map(
-            lambda number: ann.call("send_to_agent", **{**kept, "idempotencyKey": "t3", "ttlSeconds": number}),
-            range(3600, 3604),
-        )
+        at_once = pool.map(lambda _: ann.call("send_to_agent", **{**kept, "idempotencyKey": "t3"}), range(4))
     assert len({one["messageId"] for one in at_once}) == 1
     del kept["ttlSeconds"]
     assert ann.error("send_to_agent", **kept)["reason"] == "seq_conflict"
+
+
+@pytest.mark.requirement("DL-22")
+def test_a_delayed_message_and_a_delayed_broadcast_come_after_their_time(new_caller: NewCaller) -> None:
+    ann, bo = new_caller("ann"), new_caller("bo")
+    late = {"delaySeconds": 1.5, "ttlSeconds": 600, "priority": "high"}
+    sent_at = time.time()
+    ann.call("send_to_agent", targetAgentId=bo.name, message="one", **late)
+    ann.call("broadcast_message", message="all", **late)
+    ann.call("send_to_agent", targetAgentId=bo.name, message="at once")
+    assert [one["content"] for one in bo.messages()] == ["at once"]
+    wait_until(lambda: len(bo.messages()) == 3, 10, "the delayed messages are there")
+    assert time.time() - sent_at >= 1.5
+    assert [one["content"] for one in bo.messages()] == ["one", "all", "at once"]
+    fault = ann.error("send_to_agent", targetAgentId=bo.name, message="x", delaySeconds=2, ttlSeconds=2)
+    assert "would expire before it is delivered" in fault["message"]
 
 
 @pytest.mark.requirement("HB-05")

@@ -141,3 +141,28 @@ def test_who_drains_is_said_by_the_token_and_nobody_looks_into_anothers_mailbox(
     drained = trunkline.json("messages", "drain", TRUNKLINE_TOKEN=token)
     assert [(m["recipient"], m["payload"]) for m in drained["messages"]] == [("bo", {"text": "for Bo"})]
     assert "claimed" in trunkline.call("messages", "peek", "default/bo").stdout
+
+
+@pytest.mark.requirement("DL-21")
+@pytest.mark.requirement("DL-22")
+def test_a_message_is_sent_with_a_delay_an_expiry_and_a_priority(
+    hub: GatewayClient, trunkline: CommandLine
+) -> None:
+    hub.post(path_of("principals"), {"principal": "cy", "role": "worker"})
+    to = ("messages", "send", "cy", "note", "--text", "tea")
+    later = trunkline.call(*to, "--after", "1h", "--expires", "2h", "--priority", "high")
+    assert later.returncode == 0 and "is stored, and comes later into the mailbox of cy" in later.stdout
+    assert trunkline.json(*to, "--after", "1h")["delivered"] is False
+    assert trunkline.json(*to, "--expires", "1s")["delivered"] is True
+    rows = trunkline.json("messages", "peek", "cy", "--status", "delayed")["messages"]
+    assert [(row["priority"], row["expires_at"] is None) for row in rows] == [("high", False), ("normal", True)]
+
+    def expired() -> bool:
+        return len(trunkline.json("messages", "peek", "cy", "--status", "expired")["messages"]) == 1
+
+    wait_until(expired, 20, "the message has expired")
+    refused = trunkline.call(*to, "--after", "2h", "--expires", "1h")
+    assert refused.returncode == 2 and "would expire before it is delivered" in refused.stderr
+    assert trunkline.call(*to, "--priority", "urgent").returncode == 2
+    assert trunkline.call("messages", "broadcast", "news", "--after", "1h", "--expires", "1d").returncode == 0
+    assert trunkline.json("messages", "clear", "cy")["cleared"] == 2

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from connectors.agent_sdk.mqtt_agent import MessageRejected
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from schemas.errors import UsageError
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.streams.agents.mqtt_agents import sign_said
 from schemas.wire.strict_json import canonical
@@ -73,6 +74,30 @@ def test_agents_talk_to_each_other_in_order_and_each_message_counts_once(run: Ma
         run.wait_status(bob.name, [str(one) for one in sent])
     assert bob.ids() == sent
     assert [message.sender for message in bob.got] == [ann.name] * 30
+
+
+@pytest.mark.requirement("DL-22")
+def test_an_agent_sends_and_gets_delayed_messages_after_their_time(run: MailRun) -> None:
+    ann, bob = run.agent(fresh("ann")), run.agent(fresh("bob"))
+    with ann as speaks, bob:
+        late = speaks.send(bob.name, "note", "late", deliver_after_s=1.5, expires_in_s=600).message_id
+        now = speaks.send(bob.name, "note", "now").message_id
+        bob.wait(1)
+        assert (bob.ids(), run.mailbox(bob.name)[str(late)]["status"]) == ([now], "delayed")
+        bob.wait(2)
+    assert bob.ids() == [now, late]
+    row = run.mailbox(bob.name)[str(late)]
+    assert row["handed_at"] >= row["deliver_at"]
+
+
+@pytest.mark.requirement("DL-21")
+def test_an_agents_message_expires_while_its_recipient_is_away(run: MailRun) -> None:
+    ann, away = run.agent(fresh("ann")), run.agent(fresh("away"))
+    with ann as speaks:
+        sent = speaks.send(away.name, "note", "soon over", expires_in_s=1.0).message_id
+        with pytest.raises(UsageError, match="would expire before it is delivered"):
+            speaks.send(away.name, "note", "never", expires_in_s=1.0, deliver_after_s=2.0)
+    run.wait_status(away.name, [str(sent)], "expired")
 
 
 def test_a_message_waits_until_its_agent_is_there_and_comes_in_order(run: MailRun) -> None:

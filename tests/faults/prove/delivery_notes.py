@@ -53,6 +53,18 @@ class Taking:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """A message that was sent with times, in seconds from its posting; 0 stands for none."""
+
+    mailbox: str
+    id: str
+    sent: float
+    answered: float
+    deliver_after_s: float
+    expires_in_s: float
+
+
+@dataclass(frozen=True)
 class Ending:
     """The answer about one leased message: it was acknowledged, given back (`reason`) or extended, or not.
 
@@ -95,7 +107,7 @@ class Seen:
     gateway: str
 
 
-Delivery = Taking | Ending | Answered | Seen
+Delivery = Taking | Timed | Ending | Answered | Seen
 _Kind = TypeVar("_Kind", Taking, Ending, Answered, Seen)
 
 
