@@ -24,23 +24,24 @@ from connectors.agent_mcp.tool_arguments import (
     UpdateMyStatus,
 )
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
+from connectors.gateway.rules.message_limits import check_limits, post_message
 from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.answers import ApiError, refuse_rejected
-from connectors.gateway.web.idempotency import request_uuid
+from connectors.gateway.web.idempotency import Origin, request_uuid
 from connectors.gateway.web.policy import Caller
 from schemas.streams.agents.participants import AgentUpdated, ParticipantRow, participant_record
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     PRIORITIES,
     UNREAD,
+    Message,
     MessageBodyRow,
     MessageRow,
-    posting_record,
     verified_message,
 )
 from schemas.streams.principal.principals import AGENT
-from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 
 KIND: Final = "message"
@@ -99,7 +100,7 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-        record = _posting(
+        message = _new_message(
             agent,
             asked.target_agent_id,
             asked.message,
@@ -108,7 +109,9 @@ class AgentTools:
             thread=asked.thread,
             **asked.in_the_log(),
         )
-        refuse_rejected(await self._hub.appender.settle(record))
+        if known is None:
+            check_limits(self._hub, message, "send_to_agent")
+        await post_message(self._hub, message, {"door": DOOR, "principal": agent})
         row = self._message(asked.target_agent_id, message_id)
         return {"messageId": message_id, "timestamp": None if row is None else row.posted_at // 1000}
 
@@ -127,13 +130,14 @@ class AgentTools:
         self._check_length(asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
         recipients = broadcast_recipients(self._hub.lists, agent)
-        records = []
+        messages = []
         for name in recipients:
             message_id = str(request_uuid(str(broadcast_id), name))
             about = {"broadcast_id": str(broadcast_id), **asked.in_the_log()}
-            records.append(_posting(agent, name, asked.message, message_id, **about))
-        for one in await self._hub.appender.settle_all(records):
-            refuse_rejected(one)
+            messages.append(_new_message(agent, name, asked.message, message_id, **about))
+        self._hub.limits.check_rate(agent, len(asked.message.encode()) * len(messages), len(messages))
+        origin: Origin = {"door": DOOR, "principal": agent}
+        await gather_all(post_message(self._hub, message, origin) for message in messages)
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
@@ -268,10 +272,9 @@ def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
     }
 
 
-def _posting(sender: str, recipient: str, text: str, message_id: str, **optional: Any) -> OutgoingRecord:
-    """Return the record of a message; `optional` are further fields of the message."""
-    message = verified_message(message_id, sender, recipient, KIND, text, TEXT, **optional)
-    return posting_record(message, door=DOOR, principal=sender)
+def _new_message(sender: str, recipient: str, text: str, message_id: str, **optional: Any) -> Message:
+    """Return a message with a text; `optional` are further fields."""
+    return verified_message(message_id, sender, recipient, KIND, text, TEXT, **optional)
 
 
 def _agent_as_json(row: ParticipantRow) -> dict[str, Any]:

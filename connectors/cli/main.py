@@ -80,6 +80,7 @@ COMMANDS: dict[str, Command] = {
     "monitor": _in("follow.monitor", "follow jobs and sessions, repair drift", AGENTS),
     "keys": _in("keys.keys", "rotate master, agents' and jobs' keys", AGENTS),
     "principals": _in("agents.principals", "make and revoke tokens", AGENTS),
+    "limits": _in("agents.limits", "show and set how much may be sent and wait", AGENTS),
     "demo": _in("stack.demo", "see the whole way of an event, in a minute", WORK),
     "bench": _in("stack.bench", "run a benchmark", WORK),
     "prove": _in("stack.prove", "test with seeds of faults under load", WORK),

@@ -14,6 +14,7 @@ from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.dead_messages import add_dead_message_routes
+from connectors.gateway.messages.limit_routes import add_limit_routes
 from connectors.gateway.messages.message_routes import add_message_routes
 from connectors.gateway.messages.own_mailbox_routes import add_own_mailbox_routes
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
@@ -59,6 +60,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_session_routes(routes, hub)
     add_principal_routes(routes, hub)
     add_mailbox_routes(routes, hub)
+    add_limit_routes(routes, hub)
     add_dead_message_routes(routes, hub)
     add_agent_routes(routes, hub)
     add_task_routes(routes, hub)

@@ -27,6 +27,9 @@ from schemas.wire.record import OutgoingRecord
 log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S: Final = 0.5
+# So many records at once, and more after a pause, in which the log takes them.
+_AT_ONCE: Final = 500
+_PAUSE_S: Final = 0.05
 # Kafka's clock decides, and it may be a little behind this one.
 _MARGIN_US: Final = 100_000
 # The record may be lost on its way, or Kafka's clock be far behind.
@@ -113,10 +116,13 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
                     return key
         return None
 
-    def _look(self) -> None:
-        """Append the records of the rows whose moment has come."""
+    def _look(self) -> bool:
+        """Append records of rows whose moment has come. Return whether there may be more of them."""
         now_us = time.time_ns() // 1000
-        while (key := self._next_due(now_us)) is not None:
+        for _ in range(_AT_ONCE):
+            key = self._next_due(now_us)
+            if key is None:
+                return False
             row = self._live_view.get(self._row_type, key)
             moment = None if row is None else self.moment_of(row)
             if row is not None and moment is not None and moment <= now_us:
@@ -124,10 +130,12 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
             else:
                 # The row changed while `open` read it.
                 self._note(key, row)
+        return True
 
     def _run(self) -> None:
-        while not self._closing.wait(_TICK_S):
+        pause_s = _TICK_S
+        while not self._closing.wait(pause_s):
             try:
-                self._look()
+                pause_s = _PAUSE_S if self._look() else _TICK_S
             except Exception:
                 log.exception("timers_failed", timers=self._thread.name)

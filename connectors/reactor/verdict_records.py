@@ -12,6 +12,7 @@ from typing import Any, Final
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import derived_id, message_from_hub, notifications
 from connectors.reactor.known_recipients import GetRow, has_mailbox
+from connectors.reactor.limits_of_principals import limits_of
 from schemas.streams.agents.mqtt_agents import AGENT_SAID, body_text
 from schemas.streams.job.job_event import JOB_EVENT, PERMISSION_REQUIRED
 from schemas.streams.job.job_registry import PERMISSION, JobRow
@@ -117,6 +118,7 @@ def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> Ou
     others |= {
         "expires_in_ms": milliseconds_of(said.get("expires_in_s")),
         "deliver_after_ms": milliseconds_of(said.get("deliver_after_s")),
+        **limits_of(get, said["to"]).of_mailbox,
     }
     message = verified_message(
         said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others

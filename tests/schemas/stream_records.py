@@ -102,6 +102,7 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "mailbox.cleared": (MAILBOX_KEY, of_mailbox(request_id="q3")),
     "mailbox.closed": (MAILBOX_KEY, of_mailbox(request_id="q4")),
     "mailbox.opened": (MAILBOX_KEY, of_mailbox(request_id="q5")),
+    "mailbox.limited": (MAILBOX_KEY, of_mailbox(request_id="q6", pending_most=9)),
     "principal.added": (PRINCIPAL_KEY, addition()),
     "principal.revoked": (PRINCIPAL_KEY, {"schema_version": 1, "principal": "ann"}),
     "request.refused": (REFUSED_KEY, refusal()),
@@ -111,6 +112,10 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
         {"schema_version": 1, "from_version": 4, "to_version": 5, "offsets": {"0": 7}},
     ),
     "control.macs_required": (b"control/macs-1", {"schema_version": 1, "partition": 1, "partitions": 4}),
+    "control.limited": (
+        b"control/limits",
+        {"schema_version": 1, "scope": "role", "name": "worker", "request_id": "q1", "pending_most": 9},
+    ),
     "control.mac_key_ended": (b"control/macs-1", {"schema_version": 1, "partition": 1, "key_id": "k0"}),
     **HUB_GOOD,
 }
@@ -122,6 +127,7 @@ _FIRST: Final = (
     "control.topology",
     "control.fold_switched",
     "control.macs_required",
+    "control.limited",
     *HUB_FIRST,
 )
 

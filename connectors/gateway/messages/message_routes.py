@@ -9,6 +9,7 @@ from fastapi import Query, Request, Response
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
+from connectors.gateway.rules.message_limits import check_limits, post_message
 from connectors.gateway.rules.message_models import (
     AuditAnswer,
     AuditFilter,
@@ -20,13 +21,14 @@ from connectors.gateway.rules.participant_models import BroadcastAnswer, Broadca
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
-from connectors.gateway.web.answers import ApiError, json_answer, refuse_rejected
+from connectors.gateway.web.answers import ApiError, json_answer
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
-from schemas.streams.mailboxes.message import Message, posting_record, verified_message
+from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT
@@ -93,15 +95,13 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         if known is None:
             check_room(hub, message.sender, message.recipient)
-        record, said = (
-            posting_record(message, **write.origin),
-            {"delivered": body.deliver_after_s is None, "message_id": write.request_id},
-        )
+            check_limits(hub, message)
+        said = {"delivered": body.deliver_after_s is None, "message_id": write.request_id}
         if not wanted.wait_reply:
-            return json_answer(said, verdict=(await hub.appender.settle_accepted(record)).verdict)
+            return json_answer(said, verdict=(await post_message(hub, message, write.origin)).verdict)
         mailboxes = own_mailboxes(write.caller, hub.settings.gateway.mailbox_per_token)
         with hub.mailbox_waits.waiting(mailboxes, is_taker=False) as wait:
-            settled = await hub.appender.settle_accepted(record)
+            settled = await post_message(hub, message, write.origin)
             reply = await wait_reply(
                 hub,
                 wait,
@@ -137,8 +137,10 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
             _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id)
             for one in envelopes
         ]
-        settled = await hub.appender.settle_all(posting_record(message, **write.origin) for message in messages)
-        verdicts = {refuse_rejected(one).verdict for one in settled}
+        body_bytes = sum(len(message.body.encode()) for message in messages)
+        hub.limits.check_rate(write.principal, body_bytes, len(messages))
+        settled = await gather_all(post_message(hub, message, write.origin) for message in messages)
+        verdicts = {one.verdict for one in settled}
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
 

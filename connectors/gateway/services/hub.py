@@ -22,6 +22,7 @@ from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
+from connectors.gateway.services.principal_limits import PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
@@ -73,6 +74,7 @@ class Hub:
         self.overlays = BrokerOverlays(live_view.entries, keyring)
         self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
+        self.limits = PrincipalLimits(live_view, self.mailboxes)
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)

@@ -149,10 +149,10 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             return len(self._waiting.get(mailbox, ()))
 
-    def delayed(self, mailbox: Mailbox) -> list[str]:
-        """Return the ids of a mailbox's delayed messages, in no order. `depth` does not count them."""
+    def size(self, mailbox: Mailbox) -> int:
+        """Return how many messages of a mailbox are delayed, wait or are leased, 0 for an unknown mailbox."""
         with self._lock:
-            return list(self._delayed.get(mailbox, ()))
+            return len(self._waiting.get(mailbox, ())) + len(self._delayed.get(mailbox, ()))
 
     def ready(self, mailbox: Mailbox, now_us: int) -> int:
         """Return how many messages of a mailbox nobody holds, 0 for an unknown mailbox.

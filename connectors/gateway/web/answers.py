@@ -53,6 +53,7 @@ _STATUS_BY_REASON: Final[dict[str, int]] = {
     verdicts.TOO_LATE: 409,
     verdicts.AFTER_TERMINAL: 409,
     verdicts.ILLEGAL_TRANSITION: 409,
+    verdicts.MAILBOX_FULL: 429,
     verdicts.FOLD_FAILED: 500,
 }
 _REASON_BY_STATUS: Final = {400: verdicts.MALFORMED, 404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}
@@ -95,12 +96,13 @@ def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
     return ApiError(503, reason, message, {"Retry-After": str(RETRY_AFTER_S)})
 
 
-def too_many(message: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
+def too_many(message: str, wait_s: float = RETRY_AFTER_S, reason: str = BUSY) -> ApiError:
     """Return an ApiError with status 429. The caller raises it when a client exceeds a rate or queue limit.
 
-    `wait_s` becomes the header `Retry-After`, in whole seconds and at least 1.
+    `wait_s` becomes the header `Retry-After`, in whole seconds and at least 1. `reason` is the code of the
+    refusal.
     """
-    return ApiError(429, BUSY, message, {"Retry-After": str(max(1, round(wait_s)))})
+    return ApiError(429, reason, message, {"Retry-After": str(max(1, round(wait_s)))})
 
 
 def check_task_text(text: str, most: int) -> None:
@@ -120,7 +122,10 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
     """
     if settled.verdict != verdicts.REJECTED:
         return settled
-    raise ApiError(*_error_of(settled))
+    status, reason, message = _error_of(settled)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        raise too_many(message, reason=reason)
+    raise ApiError(status, reason, message)
 
 
 def rejection_response(settled: SettledRecord) -> Response:

@@ -61,6 +61,8 @@ class Action(StrEnum):
     PARTICIPANT_ADD = "participant.add"
     PARTICIPANT_STOP = "participant.stop"
     MAILBOX_CLEAR = "mailbox.clear"
+    LIMITS_READ = "limits.read"
+    LIMITS_SET = "limits.set"
     PUMP_RUN = "pump.run"
     THREAD_READ = "thread.read"
     LISTENER_READ = "listener.read"

@@ -34,17 +34,26 @@ class TokenBuckets(Generic[_K]):
         self._most = most
         self._buckets: OrderedDict[_K, tuple[float, float]] = OrderedDict()  # tokens, and their time
 
-    def take(self, key: _K) -> float:
-        """Take one token from the key's bucket, if the bucket has one. Does not block.
+    def take(self, key: _K, count: float = 1, per_minute: float | None = None) -> float:
+        """Take tokens from the key's bucket, if the bucket has so many. Does not block.
 
-        Returns 0 if a token was taken. Otherwise the event exceeds the rate. The result is then the number of
-        seconds until the bucket has a token.
+        Args:
+            key: The key of the bucket.
+            count: The number of tokens.
+            per_minute: The size of this bucket, which is then filled in a minute. None: that of all buckets.
+
+        Returns:
+            0 if the tokens were taken. Otherwise the event exceeds the rate, and the result is the number of
+            seconds until the bucket has so many tokens.
         """
+        burst, per_second = (
+            (self._burst, self._per_second) if per_minute is None else (per_minute, per_minute / 60)
+        )
         now = self._clock()
-        tokens, at = self._buckets.pop(key, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - at) * self._per_second)
-        wait_s = max(0.0, (1 - tokens) / self._per_second)
-        self._buckets[key] = (tokens if wait_s else tokens - 1, now)
+        tokens, at = self._buckets.pop(key, (burst, now))
+        tokens = min(burst, tokens + (now - at) * per_second)
+        wait_s = max(0.0, (count - tokens) / per_second)
+        self._buckets[key] = (tokens if wait_s else tokens - count, now)
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
         return wait_s

@@ -1,4 +1,4 @@
-"""The fold of the streams `control/<name>`: the log's topology, fold version and MACs; the pump's listeners."""
+"""The fold of the streams `control/<name>`: topology, fold version and MACs of the log; listeners; limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import orjson
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.streams.control.limits import LIMIT_MODELS, LIMITS, LimitRow, settle_limits
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
 from schemas.streams.control.organism_fold import settle_organism
 from schemas.streams.control.record_macs import MAC_MODELS, MACS, settle_macs
@@ -103,9 +104,9 @@ def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
 def settle_control(given: FoldInput) -> Outcome:
     """Settle a record of `control/<name>`: check the body, update the state, return verdict and changed rows.
 
-    The name decides what the record is about: `topology`, `fold`, `organism` or `macs-<partition>`. The first
-    topology is valid for good; a different one is rejected as `seq_conflict`. The fold version can only
-    increase. The changes of the stream state, `given.entries`, count only if the record is accepted.
+    The name decides what the record is about: `topology`, `fold`, `organism`, `limits` or `macs-<partition>`.
+    The first topology is valid for good; a different one is rejected as `seq_conflict`. The fold version can
+    only increase. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     name = MACS if given.name.startswith(MACS) else given.name
     settle = _SETTLE_BY_NAME.get(name)
@@ -147,18 +148,20 @@ _SETTLE_BY_NAME: Final = {
     FOLD: _settle_switch,
     ORGANISM: settle_organism,
     MACS: settle_macs,
+    LIMITS: settle_limits,
 }
 _MODELS_BY_NAME: Final[dict[str, dict[str, type[WireBody]]]] = {
     TOPOLOGY: {CONTROL_TOPOLOGY: Topology},
     FOLD: {CONTROL_FOLD_SWITCHED: FoldSwitched},
     ORGANISM: dict(ORGANISM_MODELS),
     MACS: MAC_MODELS,
+    LIMITS: LIMIT_MODELS,
 }
 CONTROL_KIND: Final = StreamKind(
     name=CONTROL,
     models={name: model for models in _MODELS_BY_NAME.values() for name, model in models.items()},
     settle=settle_control,
     row_of_each_stream=(),
-    later_rows=(ListenerRow,),
+    later_rows=(ListenerRow, LimitRow),
     checks_bodies=True,
 )

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.streams.control.organism import PER_MINUTE_MOST
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, BytesMost, Message, PendingMost
 from schemas.wire.wire_body import Name, Note, WireBody
 
 MESSAGE_CLAIMED: Final = "message.claimed"
@@ -23,6 +23,7 @@ MESSAGE_EXPIRED: Final = "message.expired"
 MAILBOX_CLEARED: Final = "mailbox.cleared"
 MAILBOX_CLOSED: Final = "mailbox.closed"
 MAILBOX_OPENED: Final = "mailbox.opened"
+MAILBOX_LIMITED: Final = "mailbox.limited"
 
 CLAIM_LIMIT: Final = 100
 LEASE_LIMIT: Final = 1
@@ -101,6 +102,17 @@ class MailboxClosing(_MailboxRequest):
 
 class MailboxOpening(_MailboxRequest):
     """Body of `mailbox.opened`: a closed mailbox accepts postings and leases again."""
+
+
+class MailboxLimits(_MailboxRequest):
+    """Body of `mailbox.limited`: the mailbox's own limits, instead of those that a posting carries.
+
+    `pending_most` and `bytes_most` have the meaning that they have in `message.posted`. `None` means that the
+    mailbox has no such limit of its own any more.
+    """
+
+    pending_most: PendingMost | None = None
+    bytes_most: BytesMost | None = None
 
 
 class MessageAck(_LeaseEnd):
@@ -192,4 +204,5 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
     MAILBOX_CLEARED: MailboxClearing,
     MAILBOX_CLOSED: MailboxClosing,
     MAILBOX_OPENED: MailboxOpening,
+    MAILBOX_LIMITED: MailboxLimits,
 }

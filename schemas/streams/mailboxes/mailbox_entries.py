@@ -10,6 +10,8 @@ last week. An entry with many ids is split by the next digit, and is empty then.
 `leases`: the ends of the leases.
 `handed`: the times of the last minute at which leases with a rate handed out messages.
 `closed`: exists if the mailbox is closed.
+`size`: how many messages there are, with the bytes of their bodies.
+`limits`: the limits of the mailbox's own, if it has any.
 `requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
 `requests/<2 hex digits>`, `requests/message/<2 hex digits>`: older requests (`schemas.fold.memories`).
 They are read by key alone: the first of the two prefixes begins the keys of both.
@@ -28,6 +30,7 @@ import msgspec
 from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.memories import RequestChunk, RequestChunks, RequestMemory
 from schemas.fold.settled import Change
+from schemas.streams.mailboxes.mailbox_limits import MailboxSize, OwnLimits
 from schemas.streams.mailboxes.message import DELAYED, MAILBOX_VIEW, PRIORITIES, UNREAD
 from schemas.streams.mailboxes.pending_message import PendingMessage
 
@@ -115,6 +118,8 @@ _DELAYED: Final = StructEntries("d/", PendingMessage)
 _IDS: Final = StructEntries("id/", _Shard)
 _LEASES: Final = StructEntries("leases", Leases)
 _HANDED: Final = StructEntries("handed", _Handed)
+_SIZE: Final = StructEntries("size", MailboxSize)
+_LIMITS: Final = StructEntries("limits", OwnLimits)
 _REQUESTS: Final = {of: StructEntries(of, _Requests) for of in (OF_MAILBOX, OF_MESSAGE)}
 _OLDER_REQUESTS: Final = {of: StructEntries(f"{of}/", RequestChunk) for of in _REQUESTS}
 
@@ -134,6 +139,7 @@ class MailboxEntries:
         self.realm, _, self.recipient = mailbox.partition("/")
         self.now_us = now_us
         self._entries = entries
+        self._size: MailboxSize | None = None
 
     def next_moment(self) -> int:
         """Choose the posting time of a new message, remember it as the newest, and return it (microseconds).
@@ -196,6 +202,7 @@ class MailboxEntries:
         Some older ids are forgotten: those in the same entry that are older than a week and whose message has
         a final status.
         """
+        self._resize(1, message.body_bytes)
         message_id = message.message_id
         at, shard = self._shard(message_id)
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
@@ -223,7 +230,7 @@ class MailboxEntries:
 
     def deliver(self, message: PendingMessage) -> None:
         """Put a delayed message into the mailbox, as the newest one, with the status `unread`."""
-        self.remove(message)
+        _DELAYED.delete(self._entries, message.message_id)
         message.status, message.posted_at = UNREAD, self.next_moment()
         self.put(message)
         at, shard = self._shard(message.message_id)
@@ -233,10 +240,37 @@ class MailboxEntries:
 
     def remove(self, message: PendingMessage) -> None:
         """Remove a message that has reached a final status. Its id stays known for a week after `posted_at`."""
+        self._resize(-1, -message.body_bytes)
         if message.status == DELAYED:
             _DELAYED.delete(self._entries, message.message_id)
         else:
             _MESSAGES.delete(self._entries, _key_of(message))
+
+    def size(self) -> MailboxSize:
+        """Return how many messages have no final status, and the bytes of their bodies. Do not change it."""
+        if self._size is None:
+            self._size = _SIZE.read(self._entries)
+        if self._size is None:
+            # The messages of an earlier fold version are counted once. Without `last` there are none.
+            is_old = self._entries.get(LAST) is not None
+            count = sum(1 for _ in self._entries.with_prefix(_PENDING)) if is_old else 0
+            self._size = MailboxSize(ENTRY_VERSION, count)
+        return self._size
+
+    def _resize(self, messages: int, body_bytes: int) -> None:
+        size = self.size()
+        size.messages += messages
+        size.body_bytes += body_bytes
+        _SIZE.write(self._entries, size)
+
+    @property
+    def own_limits(self) -> OwnLimits:
+        """The limits of the mailbox's own."""
+        return _LIMITS.read(self._entries) or OwnLimits(ENTRY_VERSION)
+
+    def put_limits(self, limits: OwnLimits) -> None:
+        """Set the limits of the mailbox's own."""
+        _LIMITS.write(self._entries, limits)
 
     def leases(self) -> Leases:
         """Return a copy of the leases that have not expired. Write changes back with `put_leases`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.mailboxes.mailbox_bodies import (
     CLAIM_LIMIT,
@@ -19,6 +19,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     LIMIT_MOST,
     MAILBOX_CLEARED,
     MAILBOX_CLOSED,
+    MAILBOX_LIMITED,
     MAILBOX_MODELS,
     MAILBOX_OPENED,
     MESSAGE_ACKED,
@@ -33,11 +34,13 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGES_HANDLED,
 )
 from schemas.streams.mailboxes.mailbox_entries import (
+    ENTRY_VERSION,
     OF_MAILBOX,
     OF_MESSAGE,
     Leases,
     MailboxEntries,
 )
+from schemas.streams.mailboxes.mailbox_limits import MailboxLimitRow, OwnLimits
 from schemas.streams.mailboxes.mailbox_postings import CLOSED, settle_posting
 from schemas.streams.mailboxes.message import (
     CLAIMED,
@@ -68,7 +71,7 @@ from schemas.wire.verdicts import (
 ATTEMPTS_MOST: Final = 3
 LEASE_RAN_OUT: Final = "the lease ran out"
 _OF_MAILBOX_TYPES: Final = frozenset(
-    {MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED, MAILBOX_CLOSED, MAILBOX_OPENED}
+    {MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED, MAILBOX_CLOSED, MAILBOX_OPENED, MAILBOX_LIMITED}
 )
 # The final status to which each of these records leads.
 _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXPIRED: EXPIRED}
@@ -107,6 +110,8 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     changes: list[Change] = []
     if given.type in (MAILBOX_CLOSED, MAILBOX_OPENED):
         mailbox.put_closed(is_closed=given.type == MAILBOX_CLOSED)
+    elif given.type == MAILBOX_LIMITED:
+        changes = [_limit(given, mailbox)]
     elif given.type == MAILBOX_CLEARED:
         cleared = [*mailbox.in_order(), *mailbox.all_delayed()]
         changes = [_end(message, CLEARED, mailbox, leases) for message in cleared]
@@ -118,6 +123,22 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     requests.add(given, mailbox.older_requests(OF_MAILBOX))
     mailbox.put_requests(OF_MAILBOX, requests)
     return accepted(None, tuple(changes))
+
+
+def _limit(given: FoldInput, mailbox: MailboxEntries) -> Change:
+    """Set the limits of the mailbox's own."""
+    limits = OwnLimits(ENTRY_VERSION, given.body.get("pending_most"), given.body.get("bytes_most"))
+    mailbox.put_limits(limits)
+    return changed(
+        MailboxLimitRow(
+            realm=mailbox.realm,
+            recipient=mailbox.recipient,
+            pending_most=limits.pending_most,
+            bytes_most=limits.bytes_most,
+            limited_by=given.sender,
+            limited_at=given.now_us,
+        )
+    )
 
 
 def _is_fact(given: FoldInput) -> bool:
@@ -313,6 +334,6 @@ MAILBOX_KIND: Final = StreamKind(
     models=MAILBOX_MODELS,
     settle=settle_mailbox,
     row_of_each_stream=(MessageRow,),
-    later_rows=(MessageBodyRow, MessageRow, ThreadRow),
+    later_rows=(MessageBodyRow, MessageRow, ThreadRow, MailboxLimitRow),
     named_by=_mailbox_of,
 )

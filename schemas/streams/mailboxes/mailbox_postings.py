@@ -12,7 +12,7 @@ from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, M
 from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.moments import iso_moment
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
+from schemas.wire.verdicts import ILLEGAL_TRANSITION, MAILBOX_FULL, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
 
 # The explanation of a rejected posting or lease.
 CLOSED: Final = "the mailbox is closed"
@@ -26,6 +26,7 @@ _OF_THE_GATEWAY: Final = (
     "root_thread",
     "on_behalf_of",
 )
+_OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most"})
 
 
 def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
@@ -47,6 +48,9 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         return rejected(SEQ_CONFLICT, "this message id was posted with other content", status)
     if mailbox.is_closed:
         return rejected(ILLEGAL_TRANSITION, CLOSED)
+    body_bytes = len(body["body"].encode())
+    if why := _full(body, mailbox, body_bytes):
+        return rejected(MAILBOX_FULL, why)
     deliver_at = _later(mailbox.now_us, body.get("deliver_after_ms"))
     expiry = _later(mailbox.now_us, body.get("expires_in_ms"))
     message = PendingMessage(
@@ -69,6 +73,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         on_behalf_of=body.get("on_behalf_of"),
         replay_of=body.get("replay_of"),
         deliver_at=deliver_at,
+        body_bytes=body_bytes,
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)
@@ -88,11 +93,23 @@ def _later(now_us: int, duration_ms: int | None) -> int | None:
     return None if duration_ms is None else now_us + duration_ms * 1000
 
 
+def _full(body: dict[str, Any], mailbox: MailboxEntries, body_bytes: int) -> str | None:
+    """Return why the mailbox has no room for one more message with this body, or `None` if it has."""
+    own, size = mailbox.own_limits, mailbox.size()
+    pending_most = body.get("pending_most") if own.pending_most is None else own.pending_most
+    if pending_most is not None and size.messages >= pending_most:
+        return f"{size.messages} messages wait in the mailbox, and its limit is {pending_most}"
+    bytes_most = body.get("bytes_most") if own.bytes_most is None else own.bytes_most
+    if bytes_most is not None and size.body_bytes + body_bytes > bytes_most:
+        return f"{size.body_bytes} bytes wait in the mailbox, and its limit is {bytes_most}"
+    return None
+
+
 def _content(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without the mark that it opens a conversation. A repeated request may lack the mark."""
-    if "opens_thread" not in body:
+    """Return what makes a message the same. A repeated request may have other marks of its door."""
+    if _OF_THE_DOOR.isdisjoint(body):
         return body
-    return {name: value for name, value in body.items() if name != "opens_thread"}
+    return {name: value for name, value in body.items() if name not in _OF_THE_DOOR}
 
 
 def _opened_thread(message: PendingMessage, recipient: str) -> tuple[Change, ...]:

@@ -16,6 +16,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     LIMIT_MOST,
     MAILBOX_CLEARED,
     MAILBOX_CLOSED,
+    MAILBOX_LIMITED,
     MAILBOX_MODELS,
     MAILBOX_OPENED,
     MESSAGE_ACKED,
@@ -161,6 +162,32 @@ def gate_record(
     """
     kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
     return _record(kind, realm, recipient, {"request_id": request_id}, origin, ce_id)
+
+
+def limits_record(
+    realm: str,
+    recipient: str,
+    request_id: str,
+    *,
+    pending_most: int | None,
+    bytes_most: int | None,
+    **origin: Unpack[Origin],
+) -> OutgoingRecord:
+    """Return the record `mailbox.limited`, ready to append, which sets the limits of a mailbox's own.
+
+    Args:
+        realm: the realm of the mailbox.
+        recipient: the agent of the mailbox.
+        request_id: the id of the request. A repeated request has the same id.
+        pending_most: the largest number of messages without a final status. `None` means no limit of its own.
+        bytes_most: the largest number of bytes of their bodies. `None` means no limit of its own.
+        origin: `door`, which appends the record, and `principal`, which sets the limits.
+
+    Raises:
+        pydantic.ValidationError: an argument is invalid.
+    """
+    said = {"request_id": request_id, "pending_most": pending_most, "bytes_most": bytes_most}
+    return _record(MAILBOX_LIMITED, realm, recipient, said, origin)
 
 
 def ack_record(

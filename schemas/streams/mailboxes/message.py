@@ -17,7 +17,7 @@ from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.strict_json import canonical_plain
+from schemas.wire.strict_json import INT_MAX, canonical_plain
 from schemas.wire.wire_body import Name, Note, UtcTime, WireBody
 
 MESSAGE_POSTED: Final = "message.posted"
@@ -68,6 +68,12 @@ def check_times(deliver_after: float | None, expires_in: float | None) -> None:
     """
     if expires_in is not None and (deliver_after or 0) >= expires_in:
         raise ValueError("the message would expire before it is delivered")
+
+
+PendingMost = Annotated[int, Field(ge=0, le=INT_MAX)]
+"""The largest number of messages without a final status in a mailbox."""
+BytesMost = Annotated[int, Field(ge=0, le=INT_MAX)]
+"""The largest number of bytes in UTF-8 of the bodies of these messages together."""
 
 
 class MessageRow(Row, frozen=True, gc=False):
@@ -189,6 +195,10 @@ class Message(WireBody):
         replay_of: the id of the dead message that this one repeats, or `None`.
         opens_thread: `True` if the message opens the conversation `thread`, whose row it then makes. The mark
             is no part of the content: the same message with and without it is one message.
+        pending_most: the number of messages without a final status that the mailbox may have with this one. The
+            door fills it in, and it is no part of the content. `None` means no limit. A limit of the mailbox's
+            own (`mailbox.limited`) counts instead.
+        bytes_most: the same for the bytes of their bodies.
         repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
         original: the message before the repairs in base64. Only the ledger stores it.
     """
@@ -215,6 +225,8 @@ class Message(WireBody):
     on_behalf_of: Name | None = None
     replay_of: Name | None = None
     opens_thread: Literal[True] | None = None
+    pending_most: PendingMost | None = None
+    bytes_most: BytesMost | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
 

@@ -13,7 +13,8 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
 
     `attempts_most` and `request_id` are the limit and the request of the newest lease. If the message is unread
     all the same, the lease expired; its holder can still acknowledge the message. Times are in microseconds
-    since 1970 UTC, except for `sent_at` and `expires_at`, which are texts as the sender wrote them.
+    since 1970 UTC, except for `sent_at` and `expires_at`, which are texts. `body_bytes` is the length of the
+    body in UTF-8.
     """
 
     version: int
@@ -42,6 +43,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     last_reason: str | None = None
     replay_of: str | None = None
     deliver_at: int | None = None
+    body_bytes: int = 0
 
     def standing(self, now_us: int) -> str:
         """Return the message's status at the time `now_us`: `leased` or `unread`.

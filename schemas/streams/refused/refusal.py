@@ -17,7 +17,9 @@ REQUEST_REFUSED: Final = "request.refused"
 # Incremented when the rules of schemas/policy change, so that an auditor can tell which rules applied.
 POLICY_VERSION: Final = 9
 ANONYMOUS: Final = "anonymous"
-RefusalReason = Literal["unauthorized", "policy", "unknown_recipient", "malformed", "too_large"]
+RefusalReason = Literal[
+    "unauthorized", "policy", "unknown_recipient", "malformed", "too_large", "mailbox_full", "rate_limited"
+]
 
 
 class Refusal(WireBody):

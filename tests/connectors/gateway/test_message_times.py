@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
@@ -161,3 +162,16 @@ def test_timers_survive_a_restart_of_all_gateways(hub):
     waited = hub.client(token).get(MESSAGES, params={"wait": 30}, timeout=60).json()["messages"]
     assert [one["id"] for one in waited] == [message_id]
     wait_until(lambda: status(hub.operator, gone) == "expired", 10, "expired after the restart")
+
+
+@pytest.mark.requirement("DL-22")
+def test_more_messages_than_the_log_takes_at_once_may_have_one_time(hub):
+    name, token = hub.principal("worker")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: sent(hub.operator, name, deliver_after_s=4.0), range(1200)))
+    wanted, mine, got = {one["message_id"] for one in answers}, hub.client(token), []
+    while len(got) < len(wanted):
+        found = mine.get(MESSAGES, params={"limit": 1000, "wait": 20}, timeout=60).json()["messages"]
+        assert found, f"{len(got)} of {len(wanted)} messages came"
+        got += [one["id"] for one in found]
+    assert set(got) == wanted and len(got) == len(wanted)

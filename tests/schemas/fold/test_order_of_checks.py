@@ -223,6 +223,8 @@ PAIRS = [
     ("refused: unauthorized", nothing, refused("unauthorized"), "unauthorized"),
     ("refused: policy", nothing, refused("policy"), "policy"),
     ("refused: unknown_recipient", nothing, refused("unknown_recipient"), "unknown_recipient"),
+    ("refused: mailbox_full", nothing, refused("mailbox_full"), "mailbox_full"),
+    ("refused: rate_limited", nothing, refused("rate_limited"), "rate_limited"),
     (
         "a record that sets the rules of MACs, without one: unauthenticated_record first",
         nothing,

@@ -52,6 +52,11 @@ def text_of(moment: int) -> str:
     return whole.isoformat(timespec="microseconds" if moment % 1000 else "milliseconds").replace("+00:00", "Z")
 
 
+def content(body: dict[str, Any]) -> dict[str, Any]:
+    """What makes two postings the same message."""
+    return {name: value for name, value in body.items() if name not in ("pending_most", "bytes_most")}
+
+
 class MailboxModel:
     """One mailbox. `messages`: the rows of all messages ever posted, in the order of posting."""
 
@@ -60,6 +65,7 @@ class MailboxModel:
         self.messages: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
         self.is_closed = False
+        self.limits: dict[str, int | None] = {"pending_most": None, "bytes_most": None}
         self.handed_with_rate: list[int] = []
         self.attempts_most: dict[str, int] = {}
         self.requests: dict[bool, list[tuple[str, dict[str, Any]]]] = {True: [], False: []}
@@ -90,7 +96,7 @@ class MailboxModel:
         """Return the expected answer to a record; `kind` is the last word of its type."""
         if kind == "posted":
             return self._post(body, now)
-        is_whole = kind in ("claimed", "leased", "cleared", "closed", "opened")
+        is_whole = kind in ("claimed", "leased", "cleared", "closed", "opened", "limited")
         earlier = [known for known_id, known in self.requests[is_whole][-self.kept :] if known_id == ce_id]
         if is_whole:
             if earlier:
@@ -112,10 +118,12 @@ class MailboxModel:
         if number is not None and self.is_known(body["message_id"], now):
             status = self.messages[number]["status"]
             status = status if status in OPEN else None
-            is_same = self.bodies[number] == body
+            is_same = content(self.bodies[number]) == content(body)
             return Said("duplicate" if is_same else "rejected", None if is_same else "seq_conflict", status)
         if self.is_closed:
             return Said("rejected", "illegal_transition")
+        if not self._has_room(body):
+            return Said("rejected", "mailbox_full")
         row = {name: body.get(name, default) for name, default in DEFAULTS.items()} | {
             "realm": self.realm,
             "recipient": self.recipient,
@@ -143,6 +151,20 @@ class MailboxModel:
         self.bodies.append(body)
         return Said("accepted", None, row["status"], (dict(row),))
 
+    def _has_room(self, body: dict[str, Any]) -> bool:
+        """The mailbox's own limits count, and those of the posting where it has none."""
+        open_now = [n for n, m in enumerate(self.messages) if m["status"] in OPEN]
+        taken = {
+            "pending_most": len(open_now) + 1,
+            "bytes_most": sum(len(self.bodies[n]["body"].encode()) for n in [*open_now])
+            + len(body["body"].encode()),
+        }
+        for name, size in taken.items():
+            most = self.limits[name] if self.limits[name] is not None else body.get(name)
+            if most is not None and size > most:
+                return False
+        return True
+
     def _end(self, message: dict[str, Any], status: str, now: int) -> None:
         message.update(status=status, ended_at=now, lease_until=None)
 
@@ -154,6 +176,9 @@ class MailboxModel:
 
     def _whole(self, kind: str, sender: str, body: dict[str, Any], now: int) -> Said:
         changed: list[dict[str, Any]] = []
+        if kind == "limited":
+            self.limits = {name: body.get(name) for name in self.limits}
+            return Said("accepted")
         if kind in ("closed", "opened"):
             self.is_closed = kind == "closed"
             return Said("accepted")

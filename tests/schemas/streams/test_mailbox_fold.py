@@ -329,7 +329,7 @@ def test_no_entry_is_left_of_a_finished_message_but_its_id() -> None:
         post_at(n, entries, f"m{n}")
     at(S_US, claim_record(*AT, "c1", 1000, **HUB), entries)
     kinds = {key.partition("/")[0] for key in entries.stored()}
-    assert kinds == {"id", "last", "requests"}
+    assert kinds == {"id", "last", "requests", "size"}
 
 
 def test_acks_do_not_make_a_drain_forgotten_that_may_yet_be_repeated() -> None:

@@ -71,6 +71,10 @@ COLUMNS = {
         "concurrency int64!, per_minute int64, tokens_per_minute int64, timeout_ms int64!, options string, "
         "added_at time!, removed_at time"
     ),
+    "registry_limits": (
+        "scope string!, name string!, pending_most int64, bytes_most int64, messages_per_minute int64, "
+        "bytes_per_minute int64, limited_by string!, limited_at time!"
+    ),
     "registry_threads": (
         "thread string!, parent_thread string!, root_thread string!, opened_by string!, seen_by string!, "
         "on_behalf_of string!, kind string!, message_id string!, opened_at time!"
@@ -85,6 +89,10 @@ COLUMNS = {
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
         "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
         "last_reason string, replay_of string, deliver_at time"
+    ),
+    "mailbox_limits": (
+        "realm string!, recipient string!, pending_most int64, bytes_most int64, limited_by string!, "
+        "limited_at time!"
     ),
     "stream_entries": (
         "stream_kind string!, stream_id string!, entry string!, value binary!, fold_version int32!"
@@ -102,7 +110,9 @@ KEYS = {
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),
     "registry_listeners": ("listener",),
+    "registry_limits": ("scope", "name"),
     "registry_threads": ("thread",),
+    "mailbox_limits": ("realm", "recipient"),
     "message_bodies": ("realm", "recipient", "message_id"),
     "mailbox": ("realm", "recipient", "message_id"),
 }

@@ -1,0 +1,71 @@
+"""Shows and sets how much principals may send, and how much may wait in their mailboxes.
+
+  trunkline limits list
+  trunkline limits set all --pending 50000                      every mailbox
+  trunkline limits set role worker --per-minute 600             messages that each worker may send in a minute
+  trunkline limits set name bo --pending 1000 --bytes 10000000  bo's mailbox
+  trunkline limits set name bo                                  bo has no limits of its own any more
+
+A limit of a principal counts before that of its role, and this before that for all. Without any, 100,000
+messages may wait in a mailbox, and rates are not limited. 'set' replaces all limits of the scope at once. The
+log counts what waits in a mailbox; each gateway counts the rates of a minute for itself.
+
+A request beyond a limit is refused with 429 and the reason 'mailbox_full' or 'rate_limited'; try it later.
+Exit codes: 0; 2 wrong arguments; 4 refused; 5 the gateway does not answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import request_id
+from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.text_table import age_of
+from schemas.errors import UsageError
+
+_ALL: Final = "all"
+_FIELDS: Final = {
+    "pending": "pending_most",
+    "bytes": "bytes_most",
+    "per_minute": "messages_per_minute",
+    "bytes_per_minute": "bytes_per_minute",
+}
+_COLUMNS: Final[Columns] = {
+    "SCOPE": "scope",
+    "NAME": "name",
+    "PENDING": "pending_most",
+    "BYTES": "bytes_most",
+    "MESSAGES/MIN": "messages_per_minute",
+    "BYTES/MIN": "bytes_per_minute",
+    "AGE": lambda row: age_of(row["limited_at"]),
+    "SET BY": "limited_by",
+}
+ACTIONS: Final = Actions()
+
+
+@ACTIONS.add()
+def _list(call: Call) -> int:
+    """List the limits that were set."""
+    return call.print_rows(call.get("limits"), "limits", _COLUMNS)
+
+
+@ACTIONS.add(
+    argument("scope", "all, role or name", choices=(_ALL, "role", "name")),
+    argument("name", "the role or the principal; not for 'all'", nargs="?"),
+    argument("--pending", "messages that may wait in a mailbox", type=int, metavar="N"),
+    argument("--bytes", "bytes that the bodies of these messages may have", type=int, metavar="N"),
+    argument("--per-minute", "messages that a principal may send in a minute", type=int, metavar="N"),
+    argument("--bytes-per-minute", "bytes in messages that it may send in a minute", type=int, metavar="N"),
+    request_id("the same change"),
+    example="trunkline limits set role worker --pending 10000 --per-minute 600",
+)
+def _set(call: Call) -> int:
+    """Set all limits of a scope; those that are not given are lifted."""
+    name = _ALL if call.scope == _ALL and call.name is None else call.name
+    if name is None:
+        raise UsageError(f"NAME: say which {'role' if call.scope == 'role' else 'principal'}")
+    wanted = {field: getattr(call, option) for option, field in _FIELDS.items()}
+    row = call.post_named("limits", call.scope, name, possible_effect="the limits were set", **wanted)
+    given = ", ".join(f"{field} {row[field]}" for field in _FIELDS.values() if row[field] is not None)
+    return call.print_answer(row, f"limits of {call.scope} {name}: {given or 'none'}")

@@ -1,0 +1,58 @@
+"""The HTTP routes by which the operator sets the limits of principals and mailboxes (LM-01, LM-02)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from fastapi import Path, Response
+
+from connectors.gateway.messages.principal_routes import NamePath
+from connectors.gateway.rules.limit_models import LimitAnswer, LimitsAnswer, LimitsRequest
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import Routes
+from connectors.gateway.web.answers import json_answer, malformed, row_as_json
+from connectors.gateway.web.idempotency import WriteRequest
+from connectors.gateway.web.policy import RIGHTS, Action
+from schemas.streams.control.limits import ALL, NAME, ROLE, LimitRow, LimitsSet, limits_set_record
+from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
+from schemas.streams.mailboxes.mailbox_requests import limits_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM
+
+LIMITS: Final = "/api/hub/limits"
+_ORDER: Final = (ALL, ROLE, NAME)
+ScopePath = Annotated[Literal["all", "role", "name"], Path(description="Whom the limits are for.")]
+
+
+def add_limit_routes(routes: Routes, hub: Hub) -> None:
+    """Add to `routes` the HTTP routes that show and set limits. Called once, when the gateway starts."""
+
+    @routes.get(LIMITS, Action.LIMITS_READ, LimitsAnswer)
+    async def list_limits() -> Response:
+        """List the limits that were set: for all principals, for roles, and for single principals.
+
+        A limit of a principal counts before that of its role, and this before that for all.
+        """
+        rows = sorted(hub.live_view.live(LimitRow), key=lambda row: (_ORDER.index(row.scope), row.name))
+        return json_answer({"limits": [row_as_json(row) for row in rows], "pending_default": PENDING_DEFAULT})
+
+    @routes.post(f"{LIMITS}/{{scope}}/{{name}}", Action.LIMITS_SET, LimitAnswer)
+    async def set_limits(
+        write: WriteRequest, scope: ScopePath, name: NamePath, body: LimitsRequest
+    ) -> Response:
+        """Set the limits of all principals (`all/all`), of a role, or of one principal and its mailbox.
+
+        They replace those that were set before, and count at once. The mailbox's own limits are counted by the
+        log, whatever the number of gateways; each gateway counts the rates of a minute for itself.
+        """
+        if scope == ALL and name != ALL:
+            raise malformed("the limits for all have the name all")
+        if scope == ROLE and name not in RIGHTS:
+            raise malformed(f"there is no such role; the roles are {', '.join(sorted(RIGHTS))}")
+        wanted = LimitsSet(scope=scope, name=name, request_id=write.request_id, **dict(body))
+        if scope == NAME:
+            most = {"pending_most": body.pending_most, "bytes_most": body.bytes_most}
+            record = limits_record(DEFAULT_REALM, name, write.request_id, **most, **write.origin)
+            await hub.appender.settle_accepted(record)
+        settled = await hub.appender.settle_accepted(limits_set_record(wanted, **write.origin))
+        row = hub.live_view.get(LimitRow, f"{scope}/{name}")
+        return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)

@@ -1,0 +1,39 @@
+"""The request and answer bodies of the limits of principals (LM-01, LM-02)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from connectors.gateway.web.models import WHOLE, AnswerBody, RequestBody, row_answer
+from schemas.streams.control.limits import LimitRow
+from schemas.wire.strict_json import INT_MAX
+
+_Most = Annotated[int, Field(ge=0, le=INT_MAX), WHOLE]
+_PerMinute = Annotated[int, Field(ge=1, le=INT_MAX), WHOLE]
+
+LimitAnswer = row_answer("LimitAnswer", LimitRow)
+"""A row of `registry_limits`."""
+
+
+class LimitsRequest(RequestBody):
+    """The limits of a scope. They replace those that were set for it before. Null: not limited here."""
+
+    pending_most: _Most | None = None
+    """Largest number of messages in a mailbox that are delayed, wait or are leased."""
+    bytes_most: _Most | None = None
+    """Largest number of bytes of the bodies of these messages together."""
+    messages_per_minute: _PerMinute | None = None
+    """Messages that a principal may send in a minute, at each gateway."""
+    bytes_per_minute: _PerMinute | None = None
+    """Bytes in bodies of messages that a principal may send in a minute, at each gateway."""
+
+
+class LimitsAnswer(AnswerBody):
+    """All limits that were set, and the default of a mailbox."""
+
+    limits: list[LimitAnswer]  # type: ignore[valid-type]
+    """Limits, those for all first, then those of roles, then those of principals."""
+    pending_default: int
+    """Largest number of messages in a mailbox for which no limit was set."""

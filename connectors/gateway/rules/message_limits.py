@@ -1,0 +1,46 @@
+"""The limits of the messages that principals send and that wait in mailboxes (LM-01, LM-02)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import ApiError, refuse_rejected
+from connectors.gateway.web.idempotency import Origin
+from connectors.live.settled_feed import SettledRecord
+from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.refused.refusal import RefusalReason
+from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
+
+ROUTE: Final = "POST /api/hub/messages"
+_REASONS: Final[dict[str, RefusalReason]] = {MAILBOX_FULL: "mailbox_full", RATE_LIMITED: "rate_limited"}
+
+
+def check_limits(hub: Hub, message: Message, route: str = ROUTE) -> None:
+    """Count a new message among those of its sender, and check its recipient's mailbox.
+
+    A refusal is recorded, at most every ten seconds for each sender and `route`.
+
+    Raises:
+        ApiError: 429 with the reason `rate_limited` or `mailbox_full`.
+    """
+    try:
+        hub.limits.check_room(message.recipient)
+        hub.limits.check_rate(message.sender, len(message.body.encode()))
+    except ApiError as error:
+        hub.refusals.record(_REASONS[error.reason], str(error.detail), message.sender, route)
+        raise
+
+
+async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRecord:
+    """Append a message with the limits of its recipient's mailbox, and return the settled record.
+
+    Raises:
+        ApiError: The fold rejected the record: 429 with the reason `mailbox_full`, or another one.
+        BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
+    """
+    limited = message.model_copy(update=hub.limits.of(message.recipient).of_mailbox)
+    settled = await hub.appender.settle(posting_record(limited, **origin))
+    if settled.reason == MAILBOX_FULL:
+        hub.limits.note_full(message.recipient)
+    return refuse_rejected(settled)
