@@ -43,9 +43,9 @@ class GatewayClient:
     token file. The constructor makes no request. It raises UsageError for an invalid address or token, and
     SettingsError for a certificate file that cannot be read.
 
-    Each request raises UsageError (400, 413, 422), Refused (401, 403, 409, 429) or NotFound (404) with the gateway's
-    text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or answers 502,
-    503 or 504. Any other status raises TrunklineError.
+    Each request raises UsageError (400, 413, 422), Refused (401, 403, 409, 429) or NotFound (404) with the
+    gateway's text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or
+    answers 502, 503 or 504. Any other status raises TrunklineError.
     """
 
     def __init__(self, settings: Settings, *, token: str | None = None) -> None:
@@ -189,8 +189,8 @@ class GatewayClient:
 
         Raises:
             BackboneUnreachable: The last attempt had no answer, or 502, 503 or 504.
-            TrunklineError: The answer has another error status: NotFound for 404, Refused for 401, 403, 409, 429,
-                UsageError for 400, 413 and 422.
+            TrunklineError: The answer has another error status: NotFound for 404, Refused for 401, 403, 409 and
+                429, UsageError for 400, 413 and 422.
         """
         import httpx2
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
 from schemas.wire.ids import is_name
 from schemas.wire.record import Origin, OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.strict_json import INT_MAX, canonical
 
 # The two checks below as regular expressions, for readers of the JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -53,6 +53,8 @@ JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
 """8 lower-case hex digits."""
 Printable = Annotated[str, AfterValidator(_printable), Field(json_schema_extra={"pattern": _PRINTABLE})]
 """Text without control characters other than newline and tab."""
+Most = Annotated[int, Field(ge=0, le=INT_MAX)]
+"""A limit of a number of things, 0 for none of them."""
 NOTE_LIMIT: Final = 500
 Note = Annotated[Printable, Field(max_length=NOTE_LIMIT)]
 """A short remark by a person or a program."""

@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
-from connectors.gateway.services.sorted_keys import SortedKeys
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_view import LiveView
+from connectors.live.sorted_keys import SortedKeys
 from schemas.streams.mailboxes.message import (
     DEAD,
     DEFAULT_REALM,

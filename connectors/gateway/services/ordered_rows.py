@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
-from connectors.gateway.services.sorted_keys import SortedKeys
+from connectors.live.sorted_keys import SortedKeys
 from schemas.fold.view_rows import Row, RowT
 from schemas.state_store.ended_lists import WHOLE, Span
 

@@ -19,12 +19,11 @@ from schemas.fold.memories import content_digest
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import Moment, Row
-from schemas.streams.mailboxes.message import BytesMost, PendingMost
 from schemas.wire.ids import CONTROL, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.strict_json import INT_MAX
 from schemas.wire.verdicts import SEQ_CONFLICT
-from schemas.wire.wire_body import Name, WireBody
+from schemas.wire.wire_body import Most, Name, WireBody
 
 LIMITS: Final = "limits"
 LIMITS_STREAM: Final = stream_key(CONTROL, LIMITS)
@@ -57,8 +56,8 @@ class LimitsSet(WireBody):
     scope: Scope
     name: Name
     request_id: Name
-    pending_most: PendingMost | None = None
-    bytes_most: BytesMost | None = None
+    pending_most: Most | None = None
+    bytes_most: Most | None = None
     messages_per_minute: PerMinute | None = None
     bytes_per_minute: PerMinute | None = None
 

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.streams.control.organism import PER_MINUTE_MOST
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, BytesMost, Message, PendingMost
-from schemas.wire.wire_body import Name, Note, WireBody
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.wire.wire_body import Most, Name, Note, WireBody
 
 MESSAGE_CLAIMED: Final = "message.claimed"
 MESSAGE_LEASED: Final = "message.leased"
@@ -111,8 +111,8 @@ class MailboxLimits(_MailboxRequest):
     mailbox has no such limit of its own any more.
     """
 
-    pending_most: PendingMost | None = None
-    bytes_most: BytesMost | None = None
+    pending_most: Most | None = None
+    bytes_most: Most | None = None
 
 
 class MessageAck(_LeaseEnd):

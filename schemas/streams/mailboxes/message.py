@@ -17,8 +17,8 @@ from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.strict_json import INT_MAX, canonical_plain
-from schemas.wire.wire_body import Name, Note, UtcTime, WireBody
+from schemas.wire.strict_json import canonical_plain
+from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
 
 MESSAGE_POSTED: Final = "message.posted"
 MAILBOX_VIEW: Final = "mailbox"
@@ -68,12 +68,6 @@ def check_times(deliver_after: float | None, expires_in: float | None) -> None:
     """
     if expires_in is not None and (deliver_after or 0) >= expires_in:
         raise ValueError("the message would expire before it is delivered")
-
-
-PendingMost = Annotated[int, Field(ge=0, le=INT_MAX)]
-"""The largest number of messages without a final status in a mailbox."""
-BytesMost = Annotated[int, Field(ge=0, le=INT_MAX)]
-"""The largest number of bytes in UTF-8 of the bodies of these messages together."""
 
 
 class MessageRow(Row, frozen=True, gc=False):
@@ -225,8 +219,8 @@ class Message(WireBody):
     on_behalf_of: Name | None = None
     replay_of: Name | None = None
     opens_thread: Literal[True] | None = None
-    pending_most: PendingMost | None = None
-    bytes_most: BytesMost | None = None
+    pending_most: Most | None = None
+    bytes_most: Most | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
 

@@ -164,6 +164,28 @@ def test_a_delayed_message_and_a_delayed_broadcast_come_after_their_time(new_cal
     assert "would expire before it is delivered" in fault["message"]
 
 
+@pytest.mark.requirement("LM-01")
+@pytest.mark.requirement("LM-02")
+def test_a_full_mailbox_and_a_rate_that_is_used_up_are_errors_of_the_tool(
+    shared_gateway: McpGateway, new_caller: NewCaller
+) -> None:
+    ann, bo = new_caller("ann"), new_caller("bo")
+
+    def limit(name: str, **limits: int) -> None:
+        with shared_gateway.client() as operator:
+            answer = operator.post(f"/api/hub/limits/name/{name}", json=limits)
+            assert answer.status_code == 200, answer.text
+
+    limit(bo.name, pending_most=1)
+    to_bo = {"targetAgentId": bo.name, "message": "x"}
+    assert ann.call("send_to_agent", **to_bo)["messageId"]
+    assert ann.error("send_to_agent", **to_bo)["reason"] == "mailbox_full"
+    limit(ann.name, messages_per_minute=1)
+    ann.call("send_to_agent", targetAgentId=ann.name, message="x")
+    assert ann.error("send_to_agent", targetAgentId=ann.name, message="x")["reason"] == "rate_limited"
+    assert ann.error("broadcast_message", message="x")["reason"] == "rate_limited"
+
+
 @pytest.mark.requirement("HB-05")
 def test_an_empty_list_of_ids_marks_none_and_succeeds(new_caller: NewCaller) -> None:
     ann = new_caller("ann")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.services import mailboxes, sorted_keys
+from connectors.gateway.services import mailboxes
 from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.mailboxes import Depth, MailboxIndex
+from connectors.live import sorted_keys
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.streams.job.job_fold import job_grant

@@ -64,7 +64,7 @@ def test_a_flood_on_a_full_mailbox_leaves_few_records(hub):
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: send(mine, name, "more"), range(300)))
     assert {said(one) for one in answers} == {(429, "mailbox_full")}
-    # Those under way at once, and as many again each second. Refusals: five, and one in ten seconds.
+    # Each second there are as many as are under way at once. Refusals: five, and one in ten seconds.
     took_s = time.monotonic() - began
     assert postings(hub, name) <= 1 + 4 * (2 + took_s)
     assert (

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from connectors.dashboard.shown_rows import jobs_page
-from connectors.gateway.services import sorted_keys
 from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.services.row_lists import (
     CONTAINER_LISTS,
@@ -19,7 +18,8 @@ from connectors.gateway.services.row_lists import (
     job_lists,
     task_lists,
 )
-from connectors.gateway.services.sorted_keys import SortedKeys
+from connectors.live import sorted_keys
+from connectors.live.sorted_keys import SortedKeys
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.state_store.ended_lists import WHOLE, Span, is_listed

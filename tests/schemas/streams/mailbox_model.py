@@ -53,7 +53,7 @@ def text_of(moment: int) -> str:
 
 
 def content(body: dict[str, Any]) -> dict[str, Any]:
-    """What makes two postings the same message."""
+    """The part of a posting that must be the same for it to be the same message."""
     return {name: value for name, value in body.items() if name not in ("pending_most", "bytes_most")}
 
 

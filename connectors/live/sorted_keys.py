@@ -1,4 +1,4 @@
-"""A sorted set of byte strings in memory, of which parts are counted and listed without looking at the rest."""
+"""A sorted set of byte strings in memory: parts of it are counted and listed without looking at the rest."""
 
 from __future__ import annotations
 
