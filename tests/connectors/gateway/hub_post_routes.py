@@ -10,7 +10,7 @@ from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS, MAILBOXES = "/api/hub/participants", "/api/hub/mailboxes"
-AGENTS = "/api/hub/agents"
+AGENTS, LIMITS = "/api/hub/agents", "/api/hub/limits"
 _numbers = itertools.count(1)
 
 
@@ -151,6 +151,11 @@ ROUTES = {
         ),
         {},
         None,
+    ),
+    f"{LIMITS}/{{scope}}/{{name}}": (
+        lambda hub: f"{LIMITS}/name/{fresh()}",
+        {"pending_most": 1},
+        {"pending_most": 2},
     ),
     f"{MESSAGES}/broadcast": (
         lambda hub: f"{MESSAGES}/broadcast",

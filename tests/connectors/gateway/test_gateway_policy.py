@@ -51,6 +51,8 @@ EXPECTED = {
     "participant.add": (ALL, NO, NO, NO),
     "participant.stop": (ALL, NO, NO, NO),
     "mailbox.clear": (ALL, NO, NO, NO),
+    "limits.read": (ALL, NO, NO, NO),
+    "limits.set": (ALL, NO, NO, NO),
     "task.submit": (ALL, ALL, NO, NO, NO),
     "task.read": (ALL, ALL, NO, ALL, OWN),
     "task.cancel": (ALL, OWN, NO, NO, NO),

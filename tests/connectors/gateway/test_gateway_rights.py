@@ -90,6 +90,8 @@ def questions(held, free, mine, role):
         f"{hub}/pump/history POST": Ask(
             "o", "POST", f"{hub}/pump/history", {"listener": "nobody", "thread": "nothing"}
         ),
+        f"{hub}/limits GET": Ask("o", "GET", f"{hub}/limits"),
+        f"{hub}/limits/{{scope}}/{{name}} POST": Ask("o", "POST", f"{hub}/limits/name/{own}", {}),
         f"{hub}/tokens GET": Ask("odv", "GET", f"{hub}/tokens"),
         f"{hub}/tokens/{{token_id}}/revoke POST": Ask(
             "o", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False
