@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paho.mqtt.client import Client, MQTTv311
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.publish import single
 
 from connectors.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
-from tests.broker_processes import LOOPBACK
+from tests.broker_processes import LOOPBACK, make_mosquitto
+from tests.faults.prove.brokers import forget_sessions
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm, disarm, fired
 from tests.faults.prove.tcp_proxy import CUT, MUTE, PASS, SLOW, TcpProxy
 from tests.programs import run_program
@@ -130,3 +134,38 @@ def test_a_point_that_is_not_armed_any_more_kills_nobody(tmp_path: Path) -> None
     disarm(tmp_path)
     assert hits(tmp_path).returncode == 0
     assert not fired(tmp_path, "part.here")
+
+
+def session(port: int, publish: bytes | None = None) -> list[bytes]:
+    """Be the client `mina` with a persistent session, and return what comes within half a second.
+
+    `publish` is published on its topic when it has left.
+    """
+    got: list[bytes] = []
+    client = Client(CallbackAPIVersion.VERSION2, "mina", clean_session=False, protocol=MQTTv311)
+    client.on_message = lambda client, userdata, message: got.append(message.payload)
+    client.connect(LOOPBACK, port)
+    client.subscribe("inbox", qos=1)
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        client.loop(0.05)
+    client.disconnect()
+    if publish is not None:
+        single("inbox", publish, qos=1, hostname=LOOPBACK, port=port)
+    return got
+
+
+def test_a_mosquitto_that_is_killed_brings_back_nothing_of_a_seed_that_is_over(tmp_path: Path) -> None:
+    mosquitto = make_mosquitto(tmp_path)
+    mosquitto.start()
+    try:
+        session(mosquitto.port, b"of the first seed")
+        mosquitto.stop()  # it saves its sessions
+        mosquitto.start()
+        assert session(mosquitto.port, b"of the second seed") == [b"of the first seed"]
+        mosquitto.stop()
+        mosquitto.start()
+        forget_sessions(mosquitto, tmp_path)
+        assert session(mosquitto.port) == []
+    finally:
+        mosquitto.kill()

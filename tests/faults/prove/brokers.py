@@ -24,7 +24,8 @@ class Brokers:
         # Clients go on at the address that Kafka tells them.
         text = properties.read_text().replace(f"advertised.listeners={own}", f"advertised.listeners={seen}")
         properties.write_text(text)
-        self.processes = {"kafka": kafka, "mosquitto": make_mosquitto(folder / "mosquitto")}
+        self._mosquitto_data = folder / "mosquitto"
+        self.processes = {"kafka": kafka, "mosquitto": make_mosquitto(self._mosquitto_data)}
         self.proxies: dict[str, TcpProxy] = {}
 
     def __enter__(self) -> Brokers:
@@ -61,8 +62,9 @@ class Brokers:
         for name in self.processes:
             self.signal(name, signal.SIGCONT)
 
-    def forget_topics(self) -> None:
-        """Delete the topics of seeds that are over."""
+    def forget_seeds(self) -> None:
+        """Delete the topics of seeds that are over, and what Mosquitto has kept for their clients."""
+        forget_sessions(self.processes["mosquitto"], self._mosquitto_data)
         with admin_client(kafka_at(self.kafka_port)) as admin:
             own = [name for name in admin.list_topics() if not name.startswith("__")]
             if own:
@@ -71,6 +73,17 @@ class Brokers:
     def are_up(self) -> bool:
         """True if both listen."""
         return all(broker.process is not None and _listens(broker) for broker in self.processes.values())
+
+
+def forget_sessions(mosquitto: BrokerProcess, folder: Path) -> None:
+    """Start Mosquitto anew without the sessions and messages that it has stored in `folder`.
+
+    It saves them every five minutes. A kill in a later seed would bring messages of an earlier one back, for
+    clients that have the same names.
+    """
+    mosquitto.kill()
+    (folder / "mosquitto.db").unlink(missing_ok=True)
+    mosquitto.start()
 
 
 def _listens(broker: BrokerProcess) -> bool:

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with Brokers(root) as brokers:
                 for seed in left:
                     results.add(run_seed(seed, root, brokers))
-                    brokers.forget_topics()
+                    brokers.forget_seeds()
         except KeyboardInterrupt:
             tell(f"interrupted; the same again goes on: the results are in {args.results}")
             code = _INTERRUPTED
