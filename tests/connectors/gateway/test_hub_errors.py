@@ -102,6 +102,7 @@ ADDRESSES = {
     "token_id": "0" * 12,
     "key_id": "0" * 16,
     "realm": "default",
+    "scope": "name",
     "message_id": "m-none",
 }
 

@@ -266,7 +266,7 @@ def test_two_tasks_of_one_agent_share_its_mailbox(hub):
 def test_an_envelope_says_neither_sender_nor_id_and_has_a_type(hub):
     name, here, _ = reader(hub)
     envelope = {"recipient": name, "type": "note", "payload": 1}
-    for more in ({"sender": "operator"}, {"from": "operator"}, {"id": "m1"}, {"priority": "high"}):
+    for more in ({"sender": "operator"}, {"from": "operator"}, {"id": "m1"}, {"priority": "urgent"}):
         assert hub.operator.post(MESSAGES, json=envelope | more).status_code == 400
     assert hub.operator.post(MESSAGES, json={"recipient": name, "payload": 1}).status_code == 400
     sender, token = hub.principal("delegator")
