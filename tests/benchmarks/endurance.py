@@ -51,12 +51,16 @@ ROUND_S = 60
 
 
 class BatchTimes(threading.Thread):
-    """Notes for each micro-batch of the settling query how long it took, in ms, until `stop`."""
+    """Notes for each micro-batch of the settling query how long it took, in ms, until `stop`.
+
+    `ended_s` is when it ended, in seconds since 1970.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__(daemon=True)
         self._checkpoint = checkpoint
         self.took_ms: dict[int, float] = {}
+        self.ended_s: dict[int, float] = {}
         self.stop = threading.Event()
 
     def run(self) -> None:
@@ -66,6 +70,7 @@ class BatchTimes(threading.Thread):
             for batch, moment in ended.items():
                 if batch in begun:
                     self.took_ms.setdefault(batch, (moment - begun[batch]) * 1000)
+                    self.ended_s.setdefault(batch, moment)
 
     def _moments(self, folder: str) -> dict[int, float]:
         found = {}
