@@ -3,7 +3,7 @@
 Runs the stack on free ports. A mailbox for each depth is filled by records that are appended to the log. Then
 the mailboxes take turns: for some seconds, messages come to one of them and are taken out again over HTTP, so
 that its depth stays as it is. `batch_ms` is the median of Spark's micro-batches in these seconds, `claim_ms`
-that of the requests that take a message, and `gateway_mb` the gateway's resident memory when the mailbox was filled.
+that of the requests that take a message, and `gateway_mb` the resident memory of the gateway after the filling.
 
     ./trunkline bench mailbox_depth --json
 """
