@@ -25,6 +25,7 @@ _OF_THE_GATEWAY: Final = (
     "parent_thread",
     "root_thread",
     "on_behalf_of",
+    "topic",
 )
 
 
@@ -69,6 +70,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         on_behalf_of=body.get("on_behalf_of"),
         replay_of=body.get("replay_of"),
         deliver_at=deliver_at,
+        topic=body.get("topic"),
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)

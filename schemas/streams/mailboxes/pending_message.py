@@ -42,6 +42,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     last_reason: str | None = None
     replay_of: str | None = None
     deliver_at: int | None = None
+    topic: str | None = None
 
     def standing(self, now_us: int) -> str:
         """Return the message's status at the time `now_us`: `leased` or `unread`.
@@ -93,4 +94,5 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
             last_reason=self.last_reason,
             replay_of=self.replay_of,
             deliver_at=self.deliver_at,
+            topic=self.topic,
         )

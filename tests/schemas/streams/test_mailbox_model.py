@@ -72,7 +72,10 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
         {},
         {"priority": "high"},
         {"priority": "low", "from_task": "t1", "from_verified": True, "replay_of": "m9"},
-        {"body": "other", "thread": "t", "in_reply_to": "m0", "broadcast_id": "b", "sent_at": "at noon"},
+        {
+            **{"body": "other", "thread": "t", "in_reply_to": "m0", "broadcast_id": "b", "sent_at": "at noon"},
+            "topic": "news",
+        },
         {"expires_at": time_at(now + 1000)},
         {"expires_at": time_at(now + 30_000_000, "001")},
         {"expires_at": time_at(now + 3_600_000_000)},
