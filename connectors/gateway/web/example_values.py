@@ -64,6 +64,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "submitted_by": "planner",
     "threads.name": _THREAD,
     "to": "calculator",
+    "topic": "news",
     "JoinRequest.agent_name": "translator",
     "SessionContextAnswer.role": "agent",
     "SessionRequest.session": "research-2",

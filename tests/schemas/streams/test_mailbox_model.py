@@ -73,7 +73,11 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
         {"priority": "high"},
         {"priority": "low", "from_task": "t1", "from_verified": True, "replay_of": "m9"},
         {
-            **{"body": "other", "thread": "t", "in_reply_to": "m0", "broadcast_id": "b", "sent_at": "at noon"},
+            "body": "other",
+            "thread": "t",
+            "in_reply_to": "m0",
+            "broadcast_id": "b",
+            "sent_at": "at noon",
             "topic": "news",
         },
         {"expires_at": time_at(now + 1000)},
