@@ -125,7 +125,7 @@ class Subscribe(ToolArguments):
 
 
 class Unsubscribe(ToolArguments):
-    """Get nothing more that is published to a topic. What is in your mailbox stays there."""
+    """Get nothing more that is published to a topic. Your mailbox keeps what it has."""
 
     topic: Annotated[Name, Field(description="The topic.")]
     idempotency_key: _Key = None

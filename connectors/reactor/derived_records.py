@@ -231,7 +231,7 @@ def _completion(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecor
         message = Message.model_validate(decode(record.value)[0])
     except (ValidationError, MalformedJsonError):
         return []
-    # The message that a replay repeats has completed the task. What is published is no report to anybody.
+    # The message that a replay repeats has completed the task. A message to a topic is no report to anybody.
     if message.replay_of is not None or message.topic is not None:
         return []
     text = completes_a_task(message.body)

@@ -41,7 +41,7 @@ from tests.schemas.hub_records import public_key
 pytestmark = [pytest.mark.requirement("DL-24"), pytest.mark.kafka]
 
 BY: Any = {"door": "http", "principal": "operator"}
-# Who gets which message: `cy` leaves after the first, and `dee` comes after the second.
+# The recipients of each message: `cy` leaves after the first, and `dee` comes after the second.
 EXPECTED = {"p1": {"ann", "bo", "cy"}, "p2": {"ann", "bo"}, "p3": {"ann", "bo", "dee"}, "p4": {"eve"}}
 COPIES = {(name, message_id) for message_id, names in EXPECTED.items() for name in names}
 

@@ -102,7 +102,7 @@ def test_a_message_goes_to_those_who_are_subscribed_at_its_offset() -> None:
     topic.subscribe("cy")
     topic.subscribe("ann")
     assert recipients(topic.publish("p3")) == ["ann", "bo", "cy"]
-    # Who comes between a publication and its delivery gets nothing of it.
+    # A name that comes between a publication and its delivery gets nothing of it.
     topic.subscribe("dee")
     assert row_of(TopicMessageRow, topic.deliver("p3")).recipient_count == 3
 

@@ -42,7 +42,7 @@ class TopicModel:
         return self._subscription(kind == "subscribed", ce_id, sender, body, now)
 
     def subscribers(self) -> list[str]:
-        """Those whose last change is a beginning."""
+        """The names whose last change is a beginning."""
         last = {name: begins for name, begins, _, _ in self.changes}
         return sorted(name for name, begins in last.items() if begins)
 
