@@ -140,7 +140,7 @@ def test_nothing_follows_from_a_publication_that_is_nonsense_or_for_nobody() -> 
     for value in (None, b"", b"[1]", b'{"topic":"news"}'):
         assert delivery_of(msgspec.structs.replace(record, value=value), log.get) is None
     assert delivery_of(msgspec.structs.replace(record, key=None), log.get) is None
-    assert delivery_of(msgspec.structs.replace(record, key=b"job/00000000"), log.get) is None
+    assert delivery_of(msgspec.structs.replace(record, key=b"task/news"), log.get) is None
 
 
 def test_a_second_message_of_an_id_after_a_week_has_other_copies() -> None:

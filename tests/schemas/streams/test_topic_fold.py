@@ -191,6 +191,7 @@ def test_an_entry_of_ids_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> 
         topic.publish(message_id)
         topic.deliver(message_id)
     assert said(topic.publish("p2")) == said(topic.publish("p3")) == ("duplicate", None)
+    assert said(topic.deliver("p9")) == ("rejected", "unknown_stream")
     assert said(topic.publish("p1")) == ("accepted", None)
 
 
@@ -235,8 +236,7 @@ def test_a_topic_has_a_largest_number_of_subscribers(monkeypatch: pytest.MonkeyP
 def test_a_topic_takes_no_message_while_too_many_are_not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_fold, "UNDELIVERED_MOST", 4)
     topic = topic_of("ann", "bo")
-    topic.publish("p1")
-    topic.publish("p2")
+    assert said(topic.publish("p1")) == said(topic.publish("p2")) == ("accepted", None)
     assert said(topic.publish("p3")) == ("rejected", "illegal_transition")
     topic.deliver("p1")
     assert said(topic.publish("p3")) == ("accepted", None)
