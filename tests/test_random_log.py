@@ -27,12 +27,34 @@ REACHED = {
     *((kind, "accepted", status) for kind, status in (("acked", "claimed"), ("read", "read"))),
     ("read", "illegal_transition", "leased"),
 }
+# The same of topics, without their rows.
+OF_TOPICS = {
+    *(("subscribed", said, "subscribed") for said in ("accepted", "duplicate", "seq_conflict")),
+    *(("unsubscribed", said, "unsubscribed") for said in ("accepted", "duplicate", "seq_conflict")),
+    ("unsubscribed", "duplicate", "subscribed"),
+    *(("published", said, "publishing") for said in ("accepted", "duplicate", "seq_conflict")),
+    *(("published", said, "delivered") for said in ("duplicate", "seq_conflict")),
+    *(("delivered", said, "delivered") for said in ("accepted", "duplicate")),
+}
 
 
 def logged(made: Raw, offset: int, now_us: int) -> Record:
     """The record as Kafka would give it at this time."""
     names, values = tuple(name for name, _ in made.headers), tuple(value for _, value in made.headers)
     return Record("t", 0, offset, now_us, made.key, made.value, names, values)
+
+
+@pytest.mark.requirement("DL-24")
+def test_the_random_log_comes_through_every_step_of_a_topic() -> None:
+    streams: dict[bytes, Entries] = {}
+    reached = set[tuple[str, str | None, str | None]]()
+    for offset, made in enumerate(RandomLog(2, KEYRING).records(RECORDS)):
+        record = logged(made, offset, START_US + offset * 1000)
+        settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING, Entries())
+        if settled.stream_kind == "topic" and settled.envelope is not None:
+            kind = settled.envelope.type.removeprefix("topic.")
+            reached.add((kind, settled.reason or settled.verdict, settled.status_after))
+    assert OF_TOPICS - reached == set()
 
 
 @pytest.mark.requirement("JE-09")
@@ -44,7 +66,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     rows: dict[str, dict[str, object]] = {}
     held: dict[str, object] = {}
     doors, reasons, limits, replays = set[int](), set[object](), set[object](), 0
-    for offset, made in enumerate(RandomLog(4, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(2, KEYRING).records(RECORDS)):
         now_us += draw.choice([0, 1_000, 5_000, 50_000])
         record = logged(made, offset, now_us)
         settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING, Entries())

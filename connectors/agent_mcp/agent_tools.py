@@ -94,7 +94,7 @@ class AgentTools:
         if not decision.allowed:
             self._hub.refusals.record(UNKNOWN_RECIPIENT, decision.reason, agent, "send_to_agent")
             raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
-        self._check_length(asked.message)
+        check_length(self._hub, asked.message)
         message_id = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
         known = self._hub.mailboxes.mailbox_of(message_id)
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
@@ -127,7 +127,7 @@ class AgentTools:
             BackboneUnreachable: Kafka is unreachable, or a message was not settled in time. Some may be sent. A
                 call with the same idempotency key sends the rest.
         """
-        self._check_length(asked.message)
+        check_length(self._hub, asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
         recipients = broadcast_recipients(self._hub.lists, agent)
         messages = []
@@ -214,10 +214,12 @@ class AgentTools:
     def _message(self, recipient: str, message_id: str) -> MessageRow | None:
         return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{recipient}/{message_id}")
 
-    def _check_length(self, text: str) -> None:
-        limit, size = self._hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
-        if size > limit:
-            raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
+
+def check_length(hub: Hub, text: str) -> None:
+    """Raise ApiError (413) if the text of a message is longer than the setting `limits.payload_bytes`."""
+    limit, size = hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
+    if size > limit:
+        raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
 
 
 def _is_free(row: MessageRow) -> bool:
@@ -241,10 +243,10 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message of a mailbox as JSON.
 
     The fields are `id`, `from`, `to`, `content`, `timestamp` (milliseconds since 1970 UTC), `read` and
-    `priority`, and `inReplyTo` and `thread` if the message has them.
+    `priority`, and `inReplyTo`, `thread` and `topic` if the message has them.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
-    optional = {"inReplyTo": row.in_reply_to, "thread": row.thread}
+    optional = {"inReplyTo": row.in_reply_to, "thread": row.thread, "topic": row.topic}
     return {
         "id": row.message_id,
         "from": row.sender,

@@ -13,6 +13,7 @@ from schemas.wire.wire_body import Capabilities, Name, Note
 
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
+DEFAULT_TOPICS: Final = 100
 MARKED_AT_ONCE: Final = 1000
 # The messages of a lease that do not fit into one answer are given back, at the cost of a record each.
 LEASED_AT_ONCE: Final = 100
@@ -113,6 +114,43 @@ class BroadcastMessage(_SentMessage):
     idempotency_key: _Key = None
 
 
+class Subscribe(ToolArguments):
+    """Get what is published to a topic from now on, in your mailbox. The first subscription makes the topic.
+
+    Read these messages like others; each has the name of its topic. To subscribe again changes nothing.
+    """
+
+    topic: Annotated[Name, Field(description="The topic, as list_topics names it, or a new name.")]
+    idempotency_key: _Key = None
+
+
+class Unsubscribe(ToolArguments):
+    """Get nothing more that is published to a topic. Your mailbox keeps what it has."""
+
+    topic: Annotated[Name, Field(description="The topic.")]
+    idempotency_key: _Key = None
+
+
+class PublishMessage(_SentMessage):
+    """Write to all that are subscribed to a topic now, also to yourself if you are. See list_topics.
+
+    Each of them gets it once. Once this has answered, the message is not lost, and comes into the mailboxes
+    within a second or so. Nobody can subscribe later and get it.
+    """
+
+    topic: Annotated[Name, Field(description="The topic. Somebody must have subscribed to it once.")]
+    message: Annotated[str, Field(min_length=1, description="What to say.")]
+    thread: Annotated[Name | None, Field(description="The id of the conversation.")] = None
+    idempotency_key: _Key = None
+
+
+class ListTopics(ToolArguments):
+    """List the topics by name: how many are subscribed, whether you are, and when the newest message came."""
+
+    limit: Annotated[int, Field(ge=1, le=MESSAGES_LIMIT, description="How many at most.")] = DEFAULT_TOPICS
+    after: Annotated[Name | None, Field(description="Only topics after this name, for the next page.")] = None
+
+
 class GetMyMessages(ToolArguments):
     """Read your mailbox: priority high, normal, low, the oldest first; and how much is in it.
 
@@ -199,6 +237,10 @@ ARGUMENTS: Final = tools_by_name(
     SendToAgent,
     AskAgent,
     BroadcastMessage,
+    ListTopics,
+    Subscribe,
+    Unsubscribe,
+    PublishMessage,
     GetMyMessages,
     WaitForMessages,
     MarkRead,
@@ -209,11 +251,11 @@ ARGUMENTS: Final = tools_by_name(
     UpdateMyStatus,
 )
 # All other tools change something, so each of their calls needs a signature of its own.
-ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages", "wait_for_messages"})
+ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages", "wait_for_messages", "list_topics"})
 WAITS: Final = frozenset(name for name, model in ARGUMENTS.items() if "timeout_seconds" in model.model_fields)
 """The names of the tools that may wait for messages."""
 TOOLS: Final = described_tools(
     ARGUMENTS,
     only_reads=ONLY_READS,
-    idempotent=("mark_read", "ack_messages", "nack_message", "update_my_status"),
+    idempotent=("mark_read", "ack_messages", "nack_message", "update_my_status", "subscribe", "unsubscribe"),
 )

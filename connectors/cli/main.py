@@ -74,6 +74,7 @@ COMMANDS: dict[str, Command] = {
     "tasks": _in("jobs.tasks", "give agents tasks, follow and end them", AGENTS),
     "tokens": _in("agents.tokens", "list and revoke the tokens of tasks", AGENTS),
     "messages": _in("messages.messages", "send, take, lease, follow and show messages", AGENTS),
+    "topics": _in("messages.topics", "publish to subscribers; subscribe, list, show", AGENTS),
     "organism": _in("organism.organism", "show and change the XML pump's listeners", AGENTS),
     "console": _in("organism.console", "take part in the XML pump as a person", AGENTS),
     "sessions": _in("agents.sessions", "create, stop and list agent sessions", AGENTS),
@@ -93,6 +94,12 @@ _OF_THE_WRAPPER = {
         "check": "format, lint, types and the tests without brokers",
         "test": "run all tests; pytest's arguments may follow",
     },
+}
+
+# The two commands have similar names. Each gets a hint for the actions of the other one.
+_TWINS = {
+    "topic": (("publish", "subscribe", "unsubscribe", "list", "show"), "topics", "messages for subscribers"),
+    "topics": (("create",), "topic", "the topic of the log in Kafka"),
 }
 
 _EXAMPLES = """\
@@ -120,6 +127,13 @@ def _unknown(name: str) -> int:
     hint = f"Did you mean '{close[0]}'?" if close else f"See {PROGRAM} --help."
     print(f"{PROGRAM}: there is no command '{name}'. {hint}", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _check_twin(name: str, arguments: Sequence[str]) -> None:
+    """Raise UsageError if an action belongs to the command with a similar name."""
+    actions, twin, what = _TWINS.get(name, ((), "", ""))
+    if arguments and arguments[0] in actions:
+        raise UsageError(f"'{arguments[0]}' is an action of '{PROGRAM} {twin}', which is about {what}")
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -188,6 +202,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return 0
     if first not in COMMANDS:
         return _unknown(first)
+    _check_twin(first, arguments[1:])
     return _run_command(first, arguments[1:])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import pyarrow as pa
@@ -99,6 +100,15 @@ def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple
     where = _by_door(door, since_s) & (pc.field("type") == MESSAGE_POSTED)
     found = _rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()
     return {(f"{row['stream_kind']}/{row['stream_id']}", row["ce_id"]) for row in found}
+
+
+def ids_among(settings: Settings, door: str, since_s: float, ce_ids: Collection[str]) -> set[str]:
+    """Return those of the CloudEvents ids `ce_ids` that `door` has appended at `since_s` or later.
+
+    For the other arguments, and the errors, see `ids_by_door`. At most `ce_ids` are in memory.
+    """
+    where = _by_door(door, since_s) & pc.field("ce_id").isin(list(ce_ids))
+    return set(_rows(settings, where, ["ce_id"]).column("ce_id").to_pylist())
 
 
 def _by_door(door: str, since_s: float) -> pc.Expression:

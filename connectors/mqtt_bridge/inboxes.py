@@ -70,6 +70,7 @@ _FIELDS: Final = (
     "in_reply_to",
     "thread",
     "broadcast_id",
+    "topic",
     "sent_at",
     "posted_at",
     "expires_at",

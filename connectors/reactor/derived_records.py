@@ -231,8 +231,9 @@ def _completion(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecor
         message = Message.model_validate(decode(record.value)[0])
     except (ValidationError, MalformedJsonError):
         return []
-    if message.replay_of is not None:
-        return []  # the message that it repeats has completed the task
+    # The message that a replay repeats has completed the task. A message to a topic is no report to anybody.
+    if message.replay_of is not None or message.topic is not None:
+        return []
     text = completes_a_task(message.body)
     if text is None or message.from_task is None or not message.from_verified:
         return []

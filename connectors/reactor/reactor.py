@@ -10,6 +10,9 @@ first record and derives everything again. But a mailbox remembers its messages 
 newest 256 requests. So for causes older than a minute the reactor looks into the ledger, and skips the records
 that it has already appended. While the ledger cannot be read, the reactor waits. One poll returns fewer records
 than a session remembers.
+
+The copies of a message to a topic are appended a few at a time, whatever their number. Only when Kafka has
+acknowledged all of them, the reactor appends the record that says so (`connectors.reactor.topic_deliveries`).
 """
 
 from __future__ import annotations
@@ -17,20 +20,28 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from connectors.live.verdict_reader import ids_by_door, postings_by_door
+from connectors.live.verdict_reader import ids_among, ids_by_door, postings_by_door
 from connectors.log.publisher import Append, Position, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, derived_records
 from connectors.reactor.own_answers import OwnAnswers
+from connectors.reactor.topic_deliveries import (
+    TOPIC_DOOR,
+    Delivery,
+    TopicsBySubscriber,
+    delivery_of,
+    ended_subscriptions,
+)
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from connectors.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
@@ -38,13 +49,21 @@ from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.topic.topic_registry import SubscriptionRow
 from schemas.wire.record import OutgoingRecord, Record
 
 log = structlog.stdlib.get_logger(__name__)
 
+_Found = TypeVar("_Found")
 _POLL_S: Final = 0.2
 _POLL_RECORDS: Final = 100
+# Offsets are committed after about so many copies of messages to topics. Kafka takes the partitions away from a
+# reactor that does not poll for five minutes.
+_COPIES_AT_ONCE: Final = 20_000
+_UNACKNOWLEDGED_MOST: Final = 2000
 _OLD_S: Final = 60.0
+# A mailbox knows the ids of its messages for at least a week.
+_FORGOTTEN_S: Final = 6 * 24 * 3600.0
 # The greatest difference between the clocks of two brokers.
 _CLOCKS_APART_S: Final = 60.0
 _SETTLE_TICK_S: Final = 0.5
@@ -94,8 +113,9 @@ class Reactor:
         self._already: set[str] = set()
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
-        self._sessions = _SessionsByJob()
+        self._sessions, self._topics = _SessionsByJob(), TopicsBySubscriber()
         live_view.on_change(lambda change: self._sessions.add(change.row))
+        live_view.on_change(lambda change: self._topics.add(change.row))
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
@@ -105,6 +125,8 @@ class Reactor:
         """
         for row in self._live_view.live(SessionRow):
             self._sessions.add(row)
+        for subscription in self._live_view.live(SubscriptionRow):
+            self._topics.add(subscription)
         self._thread.start()
 
     def stop(self) -> None:
@@ -148,15 +170,62 @@ class Reactor:
         oldest_s = min(record.logged_at_us for record in polled) / 1e6
         if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
             self._find_appended_since(oldest_s)
-        self._others = []
-        wanted = [found for record in polled for found in self._derive(record)]
-        # A repeated cause has the same derived records.
-        once = {(r.stream, r.ce_id, r.value): r for r in wanted}
-        self._append([r for r in once.values() if self._is_wanted(r)], publisher)
-        self._step("acknowledged")
-        tail.commit(polled)
-        self._step("committed")
+        for records, deliveries in self._parts(polled):
+            self._others = []
+            wanted = [found for record in records for found in self._derive(record)]
+            # A repeated cause has the same derived records.
+            once = {(r.stream, r.ce_id, r.value): r for r in wanted}
+            self._append([r for r in once.values() if self._is_wanted(r)], publisher)
+            if not all(self._deliver(delivery, publisher) for delivery in deliveries):
+                return False
+            self._append([d.delivered for d in deliveries if self._is_wanted(d.delivered)], publisher)
+            self._step("acknowledged")
+            tail.commit(records)
+            self._step("committed")
         return True
+
+    def _parts(self, polled: Sequence[Record]) -> Iterator[tuple[list[Record], list[Delivery]]]:
+        """Divide records, so that each part has few copies of messages to append, or one message."""
+        records: list[Record] = []
+        deliveries: list[Delivery] = []
+        for record in polled:
+            records.append(record)
+            delivery = self._derived(record, lambda one: delivery_of(one, self._live_view.get), None)
+            if delivery is not None:
+                deliveries.append(delivery)
+            if sum(len(one.recipients) for one in deliveries) >= _COPIES_AT_ONCE:
+                yield records, deliveries
+                records, deliveries = [], []
+        if records:
+            yield records, deliveries
+
+    def _deliver(self, delivery: Delivery, publisher: Publisher) -> bool:
+        """Append the copies of a message and wait for Kafka. Return False if the reactor stops before that."""
+        known = self._copies_appended(delivery)
+        waiting: deque[tuple[OutgoingRecord, Append]] = deque()
+        for copy in delivery.copies():
+            if self._stopping.is_set():
+                return False
+            if copy.ce_id in known or (copy.stream, copy.ce_id) in self._refused:
+                continue
+            self._step("before_append")
+            waiting.append((copy, publisher.append(copy)))
+            self._step("appended")
+            if len(waiting) >= _UNACKNOWLEDGED_MOST:
+                self._acknowledge([waiting.popleft()])
+        self._acknowledge(waiting)
+        return True
+
+    def _copies_appended(self, delivery: Delivery) -> set[str]:
+        """Return the ids of the copies that the ledger has, if mailboxes may have forgotten them."""
+        since_s = delivery.row.published_at / 1e6
+        if since_s > time.time() - _FORGOTTEN_S:
+            return set()
+        ids = [delivery.copy_id(recipient) for recipient in delivery.recipients]
+        try:
+            return ids_among(self._settings, TOPIC_DOOR, since_s - _CLOCKS_APART_S, ids)
+        except TrunklineError as error:
+            raise BackboneUnreachable(f"cannot read which copies were appended before: {error}") from error
 
     def _wait_settled(self, polled: Sequence[Record]) -> bool:
         """Wait until the live view has settled all records; return False if the reactor stops before that."""
@@ -173,25 +242,34 @@ class Reactor:
         return not self._stopping.is_set()
 
     def _derive(self, record: Record) -> list[OutgoingRecord]:
-        get = self._live_view.get
         ack_id = acknowledged_by(record)
         if ack_id is not None:
             appends = self._own_answers.wait(ack_id, self._settings.gateway.settle_timeout_s)
             if appends is not None:
                 self._others += [(None, append) for append in appends]
                 return []
+        return self._derived(record, self._records_of, [])
+
+    def _records_of(self, record: Record) -> list[OutgoingRecord]:
+        get = self._live_view.get
+        found = derived_records(record, get, self._sessions.made_for)
+        found += ended_subscriptions(record, get, self._topics.topics_of)
+        if depends_on_verdict(record, get) or may_have_effects(record, get):
+            settled = self._settled(Position(record.partition, record.offset))
+            found += records_by_verdict(record, settled.verdict, settled.reason, get)
+            found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
+        return found
+
+    @staticmethod
+    def _derived(record: Record, derive: Callable[[Record], _Found], otherwise: _Found) -> _Found:
+        """Return what `derive` finds for a record, or `otherwise` after a bug in it."""
         try:
-            found = derived_records(record, get, self._sessions.made_for)
-            if depends_on_verdict(record, get) or may_have_effects(record, get):
-                settled = self._settled(Position(record.partition, record.offset))
-                found += records_by_verdict(record, settled.verdict, settled.reason, get)
-                found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
-            return found
+            return derive(record)
         except BackboneUnreachable:
             raise
         except Exception:
             log.exception("follow_up_failed", partition=record.partition, offset=record.offset)
-            return []
+            return otherwise
 
     def _settled(self, position: Position) -> SettledRecord:
         """Return how a record was settled. Raises BackboneUnreachable while that is unknown."""
@@ -209,11 +287,15 @@ class Reactor:
 
     def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
         """Append and wait for all acknowledgements. Raises BackboneUnreachable: then start again."""
-        waiting = self._others
+        waiting, self._others = self._others, []
         for one in wanted:
             self._step("before_append")
             waiting.append((one, publisher.append(one)))
             self._step("appended")
+        self._acknowledge(waiting)
+
+    def _acknowledge(self, waiting: Iterable[tuple[OutgoingRecord | None, Append]]) -> None:
+        """Wait for Kafka's acknowledgements of appends. Raises BackboneUnreachable: then start again."""
         failure: BackboneUnreachable | None = None
         for record, append in waiting:
             try:

@@ -19,6 +19,7 @@ from schemas.streams.refused.refusal import REFUSED_KIND
 from schemas.streams.session.session_fold import SESSION_KIND
 from schemas.streams.task.task_fold import TASK_KIND
 from schemas.streams.thread.threads import THREAD_KIND
+from schemas.streams.topic.topic_fold import TOPIC_KIND
 
 # In the order in which a micro-batch writes their views.
 KINDS: Final[dict[str, StreamKind]] = {
@@ -32,6 +33,7 @@ KINDS: Final[dict[str, StreamKind]] = {
         CONTAINER_KIND,
         CONTROL_KIND,
         THREAD_KIND,
+        TOPIC_KIND,
         MAILBOX_KIND,
         REFUSED_KIND,
     )

@@ -21,6 +21,7 @@ from tests.benchmarks.event_load import events, jobs_for
 from tests.benchmarks.growth import batch_ratio
 from tests.benchmarks.stack_cores import CoreMeter
 from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures, files_ratio
+from tests.benchmarks.topics import arrivals
 from tests.benchmarks.wake import AT_MOST, figures
 from tests.benchmarks.wake_load import Log, Round
 
@@ -230,3 +231,16 @@ def test_jobs_of_a_thousand_events_have_them_and_half_of_the_jobs_end() -> None:
     assert len(by_job) <= jobs_for(20_000, 1000)
     assert sum(b'"completed"' in record.value for record in found) >= len(by_job) // 3
     assert 900 < max(by_job.values()) < 1200
+
+
+@pytest.mark.requirement("DL-24")
+def test_a_copy_that_is_missing_or_double_is_an_error_of_the_bench_of_topics() -> None:
+    def row(message_id: str, second: int) -> dict[str, Any]:
+        return {"broadcast_id": message_id, "posted_at": f"2026-01-31T12:00:{second:02d}.000Z"}
+
+    published = {"p1": 0.0, "p2": 1.0}
+    good = {"ann": [row("p1", 1), row("p2", 2)], "bo": [row("p1", 3), row("p2", 2)]}
+    last, errors = arrivals(published, good)
+    assert (last["p1"] - last["p2"], errors) == (1.0, [])
+    _, errors = arrivals(published, {**good, "bo": [row("p1", 3), row("p1", 4)]})
+    assert errors == ["bo: 1 missing, 1 double"]

@@ -111,6 +111,28 @@ def saying(seq: int = 1, **changed: Any) -> dict[str, Any]:
     return sign_said({"schema_version": 1, **body, **changed}, MQTT_SECRET)
 
 
+TOPIC_KEY: Final = b"topic/news"
+
+
+def of_topic(**fields: Any) -> dict[str, Any]:
+    """The body of a record about the topic, with further fields."""
+    return {"schema_version": 1, "topic": "news", **fields}
+
+
+def publication(message_id: str = "p1", **changed: Any) -> dict[str, Any]:
+    """The body of a message to the topic, with fields changed."""
+    body = {"message_id": message_id, "from": "ann", "from_verified": True, "kind": "note", "body": "{}"}
+    return of_topic(**{**body, **changed})
+
+
+# Record type -> the key of its stream and a good body, of topics.
+TOPIC_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
+    "topic.subscribed": (TOPIC_KEY, of_topic(subscriber="bo", request_id="s1")),
+    "topic.published": (TOPIC_KEY, publication()),
+    "topic.delivered": (TOPIC_KEY, of_topic(message_id="p1")),
+    "topic.unsubscribed": (TOPIC_KEY, of_topic(subscriber="bo", request_id="s2")),
+}
+
 # Record type -> the key of its stream and a good body, of the pump's streams.
 PUMP_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "organism.loaded": (
@@ -167,6 +189,7 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "agent.mqtt_removed": (AGENT_KEY, of_participant("m2")),
     "container.changed": (CONTAINER_KEY, container_change()),
     **PUMP_GOOD,
+    **TOPIC_GOOD,
 }
 # The first record of each of these streams: it makes the stream known.
 HUB_FIRST: Final = (
@@ -175,6 +198,7 @@ HUB_FIRST: Final = (
     "agent.joined",
     "agent.mqtt_registered",
     "container.changed",
+    "topic.subscribed",
 )
 
 

@@ -139,9 +139,9 @@ def good_record(record_type: str, **changed: Any) -> Record:
     return with_mac(record) if record_type in MAC_MODELS else record
 
 
-def with_mac(record: Record) -> Record:
-    """The record with the MAC that the gateway would have made."""
-    mac_key = job_records.KEYRING.mac_key(GATEWAY)
+def with_mac(record: Record, signer: str = GATEWAY) -> Record:
+    """The record with the MAC that the gateway, or another signer, would have made."""
+    mac_key = job_records.KEYRING.mac_key(signer)
     made = (mac_key.name.encode(), mac_of(mac_key, record_mac_input(record)).encode())
     names = (*record.header_names, *MAC_HEADERS[-2:])
     return msgspec.structs.replace(record, header_names=names, header_values=(*record.header_values, *made))

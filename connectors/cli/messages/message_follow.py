@@ -30,6 +30,13 @@ _LOOK_S: Final = 1.0
 _BATCH: Final = 100
 _EVENT_ID: Final = re.compile(r"[0-9]{1,18}(?:-[0-9]{1,18})*").fullmatch
 _STATE_LIMIT: Final = 100
+# The fields of a message that are shown if it has them, and how they are named.
+_ABOUT: Final = {
+    "in_reply_to": "in reply to",
+    "thread": "thread",
+    "topic": "topic",
+    "replay_of": "replay of",
+}
 _NOTES: Final = Notes("messages")
 ACTIONS: Final = Actions()
 
@@ -149,11 +156,7 @@ class _Marks:
 
 def _line(message: Row) -> str:
     """Return a message as one line, without characters that a terminal obeys."""
-    about = [
-        f"{text} {message[name]}"
-        for name, text in (("in_reply_to", "in reply to"), ("thread", "thread"), ("replay_of", "replay of"))
-        if name in message
-    ]
+    about = [f"{text} {message[name]}" for name, text in _ABOUT.items() if name in message]
     payload = json.dumps(message["payload"], ensure_ascii=False)
     parts = (message["timestamp"], message["id"], message["sender"], message["type"], *about, payload)
     return escaped("  ".join(parts))

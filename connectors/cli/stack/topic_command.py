@@ -3,6 +3,9 @@
   trunkline topic create                        what the settings kafka.* say; harmless a second time
   trunkline topic create --json
 
+This is the one topic of Kafka that all records are in. Messages for subscribers are published by another
+command, 'trunkline topics'.
+
 The topic gets kafka.partitions partitions, kafka.replication_factor copies and min.insync.replicas from
 kafka.min_in_sync_replicas, and stores its partition count and epoch as its first record. All programs check it
 before they start. The first records have a MAC, so the command makes the master keys if there are none: copy

@@ -44,6 +44,7 @@ _COPIED: Final = (
     "in_reply_to",
     "thread",
     "broadcast_id",
+    "topic",
     "sent_at",
     "expires_at",
     "parent_thread",

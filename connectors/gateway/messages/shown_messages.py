@@ -16,7 +16,8 @@ from schemas.wire.moments import iso_moment
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message with its body as JSON; see `MessageAnswer` for the fields.
 
-    `in_reply_to`, `thread`, `replay_of`, `attempt` and `deadline` are left out of a message without them.
+    `in_reply_to`, `thread`, `topic`, `replay_of`, `attempt` and `deadline` are left out of a message without
+    them.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     shown = {
@@ -31,6 +32,8 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
         shown["in_reply_to"] = row.in_reply_to
     if row.thread is not None:
         shown["thread"] = row.thread
+    if row.topic is not None:
+        shown["topic"] = row.topic
     if row.replay_of is not None:
         shown["replay_of"] = row.replay_of
     if row.lease_until is not None:

@@ -68,6 +68,14 @@ def evaluate_message(
     """
     if not is_known_recipient(live_view, recipient, per_token=per_token):
         return PolicyResult(allowed=False, reason="no recipient of this name is known")
+    return evaluate_publication(kind)
+
+
+def evaluate_publication(kind: str) -> PolicyResult:
+    """Return whether a message of the type `kind` may be published, and the reason if not.
+
+    The type must not be blank. The function records nothing and raises nothing.
+    """
     if not kind.strip():
         return PolicyResult(allowed=False, reason="the envelope has no type")
     return _ALLOWED

@@ -107,6 +107,8 @@ class MessageAnswer(AnswerBody):
     """Id of the message that this one answers."""
     thread: str | None = None
     """Id of the conversation."""
+    topic: str | None = None
+    """Topic to which the message was published."""
     replay_of: str | None = None
     """Id of the dead message that this one repeats."""
     attempt: int | None = None

@@ -9,7 +9,7 @@ the operator may change and end everything.
   the tokens of these tasks;
 - as a worker: the session of its name and the job that this session holds;
 - as an agent: the task whose token it presents;
-- in every role: the mailbox of its name.
+- in every role: the mailbox of its name, and the subscriptions of this mailbox to topics.
 
 A thing that does not exist has no owner. The capabilities of a task's token can restrict an agent further, see
 `has_capability`. Raise `schemas.streams.refused.refusal.POLICY_VERSION` whenever a rule changes.
@@ -52,6 +52,9 @@ class Action(StrEnum):
     MESSAGE_DRAIN = "message.drain"
     MESSAGE_MARK = "message.mark"
     MESSAGE_REPLAY = "message.replay"
+    TOPIC_PUBLISH = "topic.publish"
+    TOPIC_SUBSCRIBE = "topic.subscribe"
+    TOPIC_READ = "topic.read"
     AUDIT_READ = "audit.read"
     AGENT_READ = "agent.read"
     TASK_SUBMIT = "task.submit"
@@ -86,13 +89,18 @@ _READING: Final = {
     Action.TASK_READ: Reach.ALL,
     Action.TOKEN_LIST: Reach.ALL,
     Action.AUDIT_READ: Reach.ALL,
+    Action.TOPIC_READ: Reach.ALL,
 }
-# The sender and the mailbox of these actions are always the caller's own, so they need no limit.
+# The sender and the mailbox of most of these actions are always the caller's own, so they need no limit. The
+# mailbox that is subscribed to a topic can be named.
 _MESSAGES: Final = {
     Action.MESSAGE_SEND: Reach.ALL,
     Action.MESSAGE_BROADCAST: Reach.ALL,
     Action.MESSAGE_DRAIN: Reach.ALL,
     Action.MESSAGE_MARK: Reach.ALL,
+    Action.TOPIC_PUBLISH: Reach.ALL,
+    Action.TOPIC_SUBSCRIBE: Reach.OWN,
+    Action.TOPIC_READ: Reach.ALL,
 }
 
 RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
@@ -145,8 +153,10 @@ def roles_with(action: Action) -> dict[str, Reach]:
 
 # The actions that a token's capabilities can restrict. An agent keeps its mailbox and the end of its own task.
 RESTRICTED_BY_CAPABILITIES: Final = frozenset(
-    {Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TASK_SUBMIT}
+    {Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TOPIC_PUBLISH, Action.TASK_SUBMIT}
 )
+# An agent that may send may publish, so it needs no further capability.
+_ALSO_BY: Final = {Action.TOPIC_PUBLISH: Action.MESSAGE_SEND}
 _CAPABILITY_FAMILIES: Final = ("message.", "task.")
 
 
@@ -234,15 +244,17 @@ def has_capability(caller: Caller, action: Action) -> bool:
 
     Capabilities restrict a right that the role has; they never grant one. The rule:
 
-    - Only sending, broadcasting and submitting tasks (`RESTRICTED_BY_CAPABILITIES`) can be restricted. Every
-      other action is permitted.
+    - Only sending, publishing, broadcasting and submitting tasks (`RESTRICTED_BY_CAPABILITIES`) can be
+      restricted. Every other action is permitted.
     - A list without any name that starts with `message.` or `task.` restricts nothing.
-    - Any other list permits those restricted actions that it names, such as `message.send`.
+    - Any other list permits those restricted actions that it names, such as `message.send`. This one also
+      permits publishing.
     """
     if action not in RESTRICTED_BY_CAPABILITIES:
         return True
     is_restricted = any(name.startswith(_CAPABILITY_FAMILIES) for name in caller.capabilities)
-    return not is_restricted or action in caller.capabilities
+    named = {action, _ALSO_BY.get(action, action)}
+    return not is_restricted or not named.isdisjoint(caller.capabilities)
 
 
 def needs_owner(caller: Caller, action: Action) -> bool:

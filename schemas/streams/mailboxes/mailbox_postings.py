@@ -25,6 +25,7 @@ _OF_THE_GATEWAY: Final = (
     "parent_thread",
     "root_thread",
     "on_behalf_of",
+    "topic",
 )
 _OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most"})
 
@@ -74,6 +75,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         replay_of=body.get("replay_of"),
         deliver_at=deliver_at,
         body_bytes=body_bytes,
+        topic=body.get("topic"),
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)

@@ -56,7 +56,12 @@ MESSAGE_FINAL: Final = terminal_states(MESSAGE_TRANSITIONS)
 MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL - {DELAYED}
 
 _Moment = Annotated[str, Field(max_length=40)]
-_DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
+MessageKind = Annotated[str, Field(min_length=1, max_length=128)]
+"""A word that the sender of a message chooses."""
+ContentType = Annotated[str, Field(max_length=128)]
+"""The media type of a message's body."""
+DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
+"""A time from the posting of a message, in milliseconds."""
 DurationSeconds = Annotated[float, Field(ge=0.001, le=DURATION_MS_MOST // 1000, allow_inf_nan=False)]
 """A time from the posting of a message, in seconds: a millisecond to 366 days."""
 
@@ -104,7 +109,7 @@ class MessageRow(Row, frozen=True, gc=False):
     thread: str | None
     """Recipient's id of the conversation that the message belongs to. Null: none."""
     broadcast_id: str | None
-    """Id that all copies of a broadcast share. Null: no broadcast."""
+    """Id that all copies of a broadcast, or of a message to a topic, share. Null: neither."""
     sent_at: str | None
     """Time of sending by the sender's clock, as the sender wrote it."""
     expires_at: str | None
@@ -135,6 +140,8 @@ class MessageRow(Row, frozen=True, gc=False):
     """Id of the dead message that this one repeats. Null: none."""
     deliver_at: Moment | None = None
     """Time before which the message is not delivered. Null: it was not delayed."""
+    topic: str | None = None
+    """Topic to which the message was published. Null: none."""
 
     @property
     def is_live(self) -> bool:
@@ -195,6 +202,7 @@ class Message(WireBody):
         bytes_most: the same for the bytes of their bodies.
         repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
         original: the message before the repairs in base64. Only the ledger stores it.
+        topic: the topic to which the message was published, or `None`. `broadcast_id` is then its id there.
     """
 
     message_id: Name
@@ -203,16 +211,16 @@ class Message(WireBody):
     from_verified: bool = False
     from_task: Name | None = None
     recipient: Annotated[Name, Field(alias="to")]
-    kind: Annotated[str, Field(min_length=1, max_length=128)]
+    kind: MessageKind
     priority: Literal["low", "normal", "high"] = "normal"
     body: str
-    content_type: Annotated[str, Field(max_length=128)] = "application/json"
+    content_type: ContentType = "application/json"
     in_reply_to: Name | None = None
     thread: Name | None = None
     sent_at: _Moment | None = None
     expires_at: UtcTime | None = None
-    expires_in_ms: _DurationMs | None = None
-    deliver_after_ms: _DurationMs | None = None
+    expires_in_ms: DurationMs | None = None
+    deliver_after_ms: DurationMs | None = None
     broadcast_id: Name | None = None
     parent_thread: Name | None = None
     root_thread: Name | None = None
@@ -223,6 +231,7 @@ class Message(WireBody):
     bytes_most: Most | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
+    topic: Name | None = None
 
     @model_validator(mode="after")
     def _times_fit(self) -> Message:

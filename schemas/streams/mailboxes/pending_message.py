@@ -44,6 +44,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     replay_of: str | None = None
     deliver_at: int | None = None
     body_bytes: int = 0
+    topic: str | None = None
 
     def standing(self, now_us: int) -> str:
         """Return the message's status at the time `now_us`: `leased` or `unread`.
@@ -95,4 +96,5 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
             last_reason=self.last_reason,
             replay_of=self.replay_of,
             deliver_at=self.deliver_at,
+            topic=self.topic,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
+from connectors.agent_mcp.topic_tools import TopicTools
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
@@ -53,6 +54,17 @@ class FoldedHub(LiveRows):
         """The tools that wait, lease and ask, over this hub."""
         hub: Any = self
         return DeliveryTools(hub, self.tools)
+
+    @property
+    def topic_tools(self) -> TopicTools:
+        """The tools of topics, over this hub."""
+        hub: Any = self
+        return TopicTools(hub)
+
+    @property
+    def all_tools(self) -> tuple[AgentTools, DeliveryTools, TopicTools]:
+        """All tools, over this hub."""
+        return self.tools, self.delivery_tools, self.topic_tools
 
     def check(self) -> None:
         """As of the appender: Kafka is never away."""

@@ -24,6 +24,10 @@ TOOLS = {
     "ack_messages",
     "nack_message",
     "extend_lease",
+    "subscribe",
+    "unsubscribe",
+    "publish_message",
+    "list_topics",
 }
 
 

@@ -10,7 +10,7 @@ from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS, MAILBOXES = "/api/hub/participants", "/api/hub/mailboxes"
-AGENTS, LIMITS = "/api/hub/agents", "/api/hub/limits"
+AGENTS, LIMITS, TOPICS = "/api/hub/agents", "/api/hub/limits", "/api/hub/topics"
 _numbers = itertools.count(1)
 
 
@@ -49,6 +49,13 @@ def _mqtt_agent(hub):
 
 def _token_id(hub):
     return hub.token_of(hub.submit("idle").id)["token_id"]
+
+
+def _topic(hub):
+    """A topic with a subscriber."""
+    name = fresh("topic")
+    assert hub.operator.post(f"{TOPICS}/{name}/subscribe", json={}).is_success
+    return name
 
 
 def _to_be_read(hub):
@@ -170,6 +177,21 @@ ROUTES = {
         lambda hub: MESSAGES,
         {"recipient": "hub", "type": "a", "payload": 1},
         {"recipient": "hub", "type": "a", "payload": 2},
+    ),
+    f"{TOPICS}/{{topic}}": (
+        lambda hub: f"{TOPICS}/{_topic(hub)}",
+        {"type": "a", "payload": 1},
+        {"type": "a", "payload": 2},
+    ),
+    f"{TOPICS}/{{topic}}/subscribe": (
+        lambda hub: f"{TOPICS}/{fresh('topic')}/subscribe",
+        {"subscriber": "operator"},
+        {"subscriber": "hub"},
+    ),
+    f"{TOPICS}/{{topic}}/unsubscribe": (
+        lambda hub: f"{TOPICS}/{_topic(hub)}/unsubscribe",
+        {"subscriber": "operator"},
+        {"subscriber": "hub"},
     ),
     TASKS: (
         lambda hub: TASKS,

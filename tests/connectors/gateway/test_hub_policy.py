@@ -102,8 +102,9 @@ def test_a_message_goes_to_somebody_known_and_has_a_type(recipient, kind, allowe
     assert bool(found.reason) is not allowed
 
 
-SEND, BROADCAST, SUBMIT = Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TASK_SUBMIT
-RESTRICTED = {SEND, BROADCAST, SUBMIT}
+SEND, PUBLISH, BROADCAST = Action.MESSAGE_SEND, Action.TOPIC_PUBLISH, Action.MESSAGE_BROADCAST
+SUBMIT = Action.TASK_SUBMIT
+RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT}
 
 
 @pytest.mark.requirement("HO-20")
@@ -113,9 +114,10 @@ RESTRICTED = {SEND, BROADCAST, SUBMIT}
         ((), RESTRICTED),
         (("answer",), RESTRICTED),
         (("messages", "task", "audit.read"), RESTRICTED),
-        (("answer", "message.send"), {SEND}),
+        (("answer", "message.send"), {SEND, PUBLISH}),
         (("message.broadcast",), {BROADCAST}),
-        (("message.send", "message.broadcast"), {SEND, BROADCAST}),
+        (("message.send", "message.broadcast"), {SEND, PUBLISH, BROADCAST}),
+        (("message.none", "topic.publish"), {PUBLISH}),
         (("task.submit",), {SUBMIT}),
         # An unknown name of the two families grants nothing and still restricts.
         (("message.sned",), set()),
@@ -150,6 +152,9 @@ RIGHTS_OF_AN_AGENT = {
     Action.MESSAGE_BROADCAST: ANY,
     Action.MESSAGE_DRAIN: ANY,
     Action.MESSAGE_MARK: ANY,
+    Action.TOPIC_PUBLISH: ANY,
+    Action.TOPIC_SUBSCRIBE: ITS_MAILBOX,
+    Action.TOPIC_READ: ANY,
     Action.AGENT_READ: ANY,
     Action.TASK_READ: ITS_TASK,
     Action.TASK_END: ITS_TASK,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections import Counter
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import msgspec
 import pyarrow as pa
@@ -17,20 +13,17 @@ from kafka.admin import KafkaAdminClient
 
 import connectors.reactor.reactor as reactor_module
 from connectors.live.live_view import LiveView
-from connectors.log.kafka_topic import ensure_topic
 from connectors.reactor.derived_records import DOOR, derived_id, derived_records
-from connectors.reactor.reactor import Reactor
-from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import client_options
-from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
 from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation, session_record
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
-from tests.broker_processes import program_environment, wait_until, with_kafka
+from tests.broker_processes import wait_until, with_kafka
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.test_live_view import opened
+from tests.connectors.reactor.dying_reactor import DyingReactor, reacting
 from tests.jobs.topic_load import append_all, event, registration
 from tests.schemas.job_records import make_record
 
@@ -90,17 +83,6 @@ def assert_each_happened_once(view: LiveView, jobs, timeout_s: float = 40) -> No
         session = view.row(REGISTRY_SESSIONS, f"s{job[-1]}")
         assert (session.job_id, session.jobs_ended, session.created_by) == (None, 1, "reactor/reactor")
     assert len(view.rows(MAILBOX_VIEW)) == len(jobs)
-
-
-@contextmanager
-def reacting(settings, view, **options):
-    """A reactor that runs inside the block."""
-    reactor = Reactor(settings, view, **options)
-    reactor.start()
-    try:
-        yield reactor
-    finally:
-        reactor.stop()
 
 
 def committed(settings) -> dict[int, int]:
@@ -175,37 +157,11 @@ def test_a_session_made_for_a_job_ends_with_it_also_when_it_never_picked_it(sett
         assert view.row(REGISTRY_SESSIONS, "picker").jobs_ended == 1
 
 
-class DyingReactor:
-    """A log of its own with jobs in it, and a process that reacts to it until it kills itself at `step`."""
-
-    def __init__(self, settings: Settings, keyring: Keyring, step: str, folder: Path) -> None:
-        topic = f"{settings.kafka.topic}.{step}"
-        gateway = settings.gateway.model_copy(update={"reactor_group": topic})
-        self.settings = with_kafka(settings, topic=topic).model_copy(update={"gateway": gateway})
-        ensure_topic(self.settings)
-        append_all(self.settings, [record for job in JOBS for record in lives(job, keyring, times=1)])
-        environment = program_environment(self.settings) | {
-            "TRUNKLINE_READY_FILE": str(folder / f"{step}.ready")
-        }
-        number = "4" if step in ("before_append", "appended") else "1"
-        command = [sys.executable, "-m", "tests.connectors.reactor.reacting_process", step, number]
-        self.log = folder / f"{step}.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stdout=log, stderr=log)
-
-    def wait(self) -> None:
-        """Wait until it has killed itself."""
-        try:
-            assert self.process.wait(40) == -signal.SIGKILL, self.log.read_text()
-        finally:
-            if self.process.poll() is None:
-                self.process.kill()
-                self.process.wait(10)
-
-
 @pytest.mark.requirement("CM-04")
 def test_killed_at_any_step_every_derived_record_still_happens_once(settings, keyring, tmp_path):
-    dying = {step: DyingReactor(settings, keyring, step, tmp_path) for step in STEPS}
+    records = [record for job in JOBS for record in lives(job, keyring, times=1)]
+    numbers = {step: 4 if step in ("before_append", "appended") else 1 for step in STEPS}
+    dying = {step: DyingReactor(settings, records, step, numbers[step], tmp_path) for step in STEPS}
     for one in dying.values():
         one.wait()
     with ExitStack() as stack:

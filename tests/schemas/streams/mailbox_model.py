@@ -27,6 +27,7 @@ DEFAULTS = {
     "root_thread": None,
     "on_behalf_of": None,
     "replay_of": None,
+    "topic": None,
 }
 
 

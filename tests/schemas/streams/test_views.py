@@ -53,6 +53,19 @@ COLUMNS = {
         "container string!, state string!, task_id string!, agent_name string!, backend string!, host string, "
         "handle string, port int64, error string, created_at time!, changed_at time!"
     ),
+    "registry_topics": (
+        "topic string!, subscribers int64!, created_by string!, created_at time!, publications int64!, "
+        "undelivered int64!, last_message_id string, last_published_at time"
+    ),
+    "registry_subscriptions": (
+        "topic string!, subscriber string!, status string!, since time!, subscribed_by string!, until time, "
+        "unsubscribed_by string"
+    ),
+    "topic_messages": (
+        "topic string!, message_id string!, status string!, sender string!, kind string!, "
+        "recipient_count int64!, recipients texts, published_at time!, published_offset int64!, "
+        "delivered_at time"
+    ),
     "registry_participants": (
         "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
         "started_at time!, updated_at time!, stopped_at time, stopped_why string"
@@ -88,7 +101,7 @@ COLUMNS = {
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
         "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
-        "last_reason string, replay_of string, deliver_at time"
+        "last_reason string, replay_of string, deliver_at time, topic string"
     ),
     "mailbox_limits": (
         "realm string!, recipient string!, pending_most int64, bytes_most int64, limited_by string!, "
@@ -106,6 +119,9 @@ KEYS = {
     "registry_tokens": ("token_id",),
     "registry_agents": ("agent_name",),
     "registry_containers": ("container",),
+    "registry_topics": ("topic",),
+    "registry_subscriptions": ("topic", "subscriber"),
+    "topic_messages": ("topic", "message_id"),
     "registry_participants": ("agent_name",),
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),

@@ -1,0 +1,121 @@
+"""Publishes messages to topics, and subscribes mailboxes to them.
+
+  trunkline topics subscribe news                   your own mailbox; the first subscription makes the topic
+  trunkline topics subscribe news --as echo         another mailbox (operator)
+  trunkline topics publish news note --text "soup is ready"
+  trunkline topics publish news note @menu.json --priority high --expires 2h
+  trunkline topics unsubscribe news                 nothing that is published from now on
+  trunkline topics list                             topics, their subscribers and newest messages
+  trunkline topics show news                        who is subscribed
+
+Each subscriber gets one copy of a message in its mailbox, and reads it like any other: over HTTP ('messages'),
+MCP or MQTT. The subscribers are those at the message's position in the log. 'publish' ends when the message is
+in the log; the copies come into the mailboxes after that, usually within a second.
+
+The token names the sender and the mailbox that is subscribed: the operator's, unless TRUNKLINE_TOKEN holds
+another token. 'trunkline topic' is another command: it makes the topic of the log in a Kafka of your own.
+
+Exit codes: 0; 2 wrong arguments; 3 no such topic or mailbox, nothing found; 4 refused, with the reason; 5 the
+gateway does not answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from connectors.cli.messages.message_arguments import PAYLOAD, SENT, payload_of, sent_fields
+from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import limit, name_of, request_id
+from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.text_table import age_of
+from connectors.terminal.terminal_text import escaped
+
+_TOPIC: Final = argument("topic", "the topic", type=name_of("a topic"))
+_AS: Final = argument(
+    "--as",
+    "the mailbox (operator; default: your own)",
+    type=name_of("a mailbox"),
+    dest="subscriber",
+    metavar="NAME",
+)
+_AFTER: Final = argument("--after", "begin after this name", type=name_of("the list"), metavar="NAME")
+ACTIONS: Final = Actions()
+
+
+@ACTIONS.add(
+    _TOPIC,
+    *PAYLOAD,
+    argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
+    argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
+    *SENT,
+    request_id("the same message, not a second one"),
+    example='trunkline topics publish news note --text "soup is ready" --expires 2h',
+    late="payload",
+)
+def _publish(call: Call) -> int:
+    """Publish a message to all present subscribers of a topic."""
+    answer = call.post_named(
+        "topics",
+        call.topic,
+        possible_effect="the message was published",
+        type=call.type,
+        payload=payload_of(call),
+        in_reply_to=call.in_reply_to,
+        thread=call.thread,
+        **sent_fields(call),
+    )
+    to = f"{answer['recipients']} subscribers of {escaped(call.topic)}"
+    return call.print_answer(answer, f"message {escaped(answer['message_id'])} is on its way to {to}")
+
+
+@ACTIONS.add(_TOPIC, _AS, request_id("the same subscription"), example="trunkline topics subscribe news")
+def _subscribe(call: Call) -> int:
+    """Subscribe a mailbox to a topic, which is made if it does not exist."""
+    return _change(call, "subscribe", "is subscribed to")
+
+
+@ACTIONS.add(_TOPIC, _AS, request_id("the same end"), example="trunkline topics unsubscribe news --as echo")
+def _unsubscribe(call: Call) -> int:
+    """End the subscription of a mailbox to a topic."""
+    return _change(call, "unsubscribe", "is not subscribed to")
+
+
+def _change(call: Call, how: str, state: str) -> int:
+    answer = call.post_named(
+        "topics",
+        call.topic,
+        how,
+        possible_effect="the subscription was changed",
+        subscriber=call.subscriber,
+    )
+    return call.print_answer(answer, f"{escaped(answer['subscriber'])} {state} {escaped(call.topic)}")
+
+
+_TOPICS: Final[Columns] = {
+    "TOPIC": "name",
+    "SUBSCRIBERS": "subscribers",
+    "YOU": lambda row: "subscribed" if row["subscribed"] else "",
+    "MESSAGES": "publications",
+    "NEWEST": lambda row: "" if row["last_published_at"] is None else age_of(row["last_published_at"]),
+    "MESSAGE": "last_message_id",
+}
+
+
+@ACTIONS.add(_AFTER, limit(), example="trunkline topics list")
+def _list(call: Call) -> int:
+    """List the topics by name."""
+    return call.print_rows(call.get("topics", limit=call.limit, after=call.after), "topics", _TOPICS)
+
+
+_SUBSCRIPTIONS: Final[Columns] = {
+    "SUBSCRIBER": "subscriber",
+    "AGE": lambda row: age_of(row["since"]),
+    "SUBSCRIBED BY": "subscribed_by",
+}
+
+
+@ACTIONS.add(_TOPIC, _AFTER, limit(), example="trunkline topics show news")
+def _show(call: Call) -> int:
+    """Show the subscriptions to a topic by name."""
+    found = call.get("topics", call.topic, limit=call.limit, after=call.after)
+    return call.print_rows({**found, "total": found["subscribers"]}, "subscriptions", _SUBSCRIPTIONS)

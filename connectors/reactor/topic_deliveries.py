@@ -1,0 +1,188 @@
+"""Copies of a message to a topic for its subscribers, and ends of subscriptions (DL-24).
+
+A settled publication has the names of its recipients in its row. The reactor posts a copy to each of them, and
+appends `topic.delivered` when Kafka has acknowledged all copies. So as long as a copy may be missing, the row
+has the status `publishing`. A reactor that starts again then posts all copies again under the same ids, and the
+mailboxes recognise those that they have. After `topic.delivered` nothing is derived any more.
+
+The functions use only the settled record and the rows of the live view.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from connectors.reactor.derived_records import BY_REACTOR, derived_id
+from connectors.reactor.known_recipients import GetRow, has_mailbox
+from schemas.fold.view_rows import Row
+from schemas.streams.agents.agent_registry import AGENT_REMOVED
+from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REMOVED
+from schemas.streams.agents.participants import AGENT_STOPPED
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.principal.principals import PRINCIPAL_REVOKED
+from schemas.streams.topic.topic_registry import (
+    PUBLISHING,
+    TOPIC_DELIVERED,
+    TOPIC_PUBLISHED,
+    TOPIC_UNSUBSCRIBED,
+    Publication,
+    SubscriptionRow,
+    TopicMessageRow,
+    Unsubscription,
+    delivery_record,
+    subscription_record,
+)
+from schemas.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, parse_stream_key
+from schemas.wire.moments import iso_moment
+from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
+from schemas.wire.strict_json import MalformedJsonError, canonical_plain, decode
+
+# The door of the copies. They are far more than all that the reactor derives otherwise, so they are apart.
+TOPIC_DOOR: Final = "topic"
+# These end the mailbox of the name of their stream, unless the name has one for another reason.
+_ENDS: Final = frozenset({AGENT_STOPPED, AGENT_REMOVED, AGENT_MQTT_REMOVED, PRINCIPAL_REVOKED})
+_PUBLISHED: Final = TOPIC_PUBLISHED.encode()
+
+TopicsOf = Callable[[str], Iterable[str]]
+"""`topics_of(subscriber)`: the names of the topics of a subscriber. Earlier ones may be among them."""
+
+
+class Delivery:
+    """The delivery of one published message: its copies, and the record that says that all are in the log.
+
+    Attributes:
+        row: The row of the message.
+        recipients: The names of the recipients, sorted. There is at least one.
+        delivered: The record `topic.delivered`. Append it when Kafka has acknowledged all copies.
+    """
+
+    def __init__(self, body: Publication, row: TopicMessageRow) -> None:
+        self.row = row
+        self.recipients: list[str] = row.recipients or []
+        # After a week another message may have the same id.
+        self._cause = f"{row.topic}/{row.message_id}/{row.published_at}"
+        self._sender = body.sender
+        # One validated message for all copies, because they differ in two names that are valid.
+        self._content = self._copy_for_first(body)
+        ce_id = derived_id(self._cause, TOPIC_DELIVERED)
+        self.delivered = delivery_record(row.topic, row.message_id, ce_id=ce_id, **BY_REACTOR)
+
+    def copy_id(self, recipient: str) -> str:
+        """Return the id of the copy for a recipient. It depends on the publication and the recipient alone."""
+        return derived_id(self._cause, f"{MESSAGE_POSTED}/{recipient}")
+
+    def copies(self) -> Iterator[OutgoingRecord]:
+        """Yield the record `message.posted` of each copy, in the order of the recipients.
+
+        They are built one after the other, because all of them may be larger than the memory.
+        """
+        content = dict(self._content)
+        for recipient in self.recipients:
+            content["to"], content["message_id"] = recipient, self.copy_id(recipient)
+            yield OutgoingRecord(
+                stream=f"{MAILBOX}/{DEFAULT_REALM}/{recipient}",
+                ce_id=content["message_id"],
+                door=TOPIC_DOOR,
+                principal=self._sender,
+                type=MESSAGE_POSTED,
+                value=canonical_plain(content),
+            )
+
+    def _copy_for_first(self, body: Publication) -> dict[str, Any]:
+        """Return the content of the copy for the first recipient."""
+        published = body.model_dump(mode="json", by_alias=True, exclude_none=True)
+        expiry = published.pop("expires_in_ms", None)
+        if expiry is not None:
+            # The same copy may be appended twice, so its expiry must not depend on the time of its append.
+            published["expires_at"] = iso_moment(self.row.published_at + expiry * 1000)
+        first = self.recipients[0]
+        own = {"message_id": self.copy_id(first), "to": first, "broadcast_id": self.row.message_id}
+        message = Message.model_validate({**published, **own})
+        content: dict[str, Any] = message.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return content
+
+
+def delivery_of(record: Record, get: GetRow) -> Delivery | None:
+    """Return the delivery of a message to a topic that `record` has published; `None` if there is none.
+
+    The result is `None` for any other record, for a publication that was not accepted, and for one that is
+    delivered already. It depends on the accepted record alone.
+
+    Args:
+        record: A settled record of any type.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
+    """
+    if _PUBLISHED not in record.header_values or record.value is None:
+        return None
+    stream = parse_stream_key(record.key)
+    if stream is None or stream[0] != TOPIC:
+        return None
+    try:
+        body = Publication.model_validate(decode(record.value)[0])
+    except (ValidationError, MalformedJsonError):
+        return None
+    row = get(TopicMessageRow, f"{stream[1]}/{body.message_id}")
+    # The offset tells the accepted record from one with the same id that was refused or a duplicate.
+    if row is None or row.published_offset != record.offset or row.status != PUBLISHING:
+        return None
+    return Delivery(body, row)
+
+
+def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> list[OutgoingRecord]:
+    """Return the records that end the subscriptions of a name whose mailbox `record` has ended.
+
+    Such a record stops a participant, removes an agent or revokes a principal. The list is empty if the name
+    has a mailbox all the same. A subscription that begins later is not ended, even if the records come late.
+
+    Args:
+        record: A settled record of any type.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
+        topics_of: Returns the topics of a subscriber.
+    """
+    stream = parse_stream_key(record.key)
+    if stream is None or stream[0] not in (AGENT, PRINCIPAL):
+        return []
+    try:
+        envelope = read_envelope(record)
+    except BadEnvelopeError:
+        return []
+    if envelope.type not in _ENDS or has_mailbox(get, stream[1]):
+        return []
+    rows = [get(SubscriptionRow, f"{topic}/{stream[1]}") for topic in sorted(topics_of(stream[1]))]
+    return [_end_of(row, envelope.ce_id) for row in rows if row is not None and row.is_live]
+
+
+def _end_of(row: SubscriptionRow, cause: str) -> OutgoingRecord:
+    ce_id = derived_id(f"{cause}/{row.key}/{row.since}", TOPIC_UNSUBSCRIBED)
+    body = Unsubscription(topic=row.topic, subscriber=row.subscriber, request_id=ce_id, since=row.since)
+    return subscription_record(body, ce_id=ce_id, **BY_REACTOR)
+
+
+class TopicsBySubscriber:
+    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._topics: dict[str, set[str]] = {}
+
+    def topics_of(self, subscriber: str) -> list[str]:
+        """Return the names of the topics of a subscriber, in no order."""
+        with self._lock:
+            return list(self._topics.get(subscriber, ()))
+
+    def add(self, row: Row | None) -> None:
+        """Note the subscription of `row`, or its end. Ignore any other row and None."""
+        if not isinstance(row, SubscriptionRow):
+            return
+        with self._lock:
+            topics = self._topics.setdefault(row.subscriber, set())
+            if row.is_live:
+                topics.add(row.topic)
+            else:
+                topics.discard(row.topic)
+            if not topics:
+                del self._topics[row.subscriber]

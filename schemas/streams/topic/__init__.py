@@ -1,0 +1,1 @@
+"""The topic stream: subscriptions, and messages that are published to all subscribers."""

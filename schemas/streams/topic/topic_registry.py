@@ -1,0 +1,231 @@
+"""The records about topics (DL-24): their bodies and rows, and how to build them.
+
+A topic is a list of subscribers. A message that is published to it goes to each subscriber's mailbox.
+
+subscribed <--> unsubscribed          publishing --> delivered
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Literal, Unpack
+
+from pydantic import Field, model_validator
+
+from schemas.fold.life_cycles import Transitions
+from schemas.fold.view_rows import Moment, Row
+from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, check_times
+from schemas.wire.ids import TOPIC, stream_key
+from schemas.wire.record import Origin, OutgoingRecord
+from schemas.wire.wire_body import Name, WireBody
+
+TOPIC_SUBSCRIBED: Final = "topic.subscribed"
+TOPIC_UNSUBSCRIBED: Final = "topic.unsubscribed"
+TOPIC_PUBLISHED: Final = "topic.published"
+TOPIC_DELIVERED: Final = "topic.delivered"
+REGISTRY_TOPICS: Final = "registry_topics"
+REGISTRY_SUBSCRIPTIONS: Final = "registry_subscriptions"
+TOPIC_MESSAGES: Final = "topic_messages"
+
+SUBSCRIBERS_MOST: Final = 10_000
+"""The largest number of subscribers of a topic."""
+UNDELIVERED_MOST: Final = 1_000_000
+"""The largest number of postings of a topic that the reactor has not reported as delivered yet."""
+
+SUBSCRIBED: Final = "subscribed"
+UNSUBSCRIBED: Final = "unsubscribed"
+SUBSCRIPTION_TRANSITIONS: Final[Transitions] = {
+    SUBSCRIBED: frozenset({UNSUBSCRIBED}),
+    UNSUBSCRIBED: frozenset({SUBSCRIBED}),
+}
+PUBLISHING: Final = "publishing"
+DELIVERED: Final = "delivered"
+TOPIC_MESSAGE_TRANSITIONS: Final[Transitions] = {
+    PUBLISHING: frozenset({DELIVERED}),
+    DELIVERED: frozenset(),
+}
+
+
+class TopicRow(Row, frozen=True, gc=False):
+    """A row of `registry_topics`: a topic, from its first subscription on."""
+
+    VIEW: ClassVar = REGISTRY_TOPICS
+    KEY: ClassVar = ("topic",)
+
+    topic: str
+    """Name of the topic."""
+    subscribers: int
+    """Number of present subscribers."""
+    created_by: str
+    """Principal that made the first subscription, as `<door>/<principal>`."""
+    created_at: Moment
+    """Time of the first subscription."""
+    publications: int
+    """Number of messages that were published to the topic."""
+    undelivered: int
+    """Number of mailboxes to which messages in the status `publishing` go."""
+    last_message_id: str | None
+    """Id of the newest published message. Null: there was none."""
+    last_published_at: Moment | None
+    """Time at which the newest message was published. Null: there was none."""
+
+
+class SubscriptionRow(Row, frozen=True, gc=False):
+    """A row of `registry_subscriptions`: the present or last subscription of one subscriber to one topic."""
+
+    VIEW: ClassVar = REGISTRY_SUBSCRIPTIONS
+    KEY: ClassVar = ("topic", "subscriber")
+
+    topic: str
+    """Name of the topic."""
+    subscriber: str
+    """Name of the subscriber's mailbox in the realm `default`."""
+    status: str
+    """`subscribed` or `unsubscribed`."""
+    since: Moment
+    """Time at which the subscription began."""
+    subscribed_by: str
+    """Principal that made the subscription, as `<door>/<principal>`."""
+    until: Moment | None
+    """Time at which the subscription ended. Null: it has not ended."""
+    unsubscribed_by: str | None
+    """Principal that ended the subscription, as `<door>/<principal>`. Null: it has not ended."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the subscription has not ended."""
+        return self.status == SUBSCRIBED
+
+
+class TopicMessageRow(Row, frozen=True, gc=False):
+    """A row of `topic_messages`: a message that was published to a topic. The view `mailbox` has its copies."""
+
+    VIEW: ClassVar = TOPIC_MESSAGES
+    KEY: ClassVar = ("topic", "message_id")
+
+    topic: str
+    """Name of the topic."""
+    message_id: str
+    """Id of the message. Its copies have it as `broadcast_id`."""
+    status: str
+    """`publishing`, or `delivered` when all copies are in the log."""
+    sender: str
+    """Name of the sender."""
+    kind: str
+    """Kind of the message, a word that the sender chooses."""
+    recipient_count: int
+    """Number of subscribers when the message was published."""
+    recipients: list[str] | None
+    """Names of these subscribers, sorted. Null: the message is delivered."""
+    published_at: Moment
+    """Time at which Kafka appended the message."""
+    published_offset: int
+    """Kafka offset of the record. The recipients are those who were subscribed at this offset."""
+    delivered_at: Moment | None
+    """Time at which all copies were in the log. Null: the message is being published."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the message is being published."""
+        return self.status == PUBLISHING
+
+
+class _TopicBody(WireBody):
+    OMITS_NULLS: ClassVar[bool] = True
+
+    topic: Name
+
+
+class Subscription(_TopicBody):
+    """Body of `topic.subscribed`: the mailbox of `subscriber` gets what is published from now on."""
+
+    subscriber: Name
+    request_id: Name
+
+
+class Unsubscription(_TopicBody):
+    """Body of `topic.unsubscribed`: the mailbox of `subscriber` gets nothing that is published from now on.
+
+    Attributes:
+        since: only the subscription that began at this time ends, in microseconds since 1970 UTC. A later one
+            stays. `None` means whichever there is.
+    """
+
+    subscriber: Name
+    request_id: Name
+    since: Annotated[int, Field(ge=0)] | None = None
+
+
+class Publication(_TopicBody):
+    """Body of `topic.published`: one message for all present subscribers. `message_id` identifies it.
+
+    The other fields are those of `schemas.streams.mailboxes.message.Message`. `expires_in_ms` counts from the
+    append of this record, and `deliver_after_ms` from the append of each copy.
+    """
+
+    message_id: Name
+    sender: Annotated[Name, Field(alias="from")]
+    from_verified: bool = False
+    from_task: Name | None = None
+    kind: MessageKind
+    priority: Literal["low", "normal", "high"] = "normal"
+    body: str
+    content_type: ContentType = "application/json"
+    in_reply_to: Name | None = None
+    thread: Name | None = None
+    expires_in_ms: DurationMs | None = None
+    deliver_after_ms: DurationMs | None = None
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> Publication:
+        check_times(self.deliver_after_ms, self.expires_in_ms)
+        return self
+
+
+class TopicDelivery(_TopicBody):
+    """Body of `topic.delivered`: the log has a copy of the message `message_id` for each recipient."""
+
+    message_id: Name
+
+
+TOPIC_MODELS: Final[dict[str, type[_TopicBody]]] = {
+    TOPIC_SUBSCRIBED: Subscription,
+    TOPIC_UNSUBSCRIBED: Unsubscription,
+    TOPIC_PUBLISHED: Publication,
+    TOPIC_DELIVERED: TopicDelivery,
+}
+
+
+def subscription_record(
+    body: Subscription | Unsubscription, *, ce_id: str | None = None, **origin: Unpack[Origin]
+) -> OutgoingRecord:
+    """Return the record `topic.subscribed` or `topic.unsubscribed`, ready to append.
+
+    Args:
+        body: the body, which decides the record type.
+        ce_id: a CloudEvents id to use instead of the one that is derived from `origin`, the topic and the
+            body's `request_id`. The reactor passes one.
+        origin: `door`, which appends the record, and `principal`, which made the request.
+    """
+    kind = TOPIC_SUBSCRIBED if isinstance(body, Subscription) else TOPIC_UNSUBSCRIBED
+    stream = stream_key(TOPIC, body.topic)
+    return body.record(kind, stream, body.topic, body.request_id, ce_id=ce_id, **origin)
+
+
+def publication_record(body: Publication, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record `topic.published`, ready to append. Its `ce_id` is the message's id.
+
+    The fold rejects another message with the same id as `seq_conflict`. `origin` is `door`, which appends the
+    record, and `principal`.
+    """
+    stream = stream_key(TOPIC, body.topic)
+    return body.record(TOPIC_PUBLISHED, stream, ce_id=body.message_id, **origin)
+
+
+def delivery_record(topic: str, message_id: str, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record `topic.delivered`, ready to append.
+
+    It says that the log has all copies of the message `message_id` of `topic`. `ce_id` is the CloudEvents id
+    that the reactor chooses. `origin` is `door`, which appends the record, and `principal`.
+    """
+    body = TopicDelivery(topic=topic, message_id=message_id)
+    return body.record(TOPIC_DELIVERED, stream_key(TOPIC, topic), ce_id=ce_id, **origin)

@@ -1,0 +1,95 @@
+"""One topic, subscribers at three doors and two gateways: each gets each message once (DL-24, CM-07)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from connectors.agent_sdk.inbox_message import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from schemas.settings.settings import Settings
+from tests.broker_processes import ProgramProcess, wait_until
+from tests.connectors.agent_mcp.conftest import Agent, McpGateway
+from tests.connectors.agent_mcp.delivery_calls import called, known_at
+from tests.connectors.gateway.hub_access import add_principal, starting
+
+pytestmark = [pytest.mark.requirement("DL-24"), pytest.mark.kafka, pytest.mark.mosquitto]
+
+MESSAGES, TOPICS = "/api/hub/messages", "/api/hub/topics"
+
+
+@pytest.fixture
+def gateways(backbone_settings: Settings, tmp_path: Path) -> Iterator[list[McpGateway]]:
+    """Two gateways with the MCP door."""
+    own = backbone_settings.gateway.model_copy(update={"reactor_group": backbone_settings.kafka.topic})
+    settings = backbone_settings.model_copy(update={"gateway": own})
+    with starting(McpGateway, settings, tmp_path) as start:
+        yield [start(), start()]
+
+
+def mqtt_agent(gateway: McpGateway, folder: Path, found: list[InboxMessage]) -> MqttAgent:
+    """An agent over MQTT, which is not open yet."""
+    with gateway.client() as operator:
+        told = operator.post("/api/hub/agents/mina/mqtt", json={}).json()
+    credentials = Credentials(agent_name="mina", secret=told["secret"], prefix=told["prefix"])
+    return MqttAgent(gateway.settings, credentials, folder / "mqtt", found.append)
+
+
+async def tool(agent: Agent, gateway: McpGateway, name: str, **arguments: Any) -> dict[str, Any]:
+    """Call a tool as this agent."""
+    async with agent.client(gateway) as client:
+        return await called(client, name, **arguments)
+
+
+@pytest.mark.requirement("CM-07")
+@pytest.mark.requirement("JE-26")
+def test_subscribers_at_three_doors_get_each_message_once(
+    gateways: list[McpGateway], start_bridge: Callable[..., ProgramProcess], tmp_path: Path
+) -> None:
+    first, second = gateways
+    start_bridge(first.settings)
+    came: list[InboxMessage] = []
+    with ExitStack() as opened:
+        operator, other = (opened.enter_context(one.client()) for one in gateways)
+        hanna = opened.enter_context(second.client(add_principal(operator, "hanna", "worker")))
+        wait_until(lambda: hanna.get(MESSAGES).status_code == 200, what="hanna is known at both")
+        mara = Agent("mara", tmp_path).joined(operator)
+        known_at(second, mara)
+        opened.enter_context(mqtt_agent(first, tmp_path, came))
+        wait_until(
+            lambda: other.post(f"{TOPICS}/news/subscribe", json={"subscriber": "mina"}).is_success,
+            what="mina is known at the second gateway",
+        )
+        assert hanna.post(f"{TOPICS}/news/subscribe").is_success
+        assert anyio.run(lambda: tool(mara, second, "subscribe", topic="news"))["subscribed"]
+        ids = []
+        for number in range(10):
+            client = (operator, other)[number % 2]
+            answer = client.post(f"{TOPICS}/news", json={"type": "note", "payload": {"text": str(number)}})
+            assert answer.json()["recipients"] == 3
+            ids.append(answer.json()["message_id"])
+        sent = anyio.run(lambda: tool(mara, first, "publish_message", topic="news", message="by a tool"))
+        ids.append(sent["messageId"])
+        expected = Counter(ids)
+        over_http: list[dict[str, Any]] = []
+
+        def drain() -> int:
+            over_http.extend(hanna.get(MESSAGES, params={"wait": 1}).json()["messages"])
+            return len(over_http)
+
+        wait_until(lambda: drain() >= len(ids), 30, "all messages over HTTP")
+        wait_until(lambda: len(came) >= len(ids), 30, "all messages over MQTT")
+        by_tool = anyio.run(lambda: tool(mara, second, "get_my_messages", limit=1000))["messages"]
+        assert {one["topic"] for one in (*over_http, *by_tool)} == {"news"}
+        assert Counter(one.fields["broadcast_id"] for one in came) == expected
+        assert {one.fields["topic"] for one in came} == {"news"}
+        assert len(over_http) == len(by_tool) == len(ids)
+        for name in ("hanna", "mara", "mina"):
+            rows = other.get(f"/api/hub/mailboxes/default/{name}", params={"limit": 100}).json()["messages"]
+            assert Counter(row["broadcast_id"] for row in rows) == expected
