@@ -24,7 +24,7 @@ from connectors.agent_mcp.tool_arguments import (
     UpdateMyStatus,
 )
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
-from connectors.gateway.rules.message_limits import check_limits, post_message
+from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message
 from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.log_appender import gather_all
@@ -135,7 +135,8 @@ class AgentTools:
             message_id = str(request_uuid(str(broadcast_id), name))
             about = {"broadcast_id": str(broadcast_id), **asked.in_the_log()}
             messages.append(_new_message(agent, name, asked.message, message_id, **about))
-        self._hub.limits.check_rate(agent, len(asked.message.encode()) * len(messages), len(messages))
+        body_bytes = len(asked.message.encode()) * len(messages)
+        check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
         origin: Origin = {"door": DOOR, "principal": agent}
         await gather_all(post_message(self._hub, message, origin) for message in messages)
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}

@@ -77,7 +77,7 @@ class TopicTools:
                 **asked.in_the_log(),
             }
         )
-        found = await publish(self._hub, body, door=DOOR, principal=agent)
+        found = await publish(self._hub, body, "publish_message", door=DOOR, principal=agent)
         return {"messageId": body.message_id, "recipientCount": found.recipients}
 
     async def list_topics(self, agent: str, asked: ListTopics) -> dict[str, Any]:

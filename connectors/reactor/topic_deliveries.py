@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.known_recipients import GetRow, has_mailbox
+from connectors.reactor.limits_of_principals import limits_of
 from schemas.fold.view_rows import Row
 from schemas.streams.agents.agent_registry import AGENT_REMOVED
 from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REMOVED
@@ -60,8 +61,9 @@ class Delivery:
         delivered: The record `topic.delivered`. Append it when Kafka has acknowledged all copies.
     """
 
-    def __init__(self, body: Publication, row: TopicMessageRow) -> None:
+    def __init__(self, body: Publication, row: TopicMessageRow, get: GetRow) -> None:
         self.row = row
+        self._get = get
         self.recipients: list[str] = row.recipients or []
         # After a week another message may have the same id.
         self._cause = f"{row.topic}/{row.message_id}/{row.published_at}"
@@ -78,14 +80,17 @@ class Delivery:
     def copies(self) -> Iterator[OutgoingRecord]:
         """Yield the record `message.posted` of each copy, in the order of the recipients.
 
-        They are built one after the other, because all of them may be larger than the memory.
+        They are built one after the other, because all of them may be larger than the memory. Each has the
+        present limits of its mailbox, which are no part of its content.
         """
-        content = dict(self._content)
         for recipient in self.recipients:
-            content["to"], content["message_id"] = recipient, self.copy_id(recipient)
+            own = {"to": recipient, "message_id": self.copy_id(recipient)}
+            most = limits_of(self._get, recipient).of_mailbox
+            limits = {name: limit for name, limit in most.items() if limit is not None}
+            content = {**self._content, **own, **limits}
             yield OutgoingRecord(
                 stream=f"{MAILBOX}/{DEFAULT_REALM}/{recipient}",
-                ce_id=content["message_id"],
+                ce_id=own["message_id"],
                 door=TOPIC_DOOR,
                 principal=self._sender,
                 type=MESSAGE_POSTED,
@@ -129,7 +134,7 @@ def delivery_of(record: Record, get: GetRow) -> Delivery | None:
     # The offset tells the accepted record from one with the same id that was refused or a duplicate.
     if row is None or row.published_offset != record.offset or row.status != PUBLISHING:
         return None
-    return Delivery(body, row)
+    return Delivery(body, row, get)
 
 
 def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> list[OutgoingRecord]:

@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
-from connectors.gateway.rules.message_limits import check_limits, post_message
+from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message
 from connectors.gateway.rules.message_models import (
     AuditAnswer,
     AuditFilter,
@@ -138,7 +138,7 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
             for one in envelopes
         ]
         body_bytes = sum(len(message.body.encode()) for message in messages)
-        hub.limits.check_rate(write.principal, body_bytes, len(messages))
+        check_rate(hub, write.principal, body_bytes, len(messages), f"POST {MESSAGES}/broadcast")
         settled = await gather_all(post_message(hub, message, write.origin) for message in messages)
         verdicts = {one.verdict for one in settled}
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}

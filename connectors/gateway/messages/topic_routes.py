@@ -84,7 +84,7 @@ def _add_publish_route(routes: Routes, hub: Hub) -> None:
                 **body.in_the_log(),
             }
         )
-        found = await publish(hub, message, **write.origin)
+        found = await publish(hub, message, f"POST {_TOPIC}", **write.origin)
         answer = {"message_id": message.message_id, "topic": topic, "recipients": found.recipients}
         return json_answer(answer, verdict=found.settled.verdict)
 

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import msgspec
 
 from connectors.gateway.rules.hub_policy import is_known_recipient
+from connectors.gateway.rules.message_limits import check_rate
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, not_found, refuse_rejected, too_many
 from connectors.gateway.web.idempotency import Origin, request_uuid
@@ -45,19 +46,24 @@ def message_id_of(requester: str, topic: str, key: str | None) -> str:
     return str(request_uuid(requester, None if key is None else f"topic/{topic}/{key}"))
 
 
-async def publish(hub: Hub, body: Publication, **origin: Unpack[Origin]) -> Published:
+async def publish(hub: Hub, body: Publication, route: str, **origin: Unpack[Origin]) -> Published:
     """Publish a message, and wait until its record is settled. The reactor then posts the copies.
+
+    It counts once among the messages that its sender may send in a minute. `route` is the name of the route or
+    tool, for the record of a refusal.
 
     Raises:
         ApiError: 404 for an unknown topic, 409 for a message id that was used for another message, and 429 if
-            too many messages of the topic are not delivered yet.
+            too many messages of the topic are not delivered yet, or the sender has sent too many.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
     topic = hub.live_view.get(TopicRow, body.topic)
     key = f"{body.topic}/{body.message_id}"
     is_full = topic is not None and topic.undelivered + topic.subscribers > UNDELIVERED_MOST
-    if is_full and hub.live_view.get(TopicMessageRow, key) is None:
-        raise too_many("too many messages of the topic are not delivered yet")
+    if hub.live_view.get(TopicMessageRow, key) is None:
+        if is_full:
+            raise too_many("too many messages of the topic are not delivered yet")
+        check_rate(hub, body.sender, len(body.body.encode()), 1, route)
     settled = refuse_rejected(await hub.appender.settle(publication_record(body, **origin)))
     row = hub.live_view.get(TopicMessageRow, key)
     return Published(settled, 0 if row is None else row.recipient_count)

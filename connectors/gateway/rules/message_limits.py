@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from connectors.gateway.services.hub import Hub
@@ -19,16 +21,31 @@ _REASONS: Final[dict[str, RefusalReason]] = {MAILBOX_FULL: "mailbox_full", RATE_
 def check_limits(hub: Hub, message: Message, route: str = ROUTE) -> None:
     """Count a new message among those of its sender, and check its recipient's mailbox.
 
-    A refusal is recorded, at most every ten seconds for each sender and `route`.
+    A refusal is recorded, at a bounded rate for each sender and `route`.
 
     Raises:
         ApiError: 429 with the reason `rate_limited` or `mailbox_full`.
     """
-    try:
+    with _recorded(hub, message.sender, route):
         hub.limits.check_room(message.recipient)
         hub.limits.check_rate(message.sender, len(message.body.encode()))
+
+
+def check_rate(hub: Hub, sender: str, body_bytes: int, messages: int, route: str) -> None:
+    """Count messages among those of their sender. `body_bytes` is the length of their bodies together in UTF-8.
+
+    A refusal is recorded, at a bounded rate for each sender and `route`. Raises ApiError (429, `rate_limited`).
+    """
+    with _recorded(hub, sender, route):
+        hub.limits.check_rate(sender, body_bytes, messages)
+
+
+@contextmanager
+def _recorded(hub: Hub, sender: str, route: str) -> Iterator[None]:
+    try:
+        yield
     except ApiError as error:
-        hub.refusals.record(_REASONS[error.reason], str(error.detail), message.sender, route)
+        hub.refusals.record(_REASONS[error.reason], str(error.detail), sender, route)
         raise
 
 

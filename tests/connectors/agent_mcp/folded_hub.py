@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import Any
+from typing import Any, cast
 
 from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
@@ -13,6 +13,7 @@ from connectors.agent_mcp.topic_tools import TopicTools
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.principal_limits import PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledRecord
@@ -37,6 +38,7 @@ class FoldedHub(LiveRows):
         self.now_us = int(time.time() * 1e6)
         self.refused: list[tuple[str, ...]] = []
         self.live_view = self.appender = self.refusals = self.fresh = self
+        self.limits = PrincipalLimits(cast("Any", self), self.mailboxes)
         self.mailbox_waits = MailboxWaits()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)

@@ -99,6 +99,19 @@ def test_a_principal_sends_so_many_messages_and_bytes_a_minute_and_the_others_ar
 
 
 @pytest.mark.requirement("LM-02")
+def test_a_message_to_a_topic_counts_once_and_a_broadcast_for_each_recipient(hub):
+    name, token = hub.principal("worker")
+    topic = f"/api/hub/topics/of-{name}"
+    assert hub.operator.post(f"{topic}/subscribe", json={}).status_code == 200
+    limited(hub, "name", name, messages_per_minute=2)
+    mine = hub.client(token)
+    answers = [mine.post(topic, json={"type": "news"}) for _ in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert said(answers[-1]) == (429, "rate_limited")
+    assert said(mine.post(f"{MESSAGES}/broadcast", json={"type": "news"})) == (429, "rate_limited")
+
+
+@pytest.mark.requirement("LM-02")
 def test_a_limit_of_the_name_counts_before_that_of_the_role_and_this_before_that_for_all(hub):
     name, _ = hub.principal("viewer")
     other, _ = hub.principal("viewer")

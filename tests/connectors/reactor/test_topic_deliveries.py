@@ -16,6 +16,7 @@ from connectors.reactor.topic_deliveries import (
     ended_subscriptions,
 )
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, participant_record
+from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.streams.principal.principals import addition_record, revocation_record
 from schemas.streams.task.task_registry import TASK_COMPLETED
@@ -243,3 +244,15 @@ def test_the_topics_of_a_subscriber_are_forgotten_with_its_subscriptions() -> No
     topics.add(msgspec.structs.replace(row, status="unsubscribed"))
     assert topics.topics_of("bo") == ["sports"]
     assert topics.topics_of("cy") == []
+
+
+@pytest.mark.requirement("LM-01")
+def test_a_full_mailbox_gets_no_copy_and_the_others_do() -> None:
+    log = log_of("bo", "cy")
+    limits = LimitsSet(scope="name", name="bo", request_id="l1", pending_most=0)
+    assert said(log.add(limits_set_record(limits, **BY))[0]) == ("accepted", None)
+    _, record = log.add(published())
+    found = delivery(log, record)
+    settled = [said(log.add(copy)[0]) for copy in found.copies()]
+    assert settled == [("rejected", "mailbox_full"), ("accepted", None)]
+    assert said(log.add(found.delivered)[0]) == ("accepted", None)

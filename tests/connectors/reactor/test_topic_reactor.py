@@ -189,7 +189,7 @@ def test_copies_that_a_mailbox_may_have_forgotten_are_looked_up_in_the_ledger(
         row = view.get(TopicMessageRow, "news/p1")
         assert row is not None
         fields = {"topic": "news", "message_id": "p1", "from": "ann", "kind": "note", "body": "{}"}
-        first = Delivery(Publication.model_validate(fields), row).copy_id("ann")
+        first = Delivery(Publication.model_validate(fields), row, view.get).copy_id("ann")
         moment = pa.array([row.published_at], pa.timestamp("us", "UTC"))
         columns = {"door": [TOPIC_DOOR], "type": [MESSAGE_POSTED], "ce_id": [first], "logged_at": moment}
         streams = {"stream_kind": ["mailbox"], "stream_id": ["default/ann"]}
