@@ -23,6 +23,7 @@ PRINCIPAL: Final = "principal"
 REFUSED: Final = "refused"
 CONTROL: Final = "control"
 THREAD: Final = "thread"
+SCHEDULE: Final = "schedule"
 
 
 def is_name(text: str) -> bool:

@@ -56,7 +56,14 @@ MESSAGE_FINAL: Final = terminal_states(MESSAGE_TRANSITIONS)
 MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL - {DELAYED}
 
 _Moment = Annotated[str, Field(max_length=40)]
-_DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
+MessageType = Annotated[str, Field(min_length=1, max_length=128)]
+"""The kind of a message, a word that the sender chooses."""
+ContentType = Annotated[str, Field(max_length=128)]
+"""The media type of a message's body."""
+Priority = Literal["low", "normal", "high"]
+"""How urgently a message is handed out."""
+DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
+"""A time from the posting of a message, in milliseconds: up to 366 days."""
 DurationSeconds = Annotated[float, Field(ge=0.001, le=DURATION_MS_MOST // 1000, allow_inf_nan=False)]
 """A time from the posting of a message, in seconds: a millisecond to 366 days."""
 
@@ -199,16 +206,16 @@ class Message(WireBody):
     from_verified: bool = False
     from_task: Name | None = None
     recipient: Annotated[Name, Field(alias="to")]
-    kind: Annotated[str, Field(min_length=1, max_length=128)]
-    priority: Literal["low", "normal", "high"] = "normal"
+    kind: MessageType
+    priority: Priority = "normal"
     body: str
-    content_type: Annotated[str, Field(max_length=128)] = "application/json"
+    content_type: ContentType = "application/json"
     in_reply_to: Name | None = None
     thread: Name | None = None
     sent_at: _Moment | None = None
     expires_at: UtcTime | None = None
-    expires_in_ms: _DurationMs | None = None
-    deliver_after_ms: _DurationMs | None = None
+    expires_in_ms: DurationMs | None = None
+    deliver_after_ms: DurationMs | None = None
     broadcast_id: Name | None = None
     parent_thread: Name | None = None
     root_thread: Name | None = None

@@ -53,6 +53,12 @@ COLUMNS = {
         "container string!, state string!, task_id string!, agent_name string!, backend string!, host string, "
         "handle string, port int64, error string, created_at time!, changed_at time!"
     ),
+    "registry_schedules": (
+        "schedule string!, status string!, owner string!, from_task string, cron string, every_s int64, "
+        "recipient string!, kind string!, body string!, content_type string!, priority string!, "
+        "expires_in_ms int64, missed string!, revision int64!, set_at time!, next_run_at time, "
+        "last_run_at time, runs int64!, missed_runs int64!, late_runs int64!, removed_at time"
+    ),
     "registry_participants": (
         "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
         "started_at time!, updated_at time!, stopped_at time, stopped_why string"
@@ -98,6 +104,7 @@ KEYS = {
     "registry_tokens": ("token_id",),
     "registry_agents": ("agent_name",),
     "registry_containers": ("container",),
+    "registry_schedules": ("schedule",),
     "registry_participants": ("agent_name",),
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),
