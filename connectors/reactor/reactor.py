@@ -31,6 +31,7 @@ from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, derived_records
 from connectors.reactor.own_answers import OwnAnswers
+from connectors.reactor.schedule_records import is_run, messages_of_run
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from connectors.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
@@ -182,10 +183,11 @@ class Reactor:
                 return []
         try:
             found = derived_records(record, get, self._sessions.made_for)
-            if depends_on_verdict(record, get) or may_have_effects(record, get):
+            if depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
                 settled = self._settled(Position(record.partition, record.offset))
                 found += records_by_verdict(record, settled.verdict, settled.reason, get)
                 found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
+                found += messages_of_run(record, settled.verdict)
             return found
         except BackboneUnreachable:
             raise

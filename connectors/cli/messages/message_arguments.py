@@ -1,23 +1,60 @@
-"""Arguments that several actions about messages share: a mailbox, a wait, the duration of a lease."""
+"""Arguments that several actions about messages share: a payload, a mailbox, a wait, a priority and so on."""
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 from connectors.cli.shared.actions import Argument, argument
 from connectors.cli.shared.arguments import duration, duration_s, name_of
 from connectors.cli.shared.call import Call
+from connectors.cli.shared.files import STANDARD_INPUT, read_given
 from schemas.errors import UsageError
+from schemas.wire.strict_json import MalformedJsonError, decode
 
 _DEFAULT_REALM: Final = "default"
 # Written out, because the module of messages is slow to import and help must be quick.
 PRIORITIES: Final = ("low", "normal", "high")
+_FILE_MARK: Final = "@"
+PAYLOAD: Final = (
+    argument("type", "the kind of message, e.g. ask"),
+    argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
+    argument("--text", 'instead of PAYLOAD: {"text": TEXT}'),
+)
+EXPIRES: Final = duration(
+    "--expires", "the message ends if nobody takes it within so long, e.g. 10m; at most 366d"
+)
+PRIORITY: Final = argument(
+    "--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES
+)
 WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g. 30s; at most 5m")
 SENT: Final = (
-    argument("--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES),
-    duration("--expires", "the message ends if nobody takes it within so long, e.g. 10m; at most 366d"),
+    PRIORITY,
+    EXPIRES,
     duration("--after", "the message is in the mailbox after so long, e.g. 1h; at most 366d"),
 )
+
+
+def payload_of(call: Call) -> Any:
+    """Return the payload of a message from the arguments `PAYLOAD` of a call; None if neither is given.
+
+    Raises UsageError if it is no JSON or cannot be read, and if both are given.
+    """
+    if call.text is not None:
+        if call.payload is not None:
+            raise UsageError("give PAYLOAD or --text, not both")
+        return {"text": call.text}
+    given: str | None = call.payload
+    if given is None:
+        return None
+    if given == STANDARD_INPUT or given.startswith(_FILE_MARK):
+        raw = read_given(given.removeprefix(_FILE_MARK), "PAYLOAD", call.settings.limits.payload_bytes)
+    else:
+        raw = os.fsencode(given)
+    try:
+        return decode(raw)[0]
+    except MalformedJsonError as error:
+        raise UsageError(f"PAYLOAD: {error}; plain text goes with --text") from None
 
 
 def mailbox_of(text: str) -> tuple[str, str]:

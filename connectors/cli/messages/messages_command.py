@@ -32,36 +32,35 @@ reason; 5 the gateway does not answer; 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from connectors.cli.messages import message_follow, message_leases
-from connectors.cli.messages.message_arguments import SENT, mailbox_argument, mailbox_of, sent_fields
+from connectors.cli.messages.message_arguments import (
+    PAYLOAD,
+    SENT,
+    mailbox_argument,
+    mailbox_of,
+    payload_of,
+    sent_fields,
+)
 from connectors.cli.messages.message_leases import message_text
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
-from connectors.cli.shared.files import STANDARD_INPUT, read_given
+from connectors.cli.shared.files import read_given
 from connectors.cli.shared.text_table import age_of
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import NotFound, Refused, UsageError
-from schemas.wire.strict_json import MalformedJsonError, decode
+from schemas.errors import NotFound, Refused
 
-_FILE_MARK: Final = "@"
 # Written out, because the module of the life cycle is slow to import and help must be quick.
 STATUSES: Final = ("delayed", "unread", "leased", "claimed", "read", "expired", "cleared", "dead")
-_PAYLOAD: Final = (
-    argument("type", "the kind of message, e.g. ask"),
-    argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
-    argument("--text", 'instead of PAYLOAD: {"text": TEXT}'),
-)
 ACTIONS: Final = Actions()
 
 
 @ACTIONS.add(
     argument("recipient", "an agent, a principal, operator, or hub"),
-    *_PAYLOAD,
+    *PAYLOAD,
     argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
     argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
     *SENT,
@@ -74,7 +73,7 @@ def _send(call: Call) -> int:
     """Put a message into a mailbox, and wait for the reply to it if wanted."""
     from connectors.gateway_client.gateway_client import path_of
 
-    body = {"recipient": call.recipient, "type": call.type, "payload": _content(call), **sent_fields(call)}
+    body = {"recipient": call.recipient, "type": call.type, "payload": payload_of(call), **sent_fields(call)}
     body |= {"in_reply_to": call.in_reply_to, "thread": call.thread}
     wait_s = call.wait_reply or 0
     wanted = {"wait_reply": wait_s} if wait_s else None
@@ -91,7 +90,7 @@ def _send(call: Call) -> int:
 
 
 @ACTIONS.add(
-    *_PAYLOAD,
+    *PAYLOAD,
     *SENT,
     request_id("the same broadcast; recipients that joined in between get it, too"),
     example='trunkline messages broadcast news --text "soup is ready"',
@@ -99,29 +98,10 @@ def _send(call: Call) -> int:
 )
 def _broadcast(call: Call) -> int:
     """Put a message into the mailbox of all who take part and of the operator, except the sender's."""
-    body = {"type": call.type, "payload": _content(call), **sent_fields(call)}
+    body = {"type": call.type, "payload": payload_of(call), **sent_fields(call)}
     answer = call.post_named("messages", "broadcast", possible_effect="messages were delivered", **body)
     text = f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes"
     return call.print_answer(answer, text)
-
-
-def _content(call: Call) -> Any:
-    """Return the message's payload, from `--text` or PAYLOAD."""
-    if call.text is not None:
-        if call.payload is not None:
-            raise UsageError("give PAYLOAD or --text, not both")
-        return {"text": call.text}
-    given: str | None = call.payload
-    if given is None:
-        return None
-    if given == STANDARD_INPUT or given.startswith(_FILE_MARK):
-        raw = read_given(given.removeprefix(_FILE_MARK), "PAYLOAD", call.settings.limits.payload_bytes)
-    else:
-        raw = os.fsencode(given)
-    try:
-        return decode(raw)[0]
-    except MalformedJsonError as error:
-        raise UsageError(f"PAYLOAD: {error}; plain text goes with --text") from None
 
 
 @ACTIONS.add(

@@ -1,4 +1,4 @@
-"""The owner of the job, task, session, token or mailbox that a request is about, for the access check."""
+"""The owner of the job, task, session, token, mailbox or schedule of a request, for the access check."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import WORKER
+from schemas.streams.schedule.schedule_registry import ACTIVE, ScheduleRow
 from schemas.streams.task.task_registry import TaskRow, TokenRow
 
 R = TypeVar("R", bound=Row)
@@ -110,6 +111,23 @@ def owner_of_mailbox(hub: Hub) -> OwnerOf:
         if mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token):
             return caller.principal
         return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
+
+    return owner
+
+
+def owner_of_schedule(hub: Hub, *, is_free_own: bool = False) -> OwnerOf:
+    """Return a function with which the access check finds the owner of the schedule in a request's path.
+
+    The returned coroutine function takes the request, whose path has the schedule's name. If no schedule of
+    this name is active, the name is free. With `is_free_own`, a free name belongs to the caller. Without it,
+    the owner is the one of the removed schedule, or None for a name that never had one.
+    """
+
+    async def owner(request: Request) -> str | None:
+        row = await _found(hub, ScheduleRow, str(request.path_params["name"]))
+        if is_free_own and (row is None or row.status != ACTIVE):
+            return str(request.state.caller.principal)
+        return None if row is None else row.owner
 
     return owner
 
