@@ -29,6 +29,7 @@ from tests.jobs.topic_load import raw_event
 from tests.random_mailboxes import RandomMailboxes
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
+from tests.random_schedules import schedule_record
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
@@ -74,6 +75,7 @@ class RandomLog:
             (4, self._mqtt_agent),
             (2, self._organism),
             (2, self._thread),
+            (2, self._schedule),
             (5, mailboxes.message),
             (4, mailboxes.hand_out),
             (8, mailboxes.handed_out),
@@ -222,6 +224,9 @@ class RandomLog:
 
     def _thread(self) -> Raw:
         return raw(opened_thread(self._draw))
+
+    def _schedule(self) -> Raw:
+        return raw(schedule_record(self._draw))
 
     def _mqtt_agent(self) -> Raw:
         return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))

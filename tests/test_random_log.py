@@ -44,7 +44,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     rows: dict[str, dict[str, object]] = {}
     held: dict[str, object] = {}
     doors, reasons, limits, replays = set[int](), set[object](), set[object](), 0
-    for offset, made in enumerate(RandomLog(4, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(37, KEYRING).records(RECORDS)):
         now_us += draw.choice([0, 1_000, 5_000, 50_000])
         record = logged(made, offset, now_us)
         settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING, Entries())
@@ -65,3 +65,21 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     assert reasons >= {None, "no disk", "the lease ran out"}
     assert limits >= {1, 2, 3, 4} and replays
     assert max(doors) >= 3, "consumers at several doors hold messages at once"
+
+
+@pytest.mark.requirement("DL-23")
+def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_runs() -> None:
+    streams: dict[bytes, Entries] = {}
+    reached = set[tuple[str, str]]()
+    for offset, made in enumerate(RandomLog(37, KEYRING).records(RECORDS)):
+        if made.key is not None and made.key.startswith(b"schedule/"):
+            record = logged(made, offset, START_US + offset * 10_000)
+            settled = settle(record, streams.setdefault(made.key, Entries()), KEYRING, Entries())
+            assert settled.envelope is not None
+            reached.add((settled.envelope.type, settled.reason or settled.verdict))
+    requests = ("accepted", "duplicate", "seq_conflict")
+    assert reached >= {
+        *(("schedule.set", said) for said in requests),
+        *(("schedule.removed", said) for said in (*requests, "illegal_transition", "unknown_stream")),
+        *((kind, "illegal_transition") for kind in ("schedule.ran", "schedule.missed")),
+    }

@@ -121,6 +121,14 @@ class ScheduleRow(Row, frozen=True, gc=False):
         """The times of the runs."""
         return RunTimes(self.cron, self.every_s)
 
+    def next_runs(self, most: int) -> list[int]:
+        """Return the times of the next runs, at most `most`, in microseconds since 1970 UTC."""
+        found, run = list[int](), self.next_run_at
+        while run is not None and len(found) < most:
+            found.append(run)
+            run = self.times.after(run, run)
+        return found
+
     def is_next_missed(self, now_us: int) -> bool:
         """Return whether the next run is left out, by the setting `missed`, if it is recorded at `now_us`.
 

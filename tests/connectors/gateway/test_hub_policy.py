@@ -18,7 +18,12 @@ from hypothesis import settings as checks
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from connectors.gateway.rules.hub_policy import PolicyResult, evaluate_message, evaluate_task_assignment
+from connectors.gateway.rules.hub_policy import (
+    PolicyResult,
+    evaluate_message,
+    evaluate_schedule_count,
+    evaluate_task_assignment,
+)
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web import admission
 from connectors.gateway.web.admission import AdmittedRoute
@@ -31,6 +36,7 @@ from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentRow
 from schemas.streams.principal.principals import AGENT, REGISTRY_PRINCIPALS, ROLES, PrincipalRow, token_hash
+from schemas.streams.schedule.schedule_registry import ScheduleRow
 from schemas.streams.task.task_registry import TokenRow
 
 pytestmark = pytest.mark.requirement("HH-09")
@@ -102,8 +108,27 @@ def test_a_message_goes_to_somebody_known_and_has_a_type(recipient, kind, allowe
     assert bool(found.reason) is not allowed
 
 
+@pytest.mark.requirement("DL-23")
+def test_a_principal_may_have_a_thousand_active_schedules_and_replace_each_of_them():
+    def schedules(count, owner):
+        timing = {"cron": None, "every_s": 60}
+        message = {"recipient": "bo", "kind": "k", "body": "{}", "content_type": "c", "priority": "normal"}
+        more = {"from_task": None, "expires_in_ms": None, "missed": "skip", "revision": 1, "set_at": 1}
+        return [
+            ScheduleRow(f"s{n}", "active", owner, **timing, **message, **more, next_run_at=2)
+            for n in range(count)
+        ]
+
+    assert evaluate_schedule_count([*schedules(999, "ann"), *schedules(5, "bo")], "ann", "new").allowed
+    refused = evaluate_schedule_count(schedules(1000, "ann"), "ann", "new")
+    assert (refused.allowed, refused.reason) == (False, "a principal may have 1000 active schedules")
+    assert evaluate_schedule_count(schedules(1000, "ann"), "ann", "s7").allowed
+    assert evaluate_schedule_count(schedules(1000, "ann"), "bo", "new").allowed
+
+
 SEND, BROADCAST, SUBMIT = Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TASK_SUBMIT
-RESTRICTED = {SEND, BROADCAST, SUBMIT}
+SCHEDULE = Action.SCHEDULE_SET
+RESTRICTED = {SEND, BROADCAST, SUBMIT, SCHEDULE}
 
 
 @pytest.mark.requirement("HO-20")
@@ -117,6 +142,8 @@ RESTRICTED = {SEND, BROADCAST, SUBMIT}
         (("message.broadcast",), {BROADCAST}),
         (("message.send", "message.broadcast"), {SEND, BROADCAST}),
         (("task.submit",), {SUBMIT}),
+        (("message.send", "schedule.set"), {SEND, SCHEDULE}),
+        (("schedule.set",), RESTRICTED),
         # An unknown name of the two families grants nothing and still restricts.
         (("message.sned",), set()),
         (("task.end", "Message.send"), set()),
@@ -154,6 +181,8 @@ RIGHTS_OF_AN_AGENT = {
     Action.TASK_READ: ITS_TASK,
     Action.TASK_END: ITS_TASK,
     Action.MAILBOX_READ: ITS_MAILBOX,
+    Action.SCHEDULE_LIST: ANY,
+    **dict.fromkeys((Action.SCHEDULE_SET, Action.SCHEDULE_REMOVE, Action.SCHEDULE_READ), "echo"),
 }
 
 
