@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.rules.hub_policy import evaluate_schedule_count
 from connectors.gateway.rules.message_policy import check_message
-from connectors.gateway.rules.owners import owner_of_schedule
+from connectors.gateway.rules.owners import owner_of_schedule, setter_of_schedule
 from connectors.gateway.rules.schedule_models import (
     NEXT_RUNS_SHOWN,
     ScheduleAnswer,
@@ -51,6 +51,12 @@ def add_schedule_routes(routes: Routes, hub: Hub) -> None:
     Called once, when the gateway starts. The paths begin with `/api/hub/schedules`. The routes read from `hub`
     and append records through it.
     """
+    _add_changes(routes, hub)
+    _add_reads(routes, hub)
+
+
+def _add_changes(routes: Routes, hub: Hub) -> None:
+    """Add the routes that set and remove a schedule."""
 
     @routes.post(
         SCHEDULE,
@@ -104,17 +110,24 @@ def add_schedule_routes(routes: Routes, hub: Hub) -> None:
         wanted = ScheduleRemoved(
             name=name,
             request_id=write.request_id,
+            from_task=write.caller.task_id,
             takes_over=_takes_over(write.caller, Action.SCHEDULE_REMOVE),
         )
         settled = await hub.appender.settle_accepted(schedule_request_record(wanted, **write.origin))
         return json_answer(_shown(hub, name), verdict=settled.verdict)
+
+
+def _add_reads(routes: Routes, hub: Hub) -> None:
+    """Add the routes that list and show schedules."""
 
     @routes.get(SCHEDULES, Action.SCHEDULE_LIST, SchedulesAnswer)
     async def list_schedules(request: Request, wanted: Annotated[ScheduleFilter, Query()]) -> Response:
         """List the active schedules that the caller set, sorted by name. The operator sees those of all."""
         caller = caller_of(request)
         is_all = not needs_owner(caller, Action.SCHEDULE_READ)
-        rows = [row for row in hub.live_view.live(ScheduleRow) if is_all or caller.owns(row.owner)]
+        rows = [
+            row for row in hub.live_view.live(ScheduleRow) if is_all or caller.owns(setter_of_schedule(row))
+        ]
         shown = sorted(rows, key=lambda row: row.schedule)[: wanted.limit]
         return json_answer({"schedules": [row_as_json(row) for row in shown], "total": len(rows)})
 

@@ -11,6 +11,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import Caller, owner_of_task
+from connectors.gateway.web.refusals import DOOR
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
@@ -127,9 +128,14 @@ def owner_of_schedule(hub: Hub, *, is_free_own: bool = False) -> OwnerOf:
         row = await _found(hub, ScheduleRow, str(request.path_params["name"]))
         if is_free_own and (row is None or row.status != ACTIVE):
             return str(request.state.caller.principal)
-        return None if row is None else row.owner
+        return None if row is None else setter_of_schedule(row)
 
     return owner
+
+
+def setter_of_schedule(row: ScheduleRow) -> str:
+    """Return who set a schedule, in a form of `Caller.owns`: a principal, or the agent of a task."""
+    return owner_of_task(row.from_task) or f"{DOOR}/{row.owner}"
 
 
 def submitter_of_token(hub: Hub) -> OwnerOf:

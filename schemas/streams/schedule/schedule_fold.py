@@ -101,7 +101,9 @@ def _foreign(given: FoldInput, known: ScheduleRow) -> Outcome | None:
 
     The gateway checks the owner, too, but another gateway may have settled a request at the same moment.
     """
-    if given.envelope.principal == known.owner or given.body.get("takes_over"):
+    # An agent may have the name of a principal.
+    is_owner = (given.envelope.principal, given.body.get("from_task")) == (known.owner, known.from_task)
+    if is_owner or given.body.get("takes_over"):
         return None
     return rejected(SEQ_CONFLICT, "another principal has set this schedule", known.status)
 

@@ -192,9 +192,13 @@ class ScheduleSet(_ScheduleBody):
 
 
 class ScheduleRemoved(_ScheduleBody):
-    """Body of `schedule.removed`: the schedule has no further runs. `takes_over` is that of `schedule.set`."""
+    """Body of `schedule.removed`: the schedule has no further runs.
+
+    `from_task` and `takes_over` are as in `schedule.set`.
+    """
 
     request_id: Name
+    from_task: Name | None = None
     takes_over: Literal[True] | None = None
 
 

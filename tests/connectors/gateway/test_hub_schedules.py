@@ -238,6 +238,10 @@ def test_the_agent_of_a_task_keeps_schedules_until_its_task_ends(hub):
     row = set_up(agent, name, reader, every_s=1).json()
     assert (row["owner"], row["from_task"]) == ("idle", task.id)
     assert shown(agent, name)["schedule"] == name
+    # The agent of another task has the same name.
+    other = hub.client(hub.submit("idle").token)
+    assert said(other.post(f"{SCHEDULES}/{name}/remove", json={})) == (403, "policy")
+    assert other.get(SCHEDULES).json()["total"] == 0
     wait_until(lambda: shown(hub.operator, name)["runs"] >= 1, what="a run")
     assert hub.operator.post(f"/api/hub/tasks/{task.id}/cancel", json={}).status_code == 200
     wait_until(lambda: shown(hub.operator, name)["status"] == "removed", what="the schedule is removed")

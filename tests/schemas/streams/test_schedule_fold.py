@@ -186,6 +186,18 @@ def test_another_principal_neither_replaces_nor_removes_a_schedule_unless_it_may
     assert row_of(at(4, removal("x3", by="reactor", takes_over=True), entries)).status == "removed"
 
 
+def test_a_tasks_agent_and_a_principal_of_its_name_do_not_change_each_others_schedules() -> None:
+    entries, row = made(from_task="t1")
+    assert (row.owner, row.from_task) == ("ann", "t1")
+    for other in ({}, {"from_task": "t2"}):
+        refused(at(1, set_record("s2", **other), entries), "seq_conflict", "another principal")
+        refused(at(1, removal(**other), entries), "seq_conflict", "another principal")
+    assert row_of(at(2, set_record("s3", from_task="t1"), entries)).revision == 2
+    assert row_of(at(3, removal("x2", from_task="t1"), entries)).status == "removed"
+    entries, _ = made()
+    refused(at(1, removal(from_task="t1"), entries), "seq_conflict", "another principal")
+
+
 def test_a_removed_schedule_has_no_run_and_anybody_may_take_its_name_with_the_next_revision() -> None:
     entries, row = made()
     refused(at(1, removal(by="bo"), entries), "seq_conflict", "another principal")
