@@ -29,6 +29,7 @@ from tests.jobs.topic_load import raw_event
 from tests.random_mailboxes import RandomMailboxes
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
+from tests.random_schedules import schedule_record
 from tests.random_topics import topic_record
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
@@ -76,6 +77,7 @@ class RandomLog:
             (2, self._organism),
             (2, self._thread),
             (4, self._topic),
+            (2, self._schedule),
             (5, mailboxes.message),
             (4, mailboxes.hand_out),
             (8, mailboxes.handed_out),
@@ -227,6 +229,9 @@ class RandomLog:
 
     def _topic(self) -> Raw:
         return raw(topic_record(self._draw, WORKERS[:5]))
+
+    def _schedule(self) -> Raw:
+        return raw(schedule_record(self._draw))
 
     def _mqtt_agent(self) -> Raw:
         return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))

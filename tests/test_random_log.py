@@ -87,3 +87,21 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     assert reasons >= {None, "no disk", "the lease ran out"}
     assert limits >= {1, 2, 3, 4} and replays
     assert max(doors) >= 3, "consumers at several doors hold messages at once"
+
+
+@pytest.mark.requirement("DL-23")
+def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_runs() -> None:
+    streams: dict[bytes, Entries] = {}
+    reached = set[tuple[str, str]]()
+    for offset, made in enumerate(RandomLog(37, KEYRING).records(RECORDS)):
+        if made.key is not None and made.key.startswith(b"schedule/"):
+            record = logged(made, offset, START_US + offset * 10_000)
+            settled = settle(record, streams.setdefault(made.key, Entries()), KEYRING, Entries())
+            assert settled.envelope is not None
+            reached.add((settled.envelope.type, settled.reason or settled.verdict))
+    requests = ("accepted", "duplicate", "seq_conflict")
+    assert reached >= {
+        *(("schedule.set", said) for said in requests),
+        *(("schedule.removed", said) for said in (*requests, "illegal_transition", "unknown_stream")),
+        *((kind, "illegal_transition") for kind in ("schedule.ran", "schedule.missed")),
+    }

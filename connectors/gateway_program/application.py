@@ -18,6 +18,7 @@ from connectors.gateway.messages.limit_routes import add_limit_routes
 from connectors.gateway.messages.message_routes import add_message_routes
 from connectors.gateway.messages.own_mailbox_routes import add_own_mailbox_routes
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
+from connectors.gateway.messages.schedule_routes import add_schedule_routes
 from connectors.gateway.messages.topic_routes import add_topic_routes
 from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
@@ -64,6 +65,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_limit_routes(routes, hub)
     add_dead_message_routes(routes, hub)
     add_topic_routes(routes, hub)
+    add_schedule_routes(routes, hub)
     add_agent_routes(routes, hub)
     add_task_routes(routes, hub)
     add_participant_routes(routes, hub)

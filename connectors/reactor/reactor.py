@@ -35,6 +35,7 @@ from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, derived_records
 from connectors.reactor.own_answers import OwnAnswers
+from connectors.reactor.schedule_records import is_run, messages_of_run
 from connectors.reactor.topic_deliveries import (
     TOPIC_DOOR,
     Delivery,
@@ -254,10 +255,11 @@ class Reactor:
         get = self._live_view.get
         found = derived_records(record, get, self._sessions.made_for)
         found += ended_subscriptions(record, get, self._topics.topics_of)
-        if depends_on_verdict(record, get) or may_have_effects(record, get):
+        if depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
             settled = self._settled(Position(record.partition, record.offset))
             found += records_by_verdict(record, settled.verdict, settled.reason, get)
             found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
+            found += messages_of_run(record, settled.verdict, get)
         return found
 
     @staticmethod

@@ -64,6 +64,8 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
         self._live_view = live_view
         self._append = append
         self._lock = threading.Lock()
+        # Set when a row needs a record at once, so that runs which were missed follow each other quickly.
+        self._wake = threading.Event()
         # By the key of the row: when to look at it, in microseconds since 1970 UTC.
         self._due_at: dict[str, int] = {}
         # The same as a heap, and moments that `_due_at` no longer has.
@@ -83,6 +85,12 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
             self._note(row.key, row)
         super().open()
 
+    def close(self) -> None:
+        """Ask the thread to end, and wait for it at most five seconds."""
+        self._closing.set()
+        self._wake.set()
+        super().close()
+
     def on_change(self, change: AppliedChange) -> None:
         """Remember the moment of a changed row; ignore any row of another view.
 
@@ -98,6 +106,8 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
                 self._due_at.pop(key, None)
             elif self._due_at.get(key) != moment + _MARGIN_US:
                 self._set(key, moment + _MARGIN_US)
+                if moment + _MARGIN_US <= time.time_ns() // 1000:
+                    self._wake.set()
 
     def _set(self, key: str, due_at: int) -> None:
         self._due_at[key] = due_at
@@ -134,7 +144,9 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
 
     def _run(self) -> None:
         pause_s = _TICK_S
-        while not self._closing.wait(pause_s):
+        while not self._closing.is_set():
+            self._wake.wait(pause_s)
+            self._wake.clear()
             try:
                 pause_s = _PAUSE_S if self._look() else _TICK_S
             except Exception:

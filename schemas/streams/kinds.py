@@ -16,6 +16,7 @@ from schemas.streams.job.job_fold import JOB_KIND
 from schemas.streams.mailboxes.mailbox_fold import MAILBOX_KIND
 from schemas.streams.principal.principals import PRINCIPAL_KIND
 from schemas.streams.refused.refusal import REFUSED_KIND
+from schemas.streams.schedule.schedule_fold import SCHEDULE_KIND
 from schemas.streams.session.session_fold import SESSION_KIND
 from schemas.streams.task.task_fold import TASK_KIND
 from schemas.streams.thread.threads import THREAD_KIND
@@ -34,6 +35,7 @@ KINDS: Final[dict[str, StreamKind]] = {
         CONTROL_KIND,
         THREAD_KIND,
         TOPIC_KIND,
+        SCHEDULE_KIND,
         MAILBOX_KIND,
         REFUSED_KIND,
     )

@@ -24,6 +24,7 @@ REFUSED: Final = "refused"
 CONTROL: Final = "control"
 THREAD: Final = "thread"
 TOPIC: Final = "topic"
+SCHEDULE: Final = "schedule"
 
 
 def is_name(text: str) -> bool:

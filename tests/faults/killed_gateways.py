@@ -74,10 +74,18 @@ class Gateways:
 
     def kill(self, *numbers: int) -> None:
         """kill -9 for all of these at once, and new ones on the same ports."""
+        self.end(*numbers)
+        self.start(*numbers)
+
+    def end(self, *numbers: int) -> None:
+        """kill -9 for all of these at once."""
         for number in numbers:
             self._running[number].process.kill()
         for number in numbers:
             self._running[number].process.wait(10)
+
+    def start(self, *numbers: int) -> None:
+        """Start new ones on the ports of those that were ended, and wait until they serve."""
         for number in numbers:
             self._running[number] = self._launch(number)
         self._wait_ready(numbers)

@@ -11,11 +11,12 @@ from schemas.keys.sealing import mqtt_agent_secret_purpose
 from schemas.streams.agents.mqtt_agents import sign_said
 from schemas.streams.agents.participants import key_id_of
 from schemas.streams.fold import settle
-from tests.schemas.job_records import KEYRING, document_record
+from tests.schemas.job_records import KEYRING, START_US, document_record
 
 TASK_KEY: Final = b"task/t1"
 AGENT_KEY: Final = b"agent/coder"
 CONTAINER_KEY: Final = b"container/c1"
+SCHEDULE_KEY: Final = b"schedule/tea"
 TASK_TOKEN_SHA256: Final = "fedcba9876543210" * 4
 TASK_TOKEN_ID: Final = "fedcba987654"
 HOUR_MS: Final = 3_600_000
@@ -133,6 +134,26 @@ TOPIC_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "topic.unsubscribed": (TOPIC_KEY, of_topic(subscriber="bo", request_id="s2")),
 }
 
+
+def schedule(request_id: str = "s1", **changed: Any) -> dict[str, Any]:
+    """Return the body that sets a schedule, with fields changed; one whose new value is None is left out."""
+    message = {"recipient": "bo", "kind": "remind", "body": '{"text":"tea"}'}
+    body = {"schema_version": 1, "name": "tea", "request_id": request_id, "every_s": 60, **message, **changed}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def missed_run(run_at: int, **changed: Any) -> dict[str, Any]:
+    """Return the body of a missed run of the schedule, with fields changed."""
+    return {"schema_version": 1, "name": "tea", "revision": 1, "run_at": run_at, **changed}
+
+
+def run(run_at: int, **changed: Any) -> dict[str, Any]:
+    """Return the body of a run of the schedule, with fields changed."""
+    message = {"sender": "ann", "recipient": "bo", "kind": "remind", "body": '{"text":"tea"}'}
+    message |= {"content_type": "application/json", "priority": "normal"}
+    return {**missed_run(run_at), **message, **changed}
+
+
 # Record type -> the key of its stream and a good body, of the pump's streams.
 PUMP_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "organism.loaded": (
@@ -188,6 +209,10 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "agent.said": (AGENT_KEY, saying()),
     "agent.mqtt_removed": (AGENT_KEY, of_participant("m2")),
     "container.changed": (CONTAINER_KEY, container_change()),
+    "schedule.set": (SCHEDULE_KEY, schedule()),
+    "schedule.ran": (SCHEDULE_KEY, run(START_US + 60_000_000)),
+    "schedule.missed": (SCHEDULE_KEY, missed_run(START_US + 60_000_000)),
+    "schedule.removed": (SCHEDULE_KEY, {"schema_version": 1, "name": "tea", "request_id": "s2"}),
     **PUMP_GOOD,
     **TOPIC_GOOD,
 }
@@ -199,6 +224,7 @@ HUB_FIRST: Final = (
     "agent.mqtt_registered",
     "container.changed",
     "topic.subscribed",
+    "schedule.set",
 )
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several actions about messages share: a payload, a mailbox, a wait, the time of a lease."""
+"""Arguments that several actions about messages share: a payload, a mailbox, a wait, a priority and so on."""
 
 from __future__ import annotations
 
@@ -21,30 +21,24 @@ PAYLOAD: Final = (
     argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
     argument("--text", 'instead of PAYLOAD: {"text": TEXT}'),
 )
+EXPIRES: Final = duration(
+    "--expires", "the message ends if nobody takes it within so long, e.g. 10m; at most 366d"
+)
+PRIORITY: Final = argument(
+    "--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES
+)
 WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g. 30s; at most 5m")
 SENT: Final = (
-    argument("--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES),
-    duration("--expires", "the message ends if nobody takes it within so long, e.g. 10m; at most 366d"),
+    PRIORITY,
+    EXPIRES,
     duration("--after", "the message is in the mailbox after so long, e.g. 1h; at most 366d"),
 )
 
 
-def mailbox_of(text: str) -> tuple[str, str]:
-    """Return realm and name of a mailbox that is written as NAME or REALM/NAME."""
-    realm, slash, name = text.rpartition("/")
-    return (realm if slash else _DEFAULT_REALM), name
-
-
-def sent_fields(call: Call) -> dict[str, Any]:
-    """Return the options `SENT` of a call as fields of a request to send a message, without those not given."""
-    given = {"priority": call.priority, "expires_in_s": call.expires, "deliver_after_s": call.after}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def payload_of(call: Call) -> Any:
-    """Return the content of the message that the arguments `PAYLOAD` of a call give; None without one.
+    """Return the payload of a message from the arguments `PAYLOAD` of a call; None if neither is given.
 
-    Raises UsageError if it is no JSON, is given twice, or cannot be read.
+    Raises UsageError if it is no JSON or cannot be read, and if both are given.
     """
     if call.text is not None:
         if call.payload is not None:
@@ -61,6 +55,18 @@ def payload_of(call: Call) -> Any:
         return decode(raw)[0]
     except MalformedJsonError as error:
         raise UsageError(f"PAYLOAD: {error}; plain text goes with --text") from None
+
+
+def mailbox_of(text: str) -> tuple[str, str]:
+    """Return realm and name of a mailbox that is written as NAME or REALM/NAME."""
+    realm, slash, name = text.rpartition("/")
+    return (realm if slash else _DEFAULT_REALM), name
+
+
+def sent_fields(call: Call) -> dict[str, Any]:
+    """Return the options `SENT` of a call as fields of a request to send a message, without those not given."""
+    given = {"priority": call.priority, "expires_in_s": call.expires, "deliver_after_s": call.after}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _mailbox_text(text: str) -> str:

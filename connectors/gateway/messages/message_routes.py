@@ -8,7 +8,7 @@ from fastapi import Query, Request, Response
 
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
-from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
+from connectors.gateway.rules.hub_policy import broadcast_recipients
 from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message
 from connectors.gateway.rules.message_models import (
     AuditAnswer,
@@ -17,6 +17,7 @@ from connectors.gateway.rules.message_models import (
     MessageEnvelope,
     SendFilter,
 )
+from connectors.gateway.rules.message_policy import check_message
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.audit_log import why_refused
@@ -31,7 +32,7 @@ from connectors.gateway.web.policy import Action, Caller
 from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 MESSAGES: Final = "/api/hub/messages"
 AUDIT: Final = "/api/hub/audit"
@@ -87,7 +88,7 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         """
         # Not a parameter `WriteRequest`: FastAPI needs a twentieth of this route's time for a dependency.
         write = write_of(request, key)
-        _check_policy(hub, write.caller, body, MESSAGES)
+        check_message(hub, write.caller, body.recipient, body.type, f"POST {MESSAGES}")
         message = _message(write.caller, body, write.request_id)
         known = hub.mailboxes.mailbox_of(message.message_id)
         if known is not None and known != (message.realm, message.recipient):
@@ -131,7 +132,7 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
         envelopes = [MessageEnvelope(recipient=recipient, **said) for recipient in recipients]
         if envelopes:
             # All recipients exist and no other rule depends on the recipient, so one check is enough.
-            _check_policy(hub, write.caller, envelopes[0], f"{MESSAGES}/broadcast")
+            check_message(hub, write.caller, recipients[0], body.type, f"POST {MESSAGES}/broadcast")
         broadcast_id = write.request_id
         messages = [
             _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id)
@@ -143,19 +144,6 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
         verdicts = {one.verdict for one in settled}
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
-
-
-def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, path: str) -> None:
-    per_token = hub.settings.gateway.mailbox_per_token
-    decision = evaluate_message(hub.live_view, caller, envelope.recipient, envelope.type, per_token=per_token)
-    if decision.allowed:
-        return
-    route, why = f"POST {path}", why_refused(envelope.model_dump(), decision.reason)
-    if not is_known_recipient(hub.live_view, envelope.recipient, per_token=per_token):
-        hub.refusals.record(UNKNOWN_RECIPIENT, why, caller.principal, route)
-        raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
-    hub.refusals.record(POLICY, why, caller.principal, route)
-    raise ApiError(403, POLICY, decision.reason)
 
 
 def _message(

@@ -1,4 +1,4 @@
-"""The hub's rules for tasks and messages (HH-09), beyond the access policy of `connectors.gateway.web.policy`.
+"""The hub's rules for tasks, messages and schedules (HH-09), beyond the policy in `connectors.gateway.web`.
 
 Routes call one function for each question. A function returns the first refusal, and allows the request only
 when no rule refuses it. To add a rule, add a refusal to the function.
@@ -7,6 +7,7 @@ when no rule refuses it. To add a rule, add a refusal to the function.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,7 @@ from connectors.live.live_view import LiveView
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
 from schemas.streams.principal.principals import ACTIVE, OPERATOR
+from schemas.streams.schedule.schedule_registry import ScheduleRow
 from schemas.streams.task.task_registry import TokenRow
 
 
@@ -34,6 +36,8 @@ class PolicyResult(BaseModel):
 
 
 _ALLOWED: Final = PolicyResult(allowed=True)
+SCHEDULES_MOST: Final = 1000
+"""The largest number of active schedules of one principal."""
 
 
 def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: str) -> PolicyResult:
@@ -78,6 +82,19 @@ def evaluate_publication(kind: str) -> PolicyResult:
     """
     if not kind.strip():
         return PolicyResult(allowed=False, reason="the envelope has no type")
+    return _ALLOWED
+
+
+def evaluate_schedule_count(active: Iterable[ScheduleRow], owner: str, name: str) -> PolicyResult:
+    """Return whether a principal may set the schedule `name`, and the reason if it has too many others.
+
+    `active` are the active schedules, and `owner` is the name of the principal. If two gateways check requests
+    at the same moment, a principal may have some more than 1,000. The function records nothing and raises
+    nothing.
+    """
+    others = sum(row.owner == owner and row.schedule != name for row in active)
+    if others >= SCHEDULES_MOST:
+        return PolicyResult(allowed=False, reason=f"a principal may have {SCHEDULES_MOST} active schedules")
     return _ALLOWED
 
 

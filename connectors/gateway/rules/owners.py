@@ -1,4 +1,4 @@
-"""The owner of the job, task, session, token or mailbox that a request is about, for the access check."""
+"""The owner of the job, task, session, token, mailbox or schedule of a request, for the access check."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import Caller, owner_of_task
+from connectors.gateway.web.refusals import DOOR
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import WORKER
+from schemas.streams.schedule.schedule_registry import ACTIVE, ScheduleRow
 from schemas.streams.task.task_registry import TaskRow, TokenRow
 
 R = TypeVar("R", bound=Row)
@@ -112,6 +114,28 @@ def owner_of_mailbox(hub: Hub) -> OwnerOf:
         return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
 
     return owner
+
+
+def owner_of_schedule(hub: Hub, *, is_free_own: bool = False) -> OwnerOf:
+    """Return a function with which the access check finds the owner of the schedule in a request's path.
+
+    The returned coroutine function takes the request, whose path has the schedule's name. If no schedule of
+    this name is active, the name is free. With `is_free_own`, a free name belongs to the caller. Without it,
+    the owner is the one of the removed schedule, or None for a name that never had one.
+    """
+
+    async def owner(request: Request) -> str | None:
+        row = await _found(hub, ScheduleRow, str(request.path_params["name"]))
+        if is_free_own and (row is None or row.status != ACTIVE):
+            return str(request.state.caller.principal)
+        return None if row is None else setter_of_schedule(row)
+
+    return owner
+
+
+def setter_of_schedule(row: ScheduleRow) -> str:
+    """Return who set a schedule, in a form of `Caller.owns`: a principal, or the agent of a task."""
+    return owner_of_task(row.from_task) or f"{DOOR}/{row.owner}"
 
 
 def submitter_of_token(hub: Hub) -> OwnerOf:

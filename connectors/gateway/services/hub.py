@@ -36,6 +36,7 @@ from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
 from connectors.reactor.message_timers import MessageTimers
 from connectors.reactor.own_answers import OwnAnswers
+from connectors.reactor.schedule_timers import ScheduleTimers
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -98,8 +99,9 @@ class Hub:
             settings, keyring, live_view, self.lists, self.mailboxes, self.appender, launcher
         )
         self.organism = OrganismKeeper(settings, live_view, self.appender)
-        timers = MessageTimers(live_view, self.appender.append_unattended)
-        self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, timers)
+        append = self.appender.append_unattended
+        timers = (MessageTimers(live_view, append), ScheduleTimers(live_view, append))
+        self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, *timers)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
 

@@ -9,7 +9,8 @@ the operator may change and end everything.
   the tokens of these tasks;
 - as a worker: the session of its name and the job that this session holds;
 - as an agent: the task whose token it presents;
-- in every role: the mailbox of its name, and the subscriptions of this mailbox to topics.
+- in every role: the mailbox of its name, the subscriptions of this mailbox to topics, and the schedules that it
+  set.
 
 A thing that does not exist has no owner. The capabilities of a task's token can restrict an agent further, see
 `has_capability`. Raise `schemas.streams.refused.refusal.POLICY_VERSION` whenever a rule changes.
@@ -55,6 +56,10 @@ class Action(StrEnum):
     TOPIC_PUBLISH = "topic.publish"
     TOPIC_SUBSCRIBE = "topic.subscribe"
     TOPIC_READ = "topic.read"
+    SCHEDULE_SET = "schedule.set"
+    SCHEDULE_REMOVE = "schedule.remove"
+    SCHEDULE_READ = "schedule.read"
+    SCHEDULE_LIST = "schedule.list"
     AUDIT_READ = "audit.read"
     AGENT_READ = "agent.read"
     TASK_SUBMIT = "task.submit"
@@ -101,6 +106,11 @@ _MESSAGES: Final = {
     Action.TOPIC_PUBLISH: Reach.ALL,
     Action.TOPIC_SUBSCRIBE: Reach.OWN,
     Action.TOPIC_READ: Reach.ALL,
+    # A free name belongs to the caller, and the list has the caller's own schedules alone.
+    Action.SCHEDULE_SET: Reach.OWN,
+    Action.SCHEDULE_REMOVE: Reach.OWN,
+    Action.SCHEDULE_READ: Reach.OWN,
+    Action.SCHEDULE_LIST: Reach.ALL,
 }
 
 RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
@@ -153,7 +163,13 @@ def roles_with(action: Action) -> dict[str, Reach]:
 
 # The actions that a token's capabilities can restrict. An agent keeps its mailbox and the end of its own task.
 RESTRICTED_BY_CAPABILITIES: Final = frozenset(
-    {Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TOPIC_PUBLISH, Action.TASK_SUBMIT}
+    {
+        Action.MESSAGE_SEND,
+        Action.MESSAGE_BROADCAST,
+        Action.TOPIC_PUBLISH,
+        Action.SCHEDULE_SET,
+        Action.TASK_SUBMIT,
+    }
 )
 # An agent that may send may publish, so it needs no further capability.
 _ALSO_BY: Final = {Action.TOPIC_PUBLISH: Action.MESSAGE_SEND}
@@ -244,7 +260,8 @@ def has_capability(caller: Caller, action: Action) -> bool:
 
     Capabilities restrict a right that the role has; they never grant one. The rule:
 
-    - Only sending, publishing, broadcasting and submitting tasks (`RESTRICTED_BY_CAPABILITIES`) can be
+    - Only sending, publishing, broadcasting, setting schedules and submitting tasks
+      (`RESTRICTED_BY_CAPABILITIES`) can be
       restricted. Every other action is permitted.
     - A list without any name that starts with `message.` or `task.` restricts nothing.
     - Any other list permits those restricted actions that it names, such as `message.send`. This one also

@@ -60,8 +60,10 @@ MessageKind = Annotated[str, Field(min_length=1, max_length=128)]
 """A word that the sender of a message chooses."""
 ContentType = Annotated[str, Field(max_length=128)]
 """The media type of a message's body."""
+Priority = Literal["low", "normal", "high"]
+"""How urgently a message is handed out."""
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
-"""A time from the posting of a message, in milliseconds."""
+"""A time from the posting of a message, in milliseconds: up to 366 days."""
 DurationSeconds = Annotated[float, Field(ge=0.001, le=DURATION_MS_MOST // 1000, allow_inf_nan=False)]
 """A time from the posting of a message, in seconds: a millisecond to 366 days."""
 
@@ -212,7 +214,7 @@ class Message(WireBody):
     from_task: Name | None = None
     recipient: Annotated[Name, Field(alias="to")]
     kind: MessageKind
-    priority: Literal["low", "normal", "high"] = "normal"
+    priority: Priority = "normal"
     body: str
     content_type: ContentType = "application/json"
     in_reply_to: Name | None = None

@@ -11,6 +11,7 @@ from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS, MAILBOXES = "/api/hub/participants", "/api/hub/mailboxes"
 AGENTS, LIMITS, TOPICS = "/api/hub/agents", "/api/hub/limits", "/api/hub/topics"
+SCHEDULES = "/api/hub/schedules"
 _numbers = itertools.count(1)
 
 
@@ -94,6 +95,14 @@ def lease_named(how):
     return {"lease_id": lease_id, "message_ids": [str(request_uuid("operator", f"to-{how}"))]}
 
 
+def _schedule(hub):
+    """The path of a new schedule."""
+    path = f"{SCHEDULES}/{fresh('schedule')}"
+    assert hub.operator.post(path, json=SCHEDULE).is_success
+    return path
+
+
+SCHEDULE = {"recipient": "hub", "type": "a", "every_s": 3600}
 READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # Routes without an idempotency key: a pump's requests name messages and leases by ids of their own, and the
 # event of a job has its seq. XML is tested in test_xml_messages.py.
@@ -193,6 +202,12 @@ ROUTES = {
         {"subscriber": "operator"},
         {"subscriber": "hub"},
     ),
+    f"{SCHEDULES}/{{name}}": (
+        lambda hub: f"{SCHEDULES}/{fresh('schedule')}",
+        SCHEDULE,
+        {**SCHEDULE, "every_s": 7200},
+    ),
+    f"{SCHEDULES}/{{name}}/remove": (lambda hub: f"{_schedule(hub)}/remove", {}, None),
     TASKS: (
         lambda hub: TASKS,
         {"agent_name": "idle", "description": "a"},

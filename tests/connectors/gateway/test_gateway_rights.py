@@ -79,6 +79,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
         **message_questions(hub),
+        **schedule_questions(hub, role),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
         f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),
@@ -123,6 +124,17 @@ def message_questions(hub):
             f"{hub}/messages/{how} POST": Ask("odw", "POST", f"{hub}/messages/{how}", {**_LEASED, **fields})
             for how, fields in (("ack", {}), ("nack", {}), ("extend", {"lease": 5}))
         },
+    }
+
+
+def schedule_questions(hub, role):
+    """Routes about a schedule of the role's own, and about one of another principal."""
+    path, body = f"{hub}/schedules/of-the-{role}", {"recipient": "hub", "type": "x", "every_s": 3600}
+    return {
+        f"{hub}/schedules/{{name}} POST": Ask("odw", "POST", path, body),
+        f"{hub}/schedules/{{name}} GET": Ask("odw", "GET", path),
+        f"{hub}/schedules/{{name}}/remove POST": Ask("odw", "POST", f"{path}/remove", {}),
+        f"{hub}/schedules GET": Ask("odw", "GET", f"{hub}/schedules"),
     }
 
 

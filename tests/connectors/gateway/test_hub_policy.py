@@ -103,8 +103,8 @@ def test_a_message_goes_to_somebody_known_and_has_a_type(recipient, kind, allowe
 
 
 SEND, PUBLISH, BROADCAST = Action.MESSAGE_SEND, Action.TOPIC_PUBLISH, Action.MESSAGE_BROADCAST
-SUBMIT = Action.TASK_SUBMIT
-RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT}
+SUBMIT, SCHEDULE = Action.TASK_SUBMIT, Action.SCHEDULE_SET
+RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE}
 
 
 @pytest.mark.requirement("HO-20")
@@ -119,6 +119,8 @@ RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT}
         (("message.send", "message.broadcast"), {SEND, PUBLISH, BROADCAST}),
         (("message.none", "topic.publish"), {PUBLISH}),
         (("task.submit",), {SUBMIT}),
+        (("message.send", "schedule.set"), {SEND, SCHEDULE}),
+        (("schedule.set",), RESTRICTED),
         # An unknown name of the two families grants nothing and still restricts.
         (("message.sned",), set()),
         (("task.end", "Message.send"), set()),
@@ -159,6 +161,8 @@ RIGHTS_OF_AN_AGENT = {
     Action.TASK_READ: ITS_TASK,
     Action.TASK_END: ITS_TASK,
     Action.MAILBOX_READ: ITS_MAILBOX,
+    Action.SCHEDULE_LIST: ANY,
+    **dict.fromkeys((Action.SCHEDULE_SET, Action.SCHEDULE_REMOVE, Action.SCHEDULE_READ), ITS_TASK),
 }
 
 

@@ -25,6 +25,12 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record, verified_message
 from schemas.streams.principal.principals import addition_record
+from schemas.streams.schedule.schedule_registry import (
+    SCHEDULE_MISSED,
+    ScheduleMissed,
+    ScheduleSet,
+    schedule_request_record,
+)
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from tests.schemas.job_records import JOB_ID, SECRET, make_record, signed, written
@@ -143,6 +149,15 @@ def test_the_size_of_a_shortened_body_is_covered_too(log: Partitions) -> None:
     assert told.reason == "unauthenticated_record"
 
 
+def schedule_records() -> Iterator[OutgoingRecord]:
+    """Return records that set a schedule and make it run, as each of the bridges would append them."""
+    for door in ("mqtt", "file"):
+        wanted = ScheduleSet(name="x", request_id="r", every_s=1, recipient="b", kind="k", body="{}")
+        yield schedule_request_record(wanted, door=door, principal="a")
+        ran = ScheduleMissed(name="x", revision=1, run_at=NOW_US)
+        yield ran.record(SCHEDULE_MISSED, "schedule/x", door=door, principal="a")
+
+
 @pytest.mark.requirement("ST-05")
 def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partitions) -> None:
     posted = verified_message("m1", "a", "b", "k", "hello", "text/plain")
@@ -156,6 +171,7 @@ def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partit
         (of_mqtt, mqtt),
         (of_mqtt, file),
         (registration_record(JOB_ID, SECRET, "", KEYRING, door="mqtt", principal="x"), mqtt),
+        *((made, key) for made in schedule_records() for key in (mqtt, file)),
     ):
         assert log.told(made, key) == ("rejected", "unauthenticated_record"), (made.type, key.signer)
     assert log.told(of_file, file) == ("accepted", None)

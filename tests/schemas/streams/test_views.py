@@ -66,6 +66,12 @@ COLUMNS = {
         "recipient_count int64!, recipients texts, published_at time!, published_offset int64!, "
         "delivered_at time"
     ),
+    "registry_schedules": (
+        "schedule string!, status string!, owner string!, from_task string, cron string, every_s int64, "
+        "recipient string!, kind string!, body string!, content_type string!, priority string!, "
+        "expires_in_ms int64, missed string!, revision int64!, set_at time!, next_run_at time, "
+        "last_run_at time, runs int64!, missed_runs int64!, late_runs int64!, removed_at time"
+    ),
     "registry_participants": (
         "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
         "started_at time!, updated_at time!, stopped_at time, stopped_why string"
@@ -122,6 +128,7 @@ KEYS = {
     "registry_topics": ("topic",),
     "registry_subscriptions": ("topic", "subscriber"),
     "topic_messages": ("topic", "message_id"),
+    "registry_schedules": ("schedule",),
     "registry_participants": ("agent_name",),
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),

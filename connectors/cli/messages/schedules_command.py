@@ -1,0 +1,131 @@
+"""Posts messages again and again, by a cron expression or an interval.
+
+  trunkline schedules set report echo ask --cron "0 9 * * 1-5" --text "what is new?"  at nine, Monday to Friday
+  trunkline schedules set tick echo tick --every 10m '{"n": 1}' --missed latest
+  trunkline schedules list
+  trunkline schedules show report                   all of it, with the next five runs
+  trunkline schedules remove report                 no further runs; what was posted stays
+
+A cron expression has minute, hour, day of month, month and day of week, in UTC. Names (mon, jan), ranges, steps
+and lists are allowed. 'set' on a name of yours replaces that schedule, and its runs begin anew. The token names
+the owner, who is the sender of the messages. Besides the operator, only the owner can change the schedule. It
+ends with the token.
+
+Each run posts one message, whatever the number of gateways. --missed says what happens to runs for whose time
+no gateway ran. With skip, the default, those that are more than a minute late are left out. With latest, the
+newest one is posted, and with all each of them, up to 1,000 in succession.
+
+Exit codes: 0; 2 wrong arguments; 3 no such recipient or schedule; 4 refused, with the reason; 5 the gateway
+does not answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from connectors.cli.messages.message_arguments import EXPIRES, PAYLOAD, PRIORITY, payload_of
+from connectors.cli.shared.actions import Actions, argument, one_of
+from connectors.cli.shared.arguments import duration_s, limit, name_of, request_id
+from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.text_table import UNIT_S, aligned, fields
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import UsageError
+
+# Written out, because the module of the schedules is slow to import and help must be quick.
+_MISSED: Final = ("skip", "latest", "all")
+_NAME: Final = argument("name", "the schedule", type=name_of("a schedule"))
+ACTIONS: Final = Actions()
+
+
+def _every_s(text: str) -> int:
+    seconds = duration_s(text)
+    if not seconds.is_integer() or seconds < 1:
+        raise UsageError(f"--every: expected whole seconds, 1 or more, found {text!r}")
+    return int(seconds)
+
+
+@ACTIONS.add(
+    _NAME,
+    argument("recipient", "an agent, a principal, operator, or hub"),
+    *PAYLOAD,
+    one_of(
+        argument("--cron", 'minute, hour, day of month, month, day of week in UTC, e.g. "*/5 * * * *"'),
+        argument("--every", "the time between two runs, e.g. 10m; at most 365d", type=_every_s, metavar="TIME"),
+        required=True,
+    ),
+    argument("--missed", "missed runs to post: skip (none, the default), latest or all", choices=_MISSED),
+    PRIORITY,
+    EXPIRES,
+    request_id("the same request, and does not begin the runs anew"),
+    example='trunkline schedules set report echo ask --cron "0 9 * * 1-5" --text "what is new?"',
+    late="payload",
+)
+def _set(call: Call) -> int:
+    """Make a schedule, or replace one of yours; show its next runs."""
+    given = {
+        "recipient": call.recipient,
+        "type": call.type,
+        "payload": payload_of(call),
+        "cron": call.cron,
+        "every_s": call.every,
+        "missed": call.missed,
+        "priority": call.priority,
+        "expires_in_s": call.expires,
+    }
+    row = call.post_named("schedules", call.name, possible_effect="the schedule was set", **given)
+    text = f"schedule {escaped(row['schedule'])} posts to {escaped(row['recipient'])}, {_timing(row)}"
+    return call.print_answer(row, text, *_next_runs(row))
+
+
+_COLUMNS: Final[Columns] = {
+    "SCHEDULE": "schedule",
+    "RUNS AT": lambda row: _timing(row),
+    "TO": "recipient",
+    "TYPE": "kind",
+    "OWNER": "owner",
+    "NEXT RUN (UTC)": lambda row: _short(row["next_run_at"]),
+    "LAST RUN (UTC)": lambda row: _short(row["last_run_at"]),
+    "RUNS": "runs",
+    "MISSED": "missed_runs",
+}
+
+
+@ACTIONS.add(limit(), example="trunkline schedules list")
+def _list(call: Call) -> int:
+    """List your active schedules; the operator's list has those of all."""
+    return call.print_rows(call.get("schedules", limit=call.limit), "schedules", _COLUMNS)
+
+
+@ACTIONS.add(_NAME, example="trunkline schedules show report")
+def _show(call: Call) -> int:
+    """Show a schedule with its next five runs."""
+    row = call.get("schedules", call.name)
+    columns = {name: value for name, value in row.items() if name != "next_runs"}
+    return call.print_answer(row, fields(columns), *_next_runs(row))
+
+
+@ACTIONS.add(_NAME, request_id("the same request"), example="trunkline schedules remove report")
+def _remove(call: Call) -> int:
+    """Remove a schedule: no further runs."""
+    row = call.post_named("schedules", call.name, "remove", possible_effect="the schedule was removed")
+    return call.print_answer(row, f"schedule {escaped(row['schedule'])} is removed after {row['runs']} runs")
+
+
+def _timing(row: Row) -> str:
+    """Return when a schedule runs: its cron expression, or its interval in the largest whole unit."""
+    if row["every_s"] is None:
+        return escaped(row["cron"])
+    seconds: int = row["every_s"]
+    unit = next(one for one in ("d", "h", "m", "s") if seconds % UNIT_S[one] == 0)
+    return f"every {seconds // UNIT_S[unit]}{unit}"
+
+
+def _short(moment: Any) -> str | None:
+    """Return a time without its fraction of a second, which is zero; None for None."""
+    return None if moment is None else escaped(str(moment)).replace(".000Z", "Z")
+
+
+def _next_runs(row: Row) -> list[str]:
+    """Return a table of the next runs; nothing without one."""
+    runs = [[_short(run)] for run in row["next_runs"]]
+    return ["", aligned(["NEXT RUNS (UTC)"], runs)] if runs else []

@@ -1,0 +1,34 @@
+"""The check whether a client may send a message, now or by a schedule. Each refusal is recorded (HH-09)."""
+
+from __future__ import annotations
+
+from connectors.gateway.rules.hub_policy import evaluate_message, is_known_recipient
+from connectors.gateway.services.audit_log import why_refused
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.policy import Caller
+from schemas.wire.verdicts import POLICY, UNKNOWN_RECIPIENT
+
+
+def check_message(hub: Hub, caller: Caller, recipient: str, kind: str, route: str) -> None:
+    """Raise ApiError if a client may not send a message, and append a record of the refusal to the log.
+
+    The status is 404 for an unknown recipient, and 403 for any other reason.
+
+    Args:
+        hub: The hub.
+        caller: The client.
+        recipient: The name of the mailbox.
+        kind: The type of the message.
+        route: Method and path template of the route, for the record.
+    """
+    per_token = hub.settings.gateway.mailbox_per_token
+    decision = evaluate_message(hub.live_view, caller, recipient, kind, per_token=per_token)
+    if decision.allowed:
+        return
+    why = why_refused({"recipient": recipient, "type": kind}, decision.reason)
+    if not is_known_recipient(hub.live_view, recipient, per_token=per_token):
+        hub.refusals.record(UNKNOWN_RECIPIENT, why, caller.principal, route)
+        raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
+    hub.refusals.record(POLICY, why, caller.principal, route)
+    raise ApiError(403, POLICY, decision.reason)

@@ -1,0 +1,185 @@
+"""The fold of the stream `schedule/<name>`: a message that is posted again and again (DL-23).
+
+The state has these entries: `schedule`, the row; `requests`, a memory of the requests that set or remove it;
+and `runs`, a memory of its runs, which all gateways record. `requests/...` and `runs/...` have older ones. They
+remain after the schedule is removed, so the revisions of a name go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from schemas.fold.entries import StructEntries
+from schemas.fold.life_cycles import wrong_state
+from schemas.fold.memories import RequestChunk, RequestMemory
+from schemas.fold.settled import Outcome, accepted, changed, rejected
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.streams.schedule.run_times import RunTimes
+from schemas.streams.schedule.schedule_registry import (
+    ACTIVE,
+    GRACE_US,
+    REMOVED,
+    SCHEDULE_MISSED,
+    SCHEDULE_MODELS,
+    SCHEDULE_RAN,
+    SCHEDULE_REMOVED,
+    SCHEDULE_SET,
+    SCHEDULE_TRANSITIONS,
+    SKIP,
+    ScheduleRow,
+    message_fields,
+)
+from schemas.wire.ids import SCHEDULE
+from schemas.wire.record import JSON_CONTENT
+from schemas.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
+
+_SCHEDULE: Final = StructEntries("schedule", ScheduleRow)
+# A schedule may run so often that its runs would displace the requests from one common memory.
+_REQUESTS: Final = (StructEntries("requests", RequestMemory), StructEntries("requests/", RequestChunk))
+_RUNS: Final = (StructEntries("runs", RequestMemory), StructEntries("runs/", RequestChunk))
+
+
+def settle_schedule(given: FoldInput) -> Outcome:
+    """Settle a record of `schedule/<name>`: update the stream state, return verdict and changed rows.
+
+    The record sets or removes the schedule, or is about its next run. `schemas.streams.fold.settle` calls this
+    function with a checked body. The changes of the stream state, `given.entries`, count only if the record is
+    accepted.
+    """
+    known = _SCHEDULE.read(given.entries)
+    memories, chunks = _RUNS if given.type in (SCHEDULE_RAN, SCHEDULE_MISSED) else _REQUESTS
+    memory = memories.read(given.entries) or RequestMemory()
+    repeated = memory.repeated(given, chunks, None if known is None else known.status)
+    if repeated is not None:
+        return repeated
+    found = _set(given, known) if given.type == SCHEDULE_SET else _changed(given, known)
+    if isinstance(found, Outcome):
+        return found
+    memory.add(given, chunks)
+    memories.write(given.entries, memory)
+    _SCHEDULE.write(given.entries, found)
+    return accepted(found.status, (changed(found),))
+
+
+def _set(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outcome:
+    body = given.body
+    if known is not None and known.status == ACTIVE and (refusal := _foreign(given, known)) is not None:
+        return refusal
+    cron, every_s = body.get("cron"), body.get("every_s")
+    next_run_at = RunTimes(cron, every_s).first(given.now_us)
+    if next_run_at is None:
+        return rejected(MALFORMED, "the schedule has no run up to the year 9999", _status_of(known))
+    return ScheduleRow(
+        schedule=given.name,
+        status=ACTIVE,
+        owner=given.envelope.principal,
+        from_task=body.get("from_task"),
+        cron=cron,
+        every_s=every_s,
+        recipient=body["recipient"],
+        kind=body["kind"],
+        body=body["body"],
+        content_type=body.get("content_type", JSON_CONTENT),
+        priority=body.get("priority", "normal"),
+        expires_in_ms=body.get("expires_in_ms"),
+        missed=body.get("missed", SKIP),
+        revision=1 if known is None else known.revision + 1,
+        set_at=given.now_us,
+        next_run_at=next_run_at,
+    )
+
+
+def _status_of(known: ScheduleRow | None) -> str | None:
+    return None if known is None else known.status
+
+
+def _foreign(given: FoldInput, known: ScheduleRow) -> Outcome | None:
+    """Return the rejection of a request about another principal's schedule.
+
+    The gateway checks the owner, too, but another gateway may have settled a request at the same moment.
+    """
+    # An agent may have the name of a principal.
+    is_owner = (given.envelope.principal, given.body.get("from_task")) == (known.owner, known.from_task)
+    if is_owner or given.body.get("takes_over"):
+        return None
+    return rejected(SEQ_CONFLICT, "another principal has set this schedule", known.status)
+
+
+def _changed(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outcome:
+    """Return the schedule after its removal or its next run, or the rejection."""
+    if known is None:
+        return rejected(UNKNOWN_STREAM, "no schedule with this name")
+    if known.status != ACTIVE:
+        return wrong_state(SCHEDULE_TRANSITIONS, known.status, "schedule")
+    return _CHANGES[given.type](given, known)
+
+
+def _removed(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
+    refusal = _foreign(given, known)
+    if refusal is not None:
+        return refusal
+    if REMOVED not in SCHEDULE_TRANSITIONS[known.status]:
+        return wrong_state(SCHEDULE_TRANSITIONS, known.status, "schedule")
+    return replace(known, status=REMOVED, next_run_at=None, removed_at=given.now_us)
+
+
+def _ran(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
+    run_at = _due_run(given, known)
+    if isinstance(run_at, Outcome):
+        return run_at
+    if known.is_next_missed(given.now_us):
+        return rejected(ILLEGAL_TRANSITION, "the run is left out, because it was missed", known.status)
+    fields = message_fields(known)
+    if {name: given.body.get(name) for name in fields} != fields:
+        return rejected(ILLEGAL_TRANSITION, "the message is not that of the schedule", known.status)
+    return replace(
+        known,
+        next_run_at=known.times.after(run_at, run_at),
+        last_run_at=run_at,
+        runs=known.runs + 1,
+        late_runs=known.late_runs + 1 if given.now_us - run_at > GRACE_US else 0,
+    )
+
+
+def _missed(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
+    run_at = _due_run(given, known)
+    if isinstance(run_at, Outcome):
+        return run_at
+    if not known.is_next_missed(given.now_us):
+        return rejected(ILLEGAL_TRANSITION, "the run was not missed", known.status)
+    following = known.next_after_missed(given.now_us)
+    until = given.now_us if following is None else following
+    left_out = known.missed_runs + known.times.count_from(run_at, until)
+    return replace(known, next_run_at=following, missed_runs=left_out, late_runs=0)
+
+
+def _due_run(given: FoldInput, known: ScheduleRow) -> int | Outcome:
+    """Return the time of the schedule's next run, or the rejection of a record that is not about this run."""
+    body = given.body
+    if body["revision"] != known.revision:
+        return rejected(ILLEGAL_TRANSITION, "the schedule was set anew", known.status)
+    run_at: int = body["run_at"]
+    if run_at != known.next_run_at:
+        return rejected(ILLEGAL_TRANSITION, "this is not the schedule's next run", known.status)
+    if given.now_us < run_at:
+        return rejected(ILLEGAL_TRANSITION, "the time of the run has not come", known.status)
+    return run_at
+
+
+_CHANGES: Final[dict[str, Callable[[FoldInput, ScheduleRow], ScheduleRow | Outcome]]] = {
+    SCHEDULE_REMOVED: _removed,
+    SCHEDULE_RAN: _ran,
+    SCHEDULE_MISSED: _missed,
+}
+
+SCHEDULE_KIND: Final = StreamKind(
+    name=SCHEDULE,
+    models=SCHEDULE_MODELS,
+    settle=settle_schedule,
+    row_of_each_stream=(ScheduleRow,),
+    rows=(ScheduleRow,),
+    named_by="name",
+)
