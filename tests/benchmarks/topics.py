@@ -1,4 +1,4 @@
-"""What a message to a topic costs and how soon it is everywhere, next to a loop of sends.
+"""Measure the cost of a message to a topic, and how soon it is everywhere, next to a loop of sends.
 
 1,000 subscribers and two gateways, with Kafka alone beside them. In turns: a message a second is published to
 the topic, and then as many times a message is sent to each subscriber by `POST /api/hub/messages`, 30 requests
