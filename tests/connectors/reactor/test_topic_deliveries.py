@@ -137,7 +137,9 @@ def test_nothing_follows_from_a_publication_that_is_nonsense_or_for_nobody() -> 
     log = log_of("bo")
     log.add(subscription_record(Unsubscription(topic="news", subscriber="bo", request_id="u"), **BY))
     assert delivery_of(log.add(published("p1"))[1], log.get) is None
+    log.add(subscription("cy"))
     _, record = log.add(published("p2"))
+    assert delivery(log, record).recipients == ["cy"]
     for value in (None, b"", b"[1]", b'{"topic":"news"}'):
         assert delivery_of(msgspec.structs.replace(record, value=value), log.get) is None
     assert delivery_of(msgspec.structs.replace(record, key=None), log.get) is None
