@@ -92,6 +92,11 @@ class HubMailbox:
         oracle.acked(HTTP, mailbox(to), message_id, self._speaker, _hub_hash(self.name, to, text))
         return message_id
 
+    def publish(self, topic: str, text: str, key: str) -> None:
+        """Publish a message to a topic, until that is acknowledged."""
+        body = {"type": "note", "payload": {"text": text}}
+        _told(self.client.ask_known("POST", f"/api/hub/topics/{topic}", key=key, json=body))
+
     def ask(self, to: str, text: str, key: str, wait_s: int, oracle: Oracle) -> tuple[str, Got | None]:
         """Ask and wait for the reply; returns the question's id, and the reply if it came in time."""
         body = {"recipient": to, "type": "ask", "payload": {"text": text}}

@@ -12,7 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from tests.faults.prove.comparison import Finding, Line, Mail
 from tests.faults.prove.delivery_checks import Key, Outage, check_deliveries
 from tests.faults.prove.delivery_doors import HubMailbox, McpMailbox
-from tests.faults.prove.delivery_notes import ATTEMPTS_MOST, Answered, Deliveries, Ending, Seen, Taking, Timed
+from tests.faults.prove.delivery_notes import (
+    ATTEMPTS_MOST,
+    Answered,
+    Deliveries,
+    Ending,
+    Published,
+    Seen,
+    Taking,
+    Timed,
+)
 from tests.faults.prove.follow_checks import check_followers
 from tests.faults.prove.hub_client import Clock, HubClient
 from tests.faults.prove.load_deliveries import Consumer, Follower, IsOver, PatientConsumer, SlowSender
@@ -21,12 +30,14 @@ from tests.faults.prove.load_replies import Answerer, Asker, AskersMailbox
 from tests.faults.prove.mcp_client import McpClient, new_participant
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.timed_messages import TimedSender, TimedTaker, check_times
+from tests.faults.prove.topic_messages import Publisher, ScheduleKeeper, check_topics, subscribe
 
 # Asker and answerer over HTTP, and over MCP.
 ABEL, ROSA, ADA, ROLF = "abel", "rosa", "ada", "rolf"
-# A mailbox with few messages, and one with delayed ones and ones that expire.
+# Mailboxes with few messages, with delayed ones and ones that expire, and with those of a schedule. The last
+# two are subscribed to a topic.
 NORA: Final = "nora"
-TILDA: Final = "tilda"
+TILDA, THEO = SUBSCRIBERS = ("tilda", "theo")
 ANSWERERS: Final = (ROSA, ROLF)
 CONSUMED: Final = tuple(mailbox(name) for name in (DORA, NORA, ABEL, ROSA, ADA, ROLF))
 Run = tuple[str, Callable[[], None]]
@@ -63,7 +74,8 @@ class DeliveryLoad:
         self._keys: dict[str, RSAPrivateKey] = {
             name: new_participant(operator, name) for name in (DORA, NORA, ADA, ROLF)
         }
-        self._tokens = {name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, TILDA)}
+        self._tokens = {name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, *SUBSCRIBERS)}
+        subscribe(operator, SUBSCRIBERS)
         # The askers, and the takers of their mailboxes, that have not ended.
         self._asking: set[str] = set()
         self._expecting: set[str] = set()
@@ -108,7 +120,11 @@ class DeliveryLoad:
         timed: set[str] = set()
         sender = TimedSender(self._hub(ABEL), TILDA, self._draw("timed"), log, oracle, clock)
         yield "TimedSender", _noted(timed, TILDA, sender.run)
-        yield "TimedTaker", TimedTaker(self._hub(TILDA), log, clock, lambda: not timed).run
+        publisher = Publisher(self._hub(ABEL), SUBSCRIBERS, log, clock)
+        yield "Publisher", _noted(timed, ABEL, publisher.run)
+        yield "ScheduleKeeper", _noted(timed, THEO, ScheduleKeeper(self._hub(ABEL).client, THEO, clock).run)
+        for name in SUBSCRIBERS:
+            yield f"TimedTaker-{name}", TimedTaker(self._hub(name), log, clock, lambda: not timed).run
         for name, number in ((FOLA, 0), (FOLA, 1), (DORA, 0)):
             yield f"Follower-{name}-{number}", self._follower(name, number, is_over).run
         for asks in (self._hub(ABEL), self._mcp(ADA)):
@@ -138,6 +154,8 @@ class DeliveryLoad:
             elif isinstance(note, Timed):
                 found["delayed"] += note.deliver_after_s > 0
                 found["expiring"] += note.expires_in_s > 0
+            elif isinstance(note, Published):
+                found["published"] += 1
             elif isinstance(note, Ending):
                 found[note.how if note.is_done else "refused"] += 1
             elif isinstance(note, Answered):
@@ -182,11 +200,12 @@ def judge_deliveries(
         notes, mail, CONSUMED, attempts_most=ATTEMPTS_MOST, outages=outages, is_at_rest=is_at_rest
     )
     consumed += check_times(notes, mail, is_at_rest=is_at_rest)
+    consumed += check_topics(notes, mail, ledger, is_at_rest=is_at_rest)
     return consumed + check_followers(notes, oracle.notes(ACKED), offsets, is_at_rest=is_at_rest)
 
 
 # Without one of these, a run says nothing about deliveries.
 NEEDED: Final = (
     *("http:leased", "mcp:leased", "http:drained", "ack", "nack", "extend", "asked", "replied"),
-    *("followed", "resumed", "answered_at_peer", "delayed", "expiring"),
+    *("followed", "resumed", "answered_at_peer", "delayed", "expiring", "published"),
 )

@@ -65,6 +65,14 @@ class Timed:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A text that was published to a topic. `mailboxes` are those of its subscribers."""
+
+    text: str
+    mailboxes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Ending:
     """The answer about one leased message: it was acknowledged, given back (`reason`) or extended, or not.
 
@@ -107,7 +115,7 @@ class Seen:
     gateway: str
 
 
-Delivery = Taking | Timed | Ending | Answered | Seen
+Delivery = Taking | Timed | Published | Ending | Answered | Seen
 _Kind = TypeVar("_Kind", Taking, Ending, Answered, Seen)
 
 

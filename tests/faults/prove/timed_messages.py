@@ -11,7 +11,7 @@ from typing import Final
 from tests.faults.prove.comparison import LOST, MISBEHAVED, Finding, Mail
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
-from tests.faults.prove.delivery_notes import Deliveries, Delivery, Taking, Timed
+from tests.faults.prove.delivery_notes import Deliveries, Delivery, Published, Taking, Timed
 from tests.faults.prove.hub_client import Clock, GaveUp
 from tests.faults.prove.load_deliveries import IsOver
 from tests.faults.prove.load_messages import mailbox
@@ -49,7 +49,7 @@ class TimedSender:
 
 
 class TimedTaker:
-    """Takes the messages of its mailbox for good, until all that do not expire have come."""
+    """Takes the messages of its mailbox for good, until all have come that do not expire or were published."""
 
     def __init__(self, own: HubMailbox, log: Deliveries, clock: Clock, is_over: IsOver) -> None:
         self._own, self._log, self._clock, self._is_over = own, log, clock, is_over
@@ -64,8 +64,11 @@ class TimedTaker:
 
     def _all_came(self) -> bool:
         box = mailbox(self._own.name)
-        came = {got.id for taking in self._log.of(Taking, box) for got in taking.got}
-        return all(one.id in came for one in self._log.of(Timed, box) if not one.expires_in_s)
+        came = [got for taking in self._log.of(Taking, box) for got in taking.got]
+        ids, texts = {got.id for got in came}, {got.body for got in came}
+        sent = [one.id for one in self._log.of(Timed, box) if not one.expires_in_s]
+        published = [one.text for one in self._log.all() if isinstance(one, Published) and box in one.mailboxes]
+        return ids.issuperset(sent) and texts.issuperset(published)
 
 
 def check_times(notes: Sequence[Delivery], mail: Mapping[Key, Mail], *, is_at_rest: bool) -> Iterator[Finding]:
