@@ -1,4 +1,4 @@
-"""The checks of `./trunkline prove` on topics and schedules: each kind of finding is seen when it is planted."""
+"""The checks of `./trunkline prove` on topics and schedules: what is planted is found."""
 
 from __future__ import annotations
 
