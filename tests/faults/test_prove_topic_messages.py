@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.prove.comparison import DUPLICATE, LOST, Line, Mail
+from tests.faults.prove.comparison import DUPLICATE, LOST, TICK, Line, Mail
 from tests.faults.prove.delivery_notes import Got, Published, Taking
-from tests.faults.prove.topic_messages import TICK, check_topics
+from tests.faults.prove.topic_messages import check_topics
 
 ANN, BO = "mailbox/default/ann", "mailbox/default/bo"
 

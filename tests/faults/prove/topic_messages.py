@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tests.faults.prove.comparison import DUPLICATE, LOST, Finding, Line, Mail
+from tests.faults.prove.comparison import DUPLICATE, LOST, TICK, Finding, Line, Mail
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_notes import Deliveries, Delivery, Published, Taking
@@ -16,7 +16,6 @@ from tests.faults.prove.hub_client import Clock, HubClient
 from tests.faults.prove.load_messages import mailbox
 
 TOPIC: Final = "prove"
-TICK: Final = "tick"
 _TOPIC_PATH: Final = f"/api/hub/topics/{TOPIC}"
 _SCHEDULE_PATH: Final = "/api/hub/schedules/prove"
 _PAUSE_S: Final = 0.4
