@@ -20,8 +20,8 @@ from tests.broker_processes import LOOPBACK, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.stack]
 
 # Fold version 5, the oldest that is brought over. Version 7, with the state in packed buckets. Version 9, the
-# first commit of the issue that put local stores in the place of Spark's state. Version 10, without times, topics,
-# schedules and limits.
+# first commit of the issue that put local stores in the place of Spark's state. Version 10, without times,
+# topics, schedules and limits.
 COMMITS = ("b68d6e2", "b679e19", "6e99b22", "21f0297")
 WITHIN_S = 1500
 LEFT = 5

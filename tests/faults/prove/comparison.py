@@ -22,7 +22,6 @@ _SAID_IN: Final = {
 }
 # The kind of the messages of a schedule, which are all alike.
 TICK: Final = "tick"
-# The reason of a record without the MAC of a door.
 # Where a message stands that somebody has been given.
 _TAKEN: Final = frozenset({"claimed", "read"})
 
