@@ -79,6 +79,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
         **message_questions(hub),
+        **topic_questions(hub, role),
         **schedule_questions(hub, role),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
@@ -135,6 +136,18 @@ def schedule_questions(hub, role):
         f"{hub}/schedules/{{name}} GET": Ask("odw", "GET", path),
         f"{hub}/schedules/{{name}}/remove POST": Ask("odw", "POST", f"{path}/remove", {}),
         f"{hub}/schedules GET": Ask("odw", "GET", f"{hub}/schedules"),
+    }
+
+
+def topic_questions(hub, role):
+    """Routes about a topic that does not exist, and about one to which the own mailbox subscribes."""
+    own, nothing = f"{hub}/topics/of-the-{role}", f"{hub}/topics/nothing"
+    return {
+        f"{hub}/topics GET": Ask("odwv", "GET", f"{hub}/topics"),
+        f"{hub}/topics/{{topic}} GET": Ask("odwv", "GET", nothing, found=False),
+        f"{hub}/topics/{{topic}} POST": Ask("odw", "POST", nothing, {"type": "x"}, found=False),
+        f"{hub}/topics/{{topic}}/subscribe POST": Ask("odw", "POST", f"{own}/subscribe", {}),
+        f"{hub}/topics/{{topic}}/unsubscribe POST": Ask("odw", "POST", f"{own}/unsubscribe", {}),
     }
 
 

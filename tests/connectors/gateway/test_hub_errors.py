@@ -103,6 +103,7 @@ ADDRESSES = {
     "key_id": "0" * 16,
     "realm": "default",
     "scope": "name",
+    "topic": "nothing",
     "message_id": "m-none",
 }
 

@@ -119,7 +119,7 @@ RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE}
         (("message.send", "message.broadcast"), {SEND, PUBLISH, BROADCAST}),
         (("message.none", "topic.publish"), {PUBLISH}),
         (("task.submit",), {SUBMIT}),
-        (("message.send", "schedule.set"), {SEND, SCHEDULE}),
+        (("message.send", "schedule.set"), {SEND, PUBLISH, SCHEDULE}),
         (("schedule.set",), RESTRICTED),
         # An unknown name of the two families grants nothing and still restricts.
         (("message.sned",), set()),

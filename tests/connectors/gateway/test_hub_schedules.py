@@ -67,6 +67,7 @@ def test_two_gateways_post_each_run_of_a_schedule_once_until_it_is_removed(hub):
     assert (row["owner"], row["runs"], row["last_run_at"]) == (owner, 0, None)
     runs = times(row["next_runs"])
     assert [run - runs[0] for run in runs] == [timedelta(seconds=number) for number in range(5)]
+    wait_until(lambda: hub.other.get(f"{SCHEDULES}/{name}").status_code == 200, what="the other gateway has it")
     wait_until(lambda: shown(hub.other, name)["runs"] >= 6, what="some runs at the other gateway")
     removed = here.post(f"{SCHEDULES}/{name}/remove", json={}).json()
     assert (removed["status"], removed["next_runs"], removed["next_run_at"]) == ("removed", [], None)
