@@ -34,8 +34,9 @@ class TopicTools:
     async def subscribe(self, agent: str, asked: Subscribe) -> dict[str, Any]:
         """Subscribe the agent's mailbox to a topic, which is made if it does not exist.
 
-        Returns the `topic` and whether the agent is `subscribed` now. Raises ApiError (409) if the topic has
-        the largest number of subscribers, and BackboneUnreachable if the record was not settled in time.
+        Returns the `topic` and whether the agent is `subscribed` now. Raises ApiError if the topic has the
+        largest number of subscribers (409) or the agent that of topics (403), and BackboneUnreachable if the
+        record was not settled in time.
         """
         request = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
         await subscribe(self._hub, asked.topic, agent, request, "subscribe", door=DOOR, principal=agent)

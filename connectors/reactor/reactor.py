@@ -116,7 +116,7 @@ class Reactor:
         self._known_since_s = math.inf
         self._sessions, self._topics = _SessionsByJob(), TopicsBySubscriber()
         live_view.on_change(lambda change: self._sessions.add(change.row))
-        live_view.on_change(lambda change: self._topics.add(change.row))
+        live_view.on_change(self._topics.changed)
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
@@ -126,8 +126,7 @@ class Reactor:
         """
         for row in self._live_view.live(SessionRow):
             self._sessions.add(row)
-        for subscription in self._live_view.live(SubscriptionRow):
-            self._topics.add(subscription)
+        self._topics.load(self._live_view.live(SubscriptionRow))
         self._thread.start()
 
     def stop(self) -> None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.known_recipients import GetRow, has_mailbox
 from connectors.reactor.limits_of_principals import limits_of
-from schemas.fold.view_rows import Row
+from schemas.fold.settled import AppliedChange
 from schemas.streams.agents.agent_registry import AGENT_REMOVED
 from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REMOVED
 from schemas.streams.agents.participants import AGENT_STOPPED
@@ -168,26 +168,50 @@ def _end_of(row: SubscriptionRow, cause: str) -> OutgoingRecord:
 
 
 class TopicsBySubscriber:
-    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe."""
+    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe.
+
+    Register `changed` with the live view before it opens, and call `load` once it is open.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._topics: dict[str, set[str]] = {}
+        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
+        self._changed: set[str] | None = set()
 
     def topics_of(self, subscriber: str) -> list[str]:
         """Return the names of the topics of a subscriber, in no order."""
         with self._lock:
             return list(self._topics.get(subscriber, ()))
 
-    def add(self, row: Row | None) -> None:
-        """Note the subscription of `row`, or its end. Ignore any other row and None."""
-        if not isinstance(row, SubscriptionRow):
+    def count(self, subscriber: str) -> int:
+        """Return the number of topics of a subscriber."""
+        with self._lock:
+            return len(self._topics.get(subscriber, ()))
+
+    def load(self, rows: Iterable[SubscriptionRow]) -> None:
+        """Note the subscriptions that the live view contains when it is open. Call it once."""
+        for row in rows:
+            with self._lock:
+                if self._changed is None or row.key not in self._changed:
+                    self._add(row)
+        with self._lock:
+            self._changed = None
+
+    def changed(self, change: AppliedChange) -> None:
+        """Note a subscription, or its end, when the live view's thread reports it. Ignore any other row."""
+        if not isinstance(change.row, SubscriptionRow):
             return
         with self._lock:
-            topics = self._topics.setdefault(row.subscriber, set())
-            if row.is_live:
-                topics.add(row.topic)
-            else:
-                topics.discard(row.topic)
-            if not topics:
-                del self._topics[row.subscriber]
+            if self._changed is not None:
+                self._changed.add(change.key)
+            self._add(change.row)
+
+    def _add(self, row: SubscriptionRow) -> None:
+        topics = self._topics.setdefault(row.subscriber, set())
+        if row.is_live:
+            topics.add(row.topic)
+        else:
+            topics.discard(row.topic)
+        if not topics:
+            del self._topics[row.subscriber]

@@ -37,6 +37,7 @@ from connectors.live.live_view import LiveView
 from connectors.reactor.message_timers import MessageTimers
 from connectors.reactor.own_answers import OwnAnswers
 from connectors.reactor.schedule_timers import ScheduleTimers
+from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -45,6 +46,7 @@ from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.principal.principals import HUB, PrincipalRow
 from schemas.streams.task.task_registry import TokenRevocation, TokenRow, task_record
+from schemas.streams.topic.topic_registry import SubscriptionRow
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -79,6 +81,7 @@ class Hub:
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
+        self.topics = TopicsBySubscriber()
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
         state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits)
@@ -112,7 +115,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.overlays, self.lists, self.mailbox_waits)
+        parts = (*indexes, self.overlays, self.lists, self.mailbox_waits, self.topics)
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
@@ -124,6 +127,7 @@ class Hub:
         self.mailboxes.load(messages)
         self.conversations.load(messages)
         self.listeners.load(self.live_view.live(ListenerRow))
+        self.topics.load(self.live_view.live(SubscriptionRow))
         jobs = self.live_view.live(JobRow)
         self.pending.load(jobs)
         self.overlays.load(jobs)

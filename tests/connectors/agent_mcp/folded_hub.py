@@ -15,13 +15,16 @@ from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.principal_limits import PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
+from connectors.gateway.web.answers import ApiError
 from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledRecord
+from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.wire.record import OutgoingRecord
+from schemas.wire.verdicts import POLICY
 from tests.connectors.live.local_stores import empty_state
 from tests.schemas.stream_records import as_read
 
@@ -40,6 +43,7 @@ class FoldedHub(LiveRows):
         self.live_view = self.appender = self.refusals = self.fresh = self
         self.limits = PrincipalLimits(cast("Any", self), self.mailboxes)
         self.mailbox_waits = MailboxWaits()
+        self.topics = TopicsBySubscriber()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)
         self.lists = RowLists(self)
@@ -85,6 +89,11 @@ class FoldedHub(LiveRows):
         """As of the refusals."""
         self.refused.append((reason, why, str(principal), route))
 
+    def forbidden(self, why: str, principal: str, route: str) -> ApiError:
+        """As of the refusals."""
+        self.record(POLICY, why, principal, route)
+        return ApiError(403, POLICY, why)
+
     def add(self, outgoing: OutgoingRecord) -> SettledRecord:
         """Settle a record now."""
         record = as_read(outgoing, next(self._offsets), self.now_us, partition=0)
@@ -95,6 +104,7 @@ class FoldedHub(LiveRows):
     def _changed(self, change: AppliedChange) -> None:
         self.mailboxes.changed(change)
         self.lists.changed(change)
+        self.topics.changed(change)
 
     def join(self, name: str, public_key: str) -> None:
         """Let an agent take part."""

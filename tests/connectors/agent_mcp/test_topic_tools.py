@@ -130,6 +130,20 @@ def test_an_agent_without_a_mailbox_cannot_subscribe() -> None:
     assert [one[:1] + one[2:] for one in hub.refused] == [("unknown_recipient", "gone", "subscribe")]
 
 
+def test_a_mailbox_is_subscribed_to_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "SUBSCRIPTIONS_MOST", 2)
+    hub = hub_of("ann", "bo")
+    tools = hub.topic_tools
+    for topic in ("a", "b"):
+        run(tools.subscribe("ann", Subscribe(topic=topic)))
+    assert refused(tools.subscribe("ann", Subscribe(topic="c"))) == (403, "policy")
+    assert [one[0] for one in hub.refused] == ["policy"]
+    assert run(tools.subscribe("ann", Subscribe(topic="b")))["subscribed"], "it is subscribed to this one"
+    assert run(tools.subscribe("bo", Subscribe(topic="c")))["subscribed"]
+    run(tools.unsubscribe("ann", Unsubscribe(topic="a")))
+    assert run(tools.subscribe("ann", Subscribe(topic="c")))["subscribed"]
+
+
 def test_a_message_over_the_limit_and_one_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = hub_of("ann")
     tools = hub.topic_tools

@@ -15,6 +15,8 @@ from connectors.reactor.topic_deliveries import (
     delivery_of,
     ended_subscriptions,
 )
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import Row
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, participant_record
 from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
@@ -170,8 +172,7 @@ def test_what_is_published_completes_no_task() -> None:
 def topics_by(log: Folded, *topics: str) -> TopicsBySubscriber:
     """The index of the subscriptions of `bo` to these topics."""
     found = TopicsBySubscriber()
-    for topic in topics:
-        found.add(log.get(SubscriptionRow, f"{topic}/bo"))
+    found.load(log.get(SubscriptionRow, f"{topic}/bo") for topic in topics)
     return found
 
 
@@ -239,13 +240,20 @@ def test_a_revoked_principal_is_subscribed_to_nothing_and_one_with_another_mailb
 def test_the_topics_of_a_subscriber_are_forgotten_with_its_subscriptions() -> None:
     topics = TopicsBySubscriber()
     row = SubscriptionRow("news", "bo", "subscribed", 1, "http/bo", None, None)
-    topics.add(row)
-    topics.add(msgspec.structs.replace(row, topic="sports"))
-    topics.add(None)
-    assert sorted(topics.topics_of("bo")) == ["news", "sports"]
-    topics.add(msgspec.structs.replace(row, status="unsubscribed"))
+    gone = msgspec.structs.replace(row, topic="old")
+    topics.changed(changed_row(msgspec.structs.replace(gone, status="unsubscribed")))
+    topics.load([row, gone])
+    topics.changed(changed_row(msgspec.structs.replace(row, topic="sports")))
+    topics.changed(changed_row(TopicRow("news", 1, "http/bo", 1, 0, 0, None, None)))
+    assert (sorted(topics.topics_of("bo")), topics.count("bo")) == (["news", "sports"], 2)
+    topics.changed(changed_row(msgspec.structs.replace(row, status="unsubscribed")))
     assert topics.topics_of("bo") == ["sports"]
-    assert topics.topics_of("cy") == []
+    assert (topics.topics_of("cy"), topics.count("cy")) == ([], 0)
+
+
+def changed_row(row: Row) -> AppliedChange:
+    """The change of a row, as a live view reports it."""
+    return AppliedChange(row.VIEW, row.key, 1, row)
 
 
 @pytest.mark.requirement("LM-01")
