@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_schedule_is_set_shown_with_its_next_runs_listed_and_removed(
     assert (row["owner"], row["kind"], row["body"]) == ("operator", "ask", '{"text":"what is new?"}')
     assert (row["missed"], row["priority"], row["expires_in_ms"]) == ("latest", "high", 600_000)
     shown = trunkline.call("schedules", "show", "report").stdout
-    assert "cron             30 9 * * 1-5" in shown
+    assert re.search(r"^cron +30 9 \* \* 1-5$", shown, re.MULTILINE)
     assert shown.splitlines()[-5:] == runs
     assert trunkline.json("schedules", "set", "tick", "hub", "tick", "--every", "90m", "[1]")["every_s"] == 5400
     table = trunkline.call("schedules", "list").stdout.splitlines()
@@ -49,9 +50,9 @@ def test_the_messages_of_an_interval_come_into_the_mailbox_with_the_payload_as_i
     file = tmp_path / "payload.json"
     file.write_text('["from", {"a": "file"}]')
     trunkline.json("schedules", "set", "tick", "operator", "tick", f"@{file}", "--every", "1s")
-    wait_until(lambda: trunkline.json("schedules", "show", "tick")["runs"] >= 2, what="two runs")
+    wait_until(lambda: hub.get(path_of("mailboxes", "default", "operator"))["total"] >= 2, what="two messages")
     trunkline.json("schedules", "remove", "tick")
-    drained = trunkline.json("messages", "drain", "--wait", "10s")
+    drained = trunkline.json("messages", "drain")
     assert len(drained["messages"]) >= 2
     assert {(m["type"], str(m["payload"])) for m in drained["messages"]} == {
         ("tick", "['from', {'a': 'file'}]")
