@@ -16,7 +16,7 @@ from tests.random_log import RandomLog
 from tests.raw_records import Raw
 from tests.schemas.job_records import KEYRING, START_US
 
-RECORDS = 20_000
+RECORDS = 30_000
 # Type, verdict or reason, and the status that a row or the record has.
 REACHED = {
     *(("posted", said, "unread") for said in ("accepted", "duplicate", "seq_conflict")),
@@ -66,7 +66,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
     rows: dict[str, dict[str, object]] = {}
     held: dict[str, object] = {}
     doors, reasons, limits, replays = set[int](), set[object](), set[object](), 0
-    for offset, made in enumerate(RandomLog(2, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(5, KEYRING).records(RECORDS)):
         now_us += draw.choice([0, 1_000, 5_000, 50_000])
         record = logged(made, offset, now_us)
         settled = settle(record, streams.setdefault(made.key or b"", Entries()), KEYRING, Entries())

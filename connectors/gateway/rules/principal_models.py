@@ -68,7 +68,9 @@ class MailboxFilter(QueryFilter):
     """Largest number of messages in the answer."""
     pending: bool = False
     """True: show the oldest pending messages, instead of the newest of any state."""
-    status: Literal["unread", "leased", "claimed", "read", "expired", "cleared", "dead"] | None = None
+    status: Literal["delayed", "unread", "leased", "claimed", "read", "expired", "cleared", "dead"] | None = (
+        None
+    )
     """State of the messages. Without it: any."""
     after: NamedThing | None = None
     """Id of the last message of the previous page of pending messages. Without it: the first page."""
