@@ -79,6 +79,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
         **message_questions(hub),
+        **topic_questions(hub, role),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
         f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),
@@ -121,6 +122,18 @@ def message_questions(hub):
             f"{hub}/messages/{how} POST": Ask("odw", "POST", f"{hub}/messages/{how}", {**_LEASED, **fields})
             for how, fields in (("ack", {}), ("nack", {}), ("extend", {"lease": 5}))
         },
+    }
+
+
+def topic_questions(hub, role):
+    """The questions about topics; the first one makes the topic that the others are about."""
+    own = f"{hub}/topics/of-{role}"
+    return {
+        f"{hub}/topics/{{topic}}/subscribe POST": Ask("odw", "POST", f"{own}/subscribe", {}),
+        f"{hub}/topics/{{topic}} POST": Ask("odw", "POST", own, {"type": "x"}),
+        f"{hub}/topics GET": Ask("odwv", "GET", f"{hub}/topics"),
+        f"{hub}/topics/{{topic}} GET": Ask("odwv", "GET", f"{hub}/topics/of-operator"),
+        f"{hub}/topics/{{topic}}/unsubscribe POST": Ask("odw", "POST", f"{own}/unsubscribe", {}),
     }
 
 

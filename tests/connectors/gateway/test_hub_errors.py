@@ -103,6 +103,7 @@ ADDRESSES = {
     "key_id": "0" * 16,
     "realm": "default",
     "message_id": "m-none",
+    "topic": "nothing",
 }
 
 
