@@ -27,11 +27,13 @@ from connectors.gateway.rules.topic_models import (
     TopicShownAnswer,
 )
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import existing, json_answer
 from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of
 from connectors.gateway.web.models import NAME_PATTERN
-from connectors.gateway.web.policy import Action, decide
+from connectors.gateway.web.policy import Action
+from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication, TopicRow
 from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.moments import iso_moment
@@ -91,21 +93,17 @@ def _add_publish_route(routes: Routes, hub: Hub) -> None:
 
 def _add_subscription_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes that begin and end a subscription of the caller, or for the operator of any mailbox."""
+    per_token = hub.settings.gateway.mailbox_per_token
 
-    async def own_name(request: Request) -> str | None:
-        # Without a name in the body, which is not read yet, the request is about the caller's own mailbox.
-        return caller_of(request).principal
+    async def owner_of_subscriber(request: Request) -> str | None:
+        caller = caller_of(request)
+        body = await request.json() if await request.body() else {}
+        name = body.get("subscriber") if isinstance(body, dict) else None
+        if name is None or (DEFAULT_REALM, name) in own_mailboxes(caller, per_token):
+            return caller.principal
+        return name if isinstance(name, str) else None
 
-    def subscriber_of(write: Write, body: SubscriptionRequest | None, route: str) -> str:
-        name = None if body is None else body.subscriber
-        if name is None:
-            return write.principal
-        decision = decide(write.caller, Action.TOPIC_SUBSCRIBE, name)
-        if not decision.allowed:
-            raise hub.refusals.forbidden(decision.why, write.principal, route)
-        return name
-
-    @routes.post(f"{_TOPIC}/subscribe", Action.TOPIC_SUBSCRIBE, SubscribedAnswer, own_name)
+    @routes.post(f"{_TOPIC}/subscribe", Action.TOPIC_SUBSCRIBE, SubscribedAnswer, owner_of_subscriber)
     async def subscribe_mailbox(
         write: WriteRequest, topic: TopicPath, body: SubscriptionRequest | None = None
     ) -> Response:
@@ -115,12 +113,11 @@ def _add_subscription_routes(routes: Routes, hub: Hub) -> None:
         The answer is 404 for an unknown mailbox, 403 when it is subscribed to 1,000 other topics, and 409 when
         the topic has 10,000 subscribers.
         """
-        route = f"POST {_TOPIC}/subscribe"
-        name = subscriber_of(write, body, route)
+        name, route = _subscriber(write, body), f"POST {_TOPIC}/subscribe"
         settled = await subscribe(hub, topic, name, write.request_id, route, **write.origin)
         return _state(hub, topic, name, settled.verdict)
 
-    @routes.post(f"{_TOPIC}/unsubscribe", Action.TOPIC_SUBSCRIBE, SubscribedAnswer, own_name)
+    @routes.post(f"{_TOPIC}/unsubscribe", Action.TOPIC_SUBSCRIBE, SubscribedAnswer, owner_of_subscriber)
     async def unsubscribe_mailbox(
         write: WriteRequest, topic: TopicPath, body: SubscriptionRequest | None = None
     ) -> Response:
@@ -129,7 +126,7 @@ def _add_subscription_routes(routes: Routes, hub: Hub) -> None:
         The mailbox keeps what it has, and gets nothing that is published after this request. Without a
         subscription nothing changes. The answer is 404 for an unknown topic.
         """
-        name = subscriber_of(write, body, f"POST {_TOPIC}/unsubscribe")
+        name = _subscriber(write, body)
         settled = await unsubscribe(hub, topic, name, write.request_id, **write.origin)
         return _state(hub, topic, name, settled.verdict)
 
@@ -173,6 +170,11 @@ def topic_as_json(hub: Hub, row: TopicRow, caller: str) -> dict[str, Any]:
         "last_message_id": row.last_message_id,
         "last_published_at": None if last is None else iso_moment(last),
     }
+
+
+def _subscriber(write: Write, body: SubscriptionRequest | None) -> str:
+    name = None if body is None else body.subscriber
+    return write.principal if name is None else name
 
 
 def _state(hub: Hub, topic: str, name: str, verdict: str) -> Response:

@@ -36,6 +36,7 @@ NOWHERE = {
     "realm": "default",
     "key_id": "0" * 16,
     "message_id": "m-none",
+    "topic": "nothing",
 }
 
 
@@ -124,7 +125,7 @@ def refusal(answer: httpx.Response, status: int, principal: str, operation: Oper
 
 def ask(client: httpx.Client, operation: Operation) -> httpx.Response:
     """One request about nothing that is there."""
-    body = {"session": "nobody"} if operation.method == "POST" else None
+    body = {"session": "nobody", "subscriber": "nobody"} if operation.method == "POST" else None
     return client.request(operation.method, operation.url, json=body)
 
 

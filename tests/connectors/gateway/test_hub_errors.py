@@ -105,6 +105,7 @@ ADDRESSES = {
     "scope": "name",
     "topic": "nothing",
     "message_id": "m-none",
+    "topic": "nothing",
 }
 
 

@@ -126,6 +126,13 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
         return {"realm": "default", "name": own}
     if route.endswith("/replay"):
         return dead_message(hub)
+    if collection == "topics":
+        if not route.endswith("/subscribe"):
+            # The hub reads its copies itself, so the drain gets none of them.
+            to = "operator" if route.endswith("/unsubscribe") else "hub"
+            made = hub.operator.post(f"/api/hub/topics/{own}/subscribe", json={"subscriber": to})
+            assert made.status_code == 200
+        return {"topic": own}
     if collection in ("tasks", "tokens"):
         task = hub.submit("idle")
         return {"task_id": task.id, "token_id": task.answer["task"]["token_id"]}

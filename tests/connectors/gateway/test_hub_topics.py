@@ -168,7 +168,9 @@ def test_topics_are_listed_and_shown_by_name(hub: HubStack) -> None:
 def test_a_refused_request_is_recorded(hub: HubStack) -> None:
     topic, (name, here, _), (other, _, _) = fresh("topic"), reader(hub), reader(hub)
     subscribe(here, topic)
+    assert subscribe(here, topic, name).json()["subscriber"] == name
     assert said(here.post(f"{TOPICS}/{topic}/subscribe", json={"subscriber": other})) == (403, "policy")
+    assert said(here.post(f"{TOPICS}/{topic}/subscribe", json={"subscriber": 5})) == (403, "policy")
     assert said(here.post(f"{TOPICS}/{topic}/unsubscribe", json={"subscriber": other})) == (403, "policy")
     assert said(publish(here, topic, type=" ")) == (403, "policy")
     assert said(publish(here, topic, recipient=other)) == (400, "malformed")
@@ -182,7 +184,7 @@ def test_a_refused_request_is_recorded(hub: HubStack) -> None:
     def reasons() -> Counter[str]:
         return Counter(one["reason"] for one in hub.refusals(name))
 
-    wait_until(lambda: reasons() == {"policy": 3, "malformed": 1}, 10, "the records of the refusals")
+    wait_until(lambda: reasons() == {"policy": 4, "malformed": 1}, 10, "the records of the refusals")
 
 
 @pytest.mark.requirement("HO-20")
