@@ -105,7 +105,6 @@ ADDRESSES = {
     "scope": "name",
     "topic": "nothing",
     "message_id": "m-none",
-    "topic": "nothing",
 }
 
 
