@@ -24,10 +24,9 @@ from connectors.agent_mcp.tool_arguments import (
     UpdateMyStatus,
 )
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
-from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message
+from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message, post_to_all
 from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.gateway.web.idempotency import Origin, request_uuid
 from connectors.gateway.web.policy import Caller
@@ -119,7 +118,7 @@ class AgentTools:
         """Put a message into the mailbox of the operator and of each participant, except the sender `agent`.
 
         Returns the id of the broadcast and the number of recipients, when all messages are settled.
-        Participants that have stopped get no message.
+        Participants that have stopped get no message, and neither do full mailboxes.
 
         Raises:
             ApiError: 413 for a text over the limit. Another status if the fold rejects one of the messages; the
@@ -138,8 +137,8 @@ class AgentTools:
         body_bytes = len(asked.message.encode()) * len(messages)
         check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
         origin: Origin = {"door": DOOR, "principal": agent}
-        await gather_all(post_message(self._hub, message, origin) for message in messages)
-        return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
+        settled, _ = await post_to_all(self._hub, messages, origin)
+        return {"messageId": str(broadcast_id), "recipientCount": len(settled)}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
         """Return the messages in the agent's own mailbox by priority, then age, and statistics of the mailbox.

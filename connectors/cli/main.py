@@ -81,8 +81,7 @@ COMMANDS: dict[str, Command] = {
     "sessions": _in("agents.sessions", "create, stop and list agent sessions", AGENTS),
     "monitor": _in("follow.monitor", "follow jobs and sessions, repair drift", AGENTS),
     "keys": _in("keys.keys", "rotate master, agents' and jobs' keys", AGENTS),
-    "principals": _in("agents.principals", "make and revoke tokens", AGENTS),
-    "limits": _in("agents.limits", "show and set how much may be sent and wait", AGENTS),
+    "principals": _in("agents.principals", "make and revoke tokens; set limits", AGENTS),
     "demo": _in("stack.demo", "see the whole way of an event, in a minute", WORK),
     "bench": _in("stack.bench", "run a benchmark", WORK),
     "prove": _in("stack.prove", "test with seeds of faults under load", WORK),
@@ -119,7 +118,7 @@ def top_level_help() -> str:
         lines.append(f"{group}:")
         lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
         lines += [f"  {name:<14}{summary}" for name, summary in _OF_THE_WRAPPER.get(group, {}).items()]
-    lines += ["", _EXAMPLES]
+    lines += [_EXAMPLES]
     return "\n".join(lines)
 
 

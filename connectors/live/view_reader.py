@@ -101,7 +101,7 @@ def _load(settings: Settings, store: GatewayStore) -> LoadedViews:
     for batch in _batches(table, VIEW_ARROW[STREAM_ENTRIES].names):
         _put(store, functools.partial(_entries_in, batch, kinds, loaded), tuple)
     found: set[str] = set()
-    is_dropped, kept = None, list[pa.Array]()
+    is_dropped, kept, live = None, list[pa.Array](), set[str]()
     # The views are read in the reverse of the order of writing, so that no body is missing.
     for view in reversed(VIEWS.values()):
         path, wanted = settings.table_path(view.VIEW), None
@@ -111,9 +111,13 @@ def _load(settings: Settings, store: GatewayStore) -> LoadedViews:
                 wanted = ~is_dropped
             elif view is MessageBodyRow and is_dropped is not None:
                 wanted = pc.field("message_id").isin(pa.chunked_array(kept, pa.string()).combine_chunks())
+                live = {key for key, _ in store.live_rows(MessageRow.VIEW)}
             columns = [*view.__struct_fields__, "partition", "last_offset"]
             for batch in _batches(table, columns, wanted):
-                _put(store, tuple, functools.partial(_rows_in, batch, view))
+                rows = functools.partial(_rows_in, batch, view)
+                if view is MessageBodyRow and is_dropped is not None:
+                    rows = functools.partial(iter, _of_kept_messages(store, live, rows()))
+                _put(store, tuple, rows)
                 if view is MessageRow and is_dropped is not None:
                     kept.append(batch.column("message_id"))
                 _note_offsets(batch, loaded.rows_until)
@@ -209,6 +213,14 @@ def _rows_in(batch: pa.RecordBatch, view: type[Row]) -> Iterator[RowChange]:
     offsets = batch.column("last_offset").to_pylist()
     for row, offset in zip(map(view, *columns), offsets, strict=True):
         yield view.VIEW, row.key, (offset, row)
+
+
+def _of_kept_messages(store: GatewayStore, live: set[str], bodies: Iterable[RowChange]) -> list[RowChange]:
+    """Return the bodies of live messages, and of others that the store has.
+
+    Of messages that ended at one moment, the store may have dropped some.
+    """
+    return [one for one in bodies if one[1] in live or store.ended(MessageRow.VIEW, one[1]) is not None]
 
 
 def _note_offsets(batch: pa.RecordBatch, until: dict[int, int]) -> None:

@@ -15,7 +15,7 @@ from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Gateways
 
-pytestmark = [pytest.mark.kafka, pytest.mark.requirement("DL-23")]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.requirement("DL-23")]
 
 SCHEDULES = "/api/hub/schedules"
 EVERY_S, GRACE_S, DOWN_S = 5, 60, 80
@@ -50,7 +50,7 @@ class Operator:
     def posted(self, kind: str) -> list[tuple[datetime, datetime]]:
         """The runs whose messages the operator has, with the times of the postings, in their order."""
         found = self.ask("GET", "/api/hub/mailboxes/default/operator", params={"limit": 1000})["messages"]
-        mine = sorted((one for one in found if one["kind"] == kind), key=lambda one: str(one["posted_at"]))
+        mine = sorted((one for one in found if one["kind"] == kind), key=lambda one: moment(one["posted_at"]))
         return [(moment(one["sent_at"]), moment(one["posted_at"])) for one in mine]
 
 

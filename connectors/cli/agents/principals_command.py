@@ -1,11 +1,22 @@
-"""Makes and revokes the tokens of the gateway's clients.
+"""Makes and revokes the tokens of the gateway's clients, and sets how much they may send.
 
   trunkline principals add ann --role delegator      prints the token, once
   trunkline principals add builder --role worker --token-file builder.token
   trunkline principals list
   trunkline principals revoke ann                    final: the name cannot be used again
+  trunkline principals limit all --pending 50000     messages that may wait in a mailbox
+  trunkline principals limit role worker --per-minute 600      messages that each worker may send in a minute
+  trunkline principals limit name bo --pending 1000 --bytes 10000000
+  trunkline principals limit name bo                 bo has no limits of its own any more
+  trunkline principals limits
 
 Roles: operator (everything), delegator (register, cancel, watch), worker (pick and read its own), viewer.
+
+A limit of a principal counts before that of its role, and this before that for all. Without any, 100,000
+messages may wait in a mailbox, and rates are not limited. 'limit' replaces all limits of the scope at once. The
+log counts what waits in a mailbox; each gateway counts the rates of a minute for itself. A request beyond a
+limit is refused with 429 and the reason 'mailbox_full' or 'rate_limited'; try it later.
+
 A command takes its token from TRUNKLINE_TOKEN, else the operator's from its file below data_dir.
 Exit codes: 0; 2 wrong arguments; 3 no such principal; 4 refused; 5 the gateway does not answer.
 """
@@ -14,6 +25,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from connectors.cli.agents import principal_limits
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call, Columns
@@ -64,3 +76,6 @@ def _revoke(call: Call) -> int:
     """Revoke a principal's token."""
     row = call.post("principals", call.name, "revoke")
     return call.print_answer(row, f"{call.name} is revoked")
+
+
+ACTIONS.extend(principal_limits.ACTIONS)

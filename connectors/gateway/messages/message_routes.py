@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.rules.hub_policy import broadcast_recipients
-from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message
+from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message, post_to_all
 from connectors.gateway.rules.message_models import (
     AuditAnswer,
     AuditFilter,
@@ -22,7 +22,6 @@ from connectors.gateway.rules.participant_models import BroadcastAnswer, Broadca
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import ApiError, json_answer
@@ -124,7 +123,8 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
     async def broadcast_message(write: WriteRequest, body: BroadcastRequest) -> Response:
         """Put a message into the mailboxes of all other participants and of the operator.
 
-        The answer comes when all messages are stored, and has their number. Repeating an interrupted broadcast
+        The answer comes when all messages are stored, and has their number. A mailbox that is full gets none.
+        Repeating an interrupted broadcast
         with the same idempotency key completes it. It then also reaches participants that have come since.
         """
         recipients = broadcast_recipients(hub.lists, write.principal)
@@ -140,9 +140,9 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
         ]
         body_bytes = sum(len(message.body.encode()) for message in messages)
         check_rate(hub, write.principal, body_bytes, len(messages), f"POST {MESSAGES}/broadcast")
-        settled = await gather_all(post_message(hub, message, write.origin) for message in messages)
+        settled, full = await post_to_all(hub, messages, write.origin)
         verdicts = {one.verdict for one in settled}
-        answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
+        answer = {"broadcast_id": broadcast_id, "recipients": len(settled), "full": full}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
@@ -61,3 +62,23 @@ async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRec
     if settled.reason == MAILBOX_FULL:
         hub.limits.note_full(message.recipient)
     return refuse_rejected(settled)
+
+
+async def post_to_all(hub: Hub, messages: Sequence[Message], origin: Origin) -> tuple[list[SettledRecord], int]:
+    """Append messages to several mailboxes, and return the settled records and the number of full mailboxes.
+
+    A full mailbox keeps no other from its message. Raises ApiError if the fold rejects a message for another
+    reason, and BackboneUnreachable as `post_message` does; some messages may have been sent then.
+    """
+
+    async def post(message: Message) -> SettledRecord | None:
+        try:
+            return await post_message(hub, message, origin)
+        except ApiError as error:
+            if error.reason == MAILBOX_FULL:
+                return None
+            raise
+
+    found = await gather_all(post(message) for message in messages)
+    settled = [one for one in found if one is not None]
+    return settled, len(found) - len(settled)

@@ -143,6 +143,8 @@ class BroadcastAnswer(AnswerBody):
     """Id that all copies of the broadcast share."""
     recipients: int
     """Number of mailboxes that got the message."""
+    full: int
+    """Number of mailboxes that got none, because they are full."""
 
 
 class ClearedAnswer(AnswerBody):

@@ -226,6 +226,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "expires_in_ms": None,
     "expiry": 1_769_864_400_250,
     "free": 4,
+    "full": 0,
     "issued": 1_769_860_800_250,
     "jobs_ended": 2,
     "last_seq": 1,

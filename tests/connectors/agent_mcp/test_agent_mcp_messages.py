@@ -184,6 +184,11 @@ def test_a_full_mailbox_and_a_rate_that_is_used_up_are_errors_of_the_tool(
     ann.call("send_to_agent", targetAgentId=ann.name, message="x")
     assert ann.error("send_to_agent", targetAgentId=ann.name, message="x")["reason"] == "rate_limited"
     assert ann.error("broadcast_message", message="x")["reason"] == "rate_limited"
+    limit(ann.name)
+    # The others get the broadcast, and the full mailbox does not.
+    reached = ann.call("broadcast_message", message="x")["recipientCount"]
+    limit(bo.name)
+    assert ann.call("broadcast_message", message="x")["recipientCount"] == reached + 1
 
 
 @pytest.mark.requirement("HB-05")

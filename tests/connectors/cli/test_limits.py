@@ -1,4 +1,4 @@
-"""`trunkline limits` against a real gateway (LM-02)."""
+"""`trunkline principals limit` against a real gateway (LM-02)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.connectors.cli.conftest import CommandLine
 @pytest.mark.requirement("LM-02")
 def test_limits_are_set_listed_and_lifted(hub: GatewayClient, trunkline: CommandLine) -> None:
     hub.post(path_of("principals"), {"principal": "dee", "role": "worker"})
-    done = trunkline.call("limits", "set", "name", "dee", "--pending", "1", "--per-minute", "60")
+    done = trunkline.call("principals", "limit", "name", "dee", "--pending", "1", "--per-minute", "60")
     assert done.returncode == 0
     assert "limits of name dee: pending_most 1, messages_per_minute 60" in done.stdout
-    assert trunkline.json("limits", "set", "all", "--pending", "50000")["pending_most"] == 50_000
-    rows = trunkline.json("limits", "list")["limits"]
+    assert trunkline.json("principals", "limit", "all", "--pending", "50000")["pending_most"] == 50_000
+    rows = trunkline.json("principals", "limits")["limits"]
     assert [(row["scope"], row["name"]) for row in rows] == [("all", "all"), ("name", "dee")]
-    assert "dee" in trunkline.call("limits", "list").stdout
+    assert "dee" in trunkline.call("principals", "limits").stdout
     to = ("messages", "send", "dee", "note")
     assert trunkline.call(*to).returncode == 0
     full = trunkline.call(*to)
     assert full.returncode == 4 and "mailbox_full" in full.stderr
-    assert trunkline.call("limits", "set", "name", "dee").returncode == 0
+    assert trunkline.call("principals", "limit", "name", "dee").returncode == 0
     assert trunkline.call(*to).returncode == 0
-    assert trunkline.call("limits", "set", "name").returncode == 2
-    assert trunkline.call("limits", "set", "role", "kings").returncode == 2
+    assert trunkline.call("principals", "limit", "name").returncode == 2
+    assert trunkline.call("principals", "limit", "role", "kings").returncode == 2

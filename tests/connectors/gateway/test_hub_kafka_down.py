@@ -117,8 +117,8 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
         _, public_key = new_key_pair()
         joined = hub.operator.post(PARTICIPANTS, json={"agent_name": own, "public_key": public_key})
         return {"name": own, "key_id": joined.json()["keys"][0]["key_id"]}
-    if route.endswith("/mqtt"):
-        return {"name": own}
+    if route.endswith("/mqtt") or collection == "limits":
+        return {"name": own, "scope": "name"}
     if route.endswith("/mqtt/remove"):
         return {"name": hub.operator.post(f"/api/hub/agents/{own}/mqtt").json()["agent_name"]}
     if route.endswith("/clear"):
@@ -130,13 +130,10 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
         if not route.endswith("/subscribe"):
             # The hub reads its copies itself, so the drain gets none of them.
             to = "operator" if route.endswith("/unsubscribe") else "hub"
-            made = hub.operator.post(f"/api/hub/topics/{own}/subscribe", json={"subscriber": to})
-            assert made.status_code == 200
+            hub.operator.post(f"/api/hub/topics/{own}/subscribe", json={"subscriber": to}).raise_for_status()
         return {"topic": own}
-    if collection == "limits":
-        return {"scope": "name", "name": own}
     if collection == "schedules":
-        assert hub.operator.post(f"{SCHEDULES}/{own}", json=SCHEDULE).status_code == 200
+        hub.operator.post(f"{SCHEDULES}/{own}", json=SCHEDULE).raise_for_status()
         return {"name": own}
     if collection in ("tasks", "tokens"):
         task = hub.submit("idle")

@@ -277,7 +277,11 @@ def test_only_the_newest_final_messages_are_loaded_and_the_bodies_of_the_loaded_
         assert len(kept) < len(rows)
         assert kept > {row.key for row in rows if row.is_live}
         bodies = {row.key for row in state.rows(MessageBodyRow.VIEW)}
-        assert kept & folded.rows[MessageBodyRow.VIEW].keys() == bodies == set(given)
+        written = folded.rows[MessageBodyRow.VIEW].keys()
+        assert kept & written == bodies
+        # Messages that ended at the moment of the oldest one that is kept may be read, too.
+        tied = {row.key for row in rows if not row.is_live and row.ended_at == by_status[row.status][-1]}
+        assert bodies <= set(given) <= bodies | tied
 
 
 def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(

@@ -1,18 +1,4 @@
-"""Shows and sets how much principals may send, and how much may wait in their mailboxes.
-
-  trunkline limits list
-  trunkline limits set all --pending 50000                      every mailbox
-  trunkline limits set role worker --per-minute 600             messages that each worker may send in a minute
-  trunkline limits set name bo --pending 1000 --bytes 10000000  bo's mailbox
-  trunkline limits set name bo                                  bo has no limits of its own any more
-
-A limit of a principal counts before that of its role, and this before that for all. Without any, 100,000
-messages may wait in a mailbox, and rates are not limited. 'set' replaces all limits of the scope at once. The
-log counts what waits in a mailbox; each gateway counts the rates of a minute for itself.
-
-A request beyond a limit is refused with 429 and the reason 'mailbox_full' or 'rate_limited'; try it later.
-Exit codes: 0; 2 wrong arguments; 4 refused; 5 the gateway does not answer.
-"""
+"""The actions `limits` and `limit` of `trunkline principals`: how much may be sent, and wait in mailboxes."""
 
 from __future__ import annotations
 
@@ -45,7 +31,7 @@ ACTIONS: Final = Actions()
 
 
 @ACTIONS.add()
-def _list(call: Call) -> int:
+def _limits(call: Call) -> int:
     """List the limits that were set."""
     return call.print_rows(call.get("limits"), "limits", _COLUMNS)
 
@@ -58,9 +44,9 @@ def _list(call: Call) -> int:
     argument("--per-minute", "messages that a principal may send in a minute", type=int, metavar="N"),
     argument("--bytes-per-minute", "bytes in messages that it may send in a minute", type=int, metavar="N"),
     request_id("the same change"),
-    example="trunkline limits set role worker --pending 10000 --per-minute 600",
+    example="trunkline principals limit role worker --pending 10000 --per-minute 600",
 )
-def _set(call: Call) -> int:
+def _limit(call: Call) -> int:
     """Set all limits of a scope; those that are not given are lifted."""
     name = _ALL if call.scope == _ALL and call.name is None else call.name
     if name is None:
