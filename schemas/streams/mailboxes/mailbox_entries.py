@@ -35,8 +35,9 @@ from schemas.streams.mailboxes.message import DELAYED, MAILBOX_VIEW, PRIORITIES,
 from schemas.streams.mailboxes.pending_message import PendingMessage
 
 ENTRY_VERSION: Final = 1
-# A posting writes all ids of an entry.
-IDS_TOGETHER: Final = 16
+# A posting writes all ids of an entry. With fewer together, a micro-batch of a deep mailbox changes entries in
+# more shelves of the view tables (decision 0013).
+IDS_TOGETHER: Final = 64
 _LEAST_DIGITS: Final = 3
 ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 # Requests about the whole mailbox (claim, lease, clear) and about single messages (ack, read, ...) have

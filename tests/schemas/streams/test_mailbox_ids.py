@@ -50,7 +50,7 @@ def test_ids_that_fold_version_9_wrote_are_known_and_are_split_by_the_next_posti
     entries, shard = mailbox_of("m0"), shard_of("m0")
     stored = entries.stored()
     version, ids, _ = msgspec.msgpack.decode(stored[shard])
-    mates = [f"x{n}" for n in range(200_000) if shard_of(f"x{n}") == shard][: mailbox_entries.IDS_TOGETHER + 1]
+    mates = [f"x{n}" for n in range(400_000) if shard_of(f"x{n}") == shard][: mailbox_entries.IDS_TOGETHER + 1]
     old = [version, ids | dict.fromkeys(mates[1:], ids["m0"])]
     entries = Entries({**stored, shard: msgspec.msgpack.encode(old)})
     assert said(post_at(0, entries, mates[1])) == ("rejected", "seq_conflict")
