@@ -1,0 +1,265 @@
+"""Uploads and downloads of blobs, and references to them in messages, for HTTP routes and MCP tools (DL-25).
+
+**Delivers** a blob as a whole: its digest is checked when it is stored, and again while it is sent.
+**Acknowledges when** its bytes are on disk, or in the object store, and the record `blob.stored` is settled.
+**Loses when** never silently: an upload that ended in an error can be repeated, and has its effect once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import IO, Any, Final
+
+import structlog
+
+from connectors.gateway.blobs.blob_store import BlobMissing, Draft
+from connectors.gateway.rules.message_limits import check_rate
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import (
+    BLOB_GONE,
+    BUSY,
+    UNREACHABLE,
+    ApiError,
+    existing,
+    malformed,
+    refuse_rejected,
+    unavailable,
+)
+from connectors.gateway.web.idempotency import Origin
+from connectors.gateway.web.streaming_answer import StreamPlaces
+from connectors.gateway.web.strict_request import NotRead
+from connectors.live.settled_feed import SettledRecord
+from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored, stored_record
+from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
+from schemas.wire.verdicts import REJECTED, TOO_LARGE
+
+log = structlog.stdlib.get_logger(__name__)
+
+_CHUNK_BYTES: Final = 1024 * 1024
+_UNKNOWN: Final = "no blob with this digest is stored; upload it first"
+_GONE: Final = "the blob was removed, or will be soon; upload it again"
+
+
+def _nothing() -> None:
+    return None
+
+
+class Uploads:
+    """The uploads of one gateway: at most 16 at once, and 4 of one principal. For the event loop."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._places = StreamPlaces(16, 4)
+
+    async def upload(
+        self,
+        parts: AsyncIterable[bytes],
+        content_type: str | None,
+        origin: Origin,
+        route: str,
+        *,
+        digest: str | None = None,
+        announced: int | None = None,
+        on_part: Callable[[], None] = _nothing,
+    ) -> SettledRecord:
+        """Store a content, and return the settled record `blob.stored`, which the live view has.
+
+        Memory is bounded: about a MiB for each upload.
+
+        Args:
+            parts: The content.
+            content_type: Its media type. None means `application/octet-stream`.
+            origin: The door and the principal.
+            route: The name of the route or tool, for the record of a refusal.
+            digest: The SHA-256 that the content must have, in hex. None: any.
+            announced: The length of the content, if it is known before.
+            on_part: Called when a part of the content is in the file.
+
+        Raises:
+            ApiError: 400 for another digest, 413 for too large a content, 429 if the principal has sent too
+                many bytes, 503 if too many uploads run or the bytes cannot be stored.
+            BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
+        """
+        most, principal = self._hub.settings.limits.blob_bytes, origin["principal"]
+        if announced is not None and announced > most:
+            raise _too_large(most)
+        self._hub.appender.check()
+        if announced is not None:
+            check_rate(self._hub, principal, announced, 0, route)
+        if not self._places.take(principal):
+            raise unavailable("too many uploads at once; try again later", BUSY)
+        draft: Draft | None = None
+        try:
+            draft = await asyncio.to_thread(self._hub.blob_store.new_draft)
+            await _write(draft, parts, most, on_part)
+            if digest is not None and draft.digest != digest:
+                raise malformed(f"the content has another SHA-256 than `digest`: {draft.digest}")
+            if announced is None:
+                check_rate(self._hub, principal, draft.size, 0, route)
+            return await self._store(draft, content_type, origin)
+        except OSError as error:
+            log.warning("blob_not_stored", why=str(error))
+            raise unavailable(
+                f"the blob cannot be stored: {error.strerror or 'the store fails'}", UNREACHABLE
+            ) from error
+        finally:
+            self._places.give_back(principal)
+            if draft is not None:
+                draft.close()
+
+    async def _store(self, draft: Draft, content_type: str | None, origin: Origin) -> SettledRecord:
+        """Make an object of the draft, unless there is one, and append the record."""
+        store, digest = self._hub.blob_store, draft.digest
+        known = self._hub.live_view.get(BlobRow, digest)
+        found = None if known is None else await asyncio.to_thread(store.size, known.object)
+        if known is not None and known.status == STORED and found == draft.size:
+            settled = await self._settle(draft, known.object, content_type, origin)
+            # It is rejected if the blob was removed at the same moment.
+            if settled.verdict != REJECTED:
+                return settled
+        name = await asyncio.to_thread(store.keep, draft)
+        settled = await self._settle(draft, name, content_type, origin)
+        if settled.verdict == REJECTED:
+            await asyncio.to_thread(store.delete, name)
+        return refuse_rejected(settled)
+
+    async def _settle(self, draft: Draft, name: str, content_type: str | None, origin: Origin) -> SettledRecord:
+        body = BlobStored(
+            digest=draft.digest,
+            object=name,
+            request_id=str(uuid.uuid4()),
+            bytes=draft.size,
+            content_type=content_type,
+            keep_s=self._hub.settings.limits.blob_keep_s,
+        )
+        return await self._hub.appender.settle(stored_record(body, **origin))
+
+
+async def _write(draft: Draft, parts: AsyncIterable[bytes], most: int, on_part: Callable[[], None]) -> None:
+    """Write a content to a draft, a MiB at a time. Raises ApiError (413) beyond `most` bytes."""
+    waiting = bytearray()
+    async for part in parts:
+        waiting += part
+        if draft.size + len(waiting) > most:
+            raise _too_large(most)
+        if len(waiting) >= _CHUNK_BYTES:
+            await asyncio.to_thread(draft.write, bytes(waiting))
+            waiting.clear()
+            on_part()
+    await asyncio.to_thread(draft.write, bytes(waiting))
+
+
+def _too_large(most: int) -> ApiError:
+    return NotRead(
+        413, TOO_LARGE, f"limits.blob_bytes allows a blob of {most} bytes at most", {"Connection": "close"}
+    )
+
+
+async def reference_to(hub: Hub, digest: str, *, is_new: bool = True) -> BlobReference:
+    """Return the reference to a blob, for a message that is to be posted.
+
+    Args:
+        hub: The hub.
+        digest: The SHA-256 of the content.
+        is_new: Whether the message is new. Another one was posted when the blob was stored, so the blob may be
+            removed by now.
+
+    Raises:
+        ApiError: 404 for an unknown blob, 409 with the reason `blob_gone` for one that was removed or soon will
+        be.
+        BackboneUnreachable: The live view does not catch up with the log in time.
+    """
+    row = hub.live_view.get(BlobRow, digest)
+    if row is None or (is_new and not hub.blobs.is_usable(row)):
+        # Another gateway may have stored it a moment ago.
+        await hub.fresh.catch_up()
+        row = existing(hub.live_view.get(BlobRow, digest), _UNKNOWN)
+        if is_new and not hub.blobs.is_usable(row):
+            raise ApiError(409, BLOB_GONE, _GONE)
+    return BlobReference(digest=digest, bytes=row.bytes, content_type=row.content_type)
+
+
+class OpenBlob:
+    """A blob that is being read. The owner calls `close`.
+
+    Attributes:
+        reference: The reference in the message.
+    """
+
+    def __init__(self, reference: BlobReference, file: IO[bytes]) -> None:
+        self.reference = reference
+        self._file = file
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the content, a MiB at a time.
+
+        The last part comes when the digest of all is right. Otherwise OSError is raised, and the receiver lacks
+        the end.
+        """
+        found, last = hashlib.sha256(), b""
+        while part := await asyncio.to_thread(self._file.read, _CHUNK_BYTES):
+            found.update(part)
+            if last:
+                yield last
+            last = bytes(part)
+        if found.hexdigest() != self.reference.digest:
+            log.error("blob_damaged", digest=self.reference.digest)
+            raise OSError("the content of the blob does not have its digest")
+        if last:
+            yield last
+
+    def close(self) -> None:
+        """Close the object. Further calls do nothing."""
+        self._file.close()
+
+
+async def blob_of_message(hub: Hub, key: str) -> tuple[BlobRow, BlobReference]:
+    """Return the row of a message's blob, and its reference. The caller has checked the right to read it.
+
+    Args:
+        hub: The hub.
+        key: The key of the message, `<realm>/<recipient>/<message id>`.
+
+    Raises:
+        ApiError: 404 for an unknown message or one without a blob, 410 with the reason `blob_gone` for a blob
+            that was removed.
+        BackboneUnreachable: The live view does not catch up with the log in time.
+    """
+    row = hub.live_view.get(MessageRow, key)
+    blob = None if row is None or row.blob is None else hub.live_view.get(BlobRow, row.blob)
+    if blob is None or blob.status != STORED:
+        await hub.fresh.catch_up()
+        row = hub.live_view.get(MessageRow, key)
+        blob = None if row is None or row.blob is None else hub.live_view.get(BlobRow, row.blob)
+    row = existing(row, "no such message in this mailbox, or it is not among those that the gateway keeps")
+    if row.blob is None:
+        raise ApiError(404, "not_found", "the message has no blob")
+    if blob is None or blob.status != STORED:
+        raise ApiError(410, BLOB_GONE, "the blob was removed after its last message had ended")
+    body = hub.live_view.get(MessageBodyRow, key)
+    named = blob.content_type if body is None or body.blob_type is None else body.blob_type
+    return blob, BlobReference(digest=blob.digest, bytes=blob.bytes, content_type=named)
+
+
+async def opened_blob(hub: Hub, key: str) -> OpenBlob:
+    """Open the blob of a message for reading. For `key` and further errors see `blob_of_message`.
+
+    Raises ApiError: 410 with the reason `blob_gone` if its bytes are lost, 503 if the store does not answer.
+    """
+    for attempt in range(2):
+        blob, reference = await blob_of_message(hub, key)
+        try:
+            file: Any = await asyncio.to_thread(hub.blob_store.open, blob.object, blob.bytes)
+            return OpenBlob(reference, file)
+        except BlobMissing:
+            # It was removed or replaced since its row was read; or it is lost.
+            if attempt:
+                log.error("blob_lost", digest=blob.digest, object=blob.object)
+            await hub.fresh.catch_up()
+        except OSError as error:
+            log.warning("blob_not_read", object=blob.object, why=str(error))
+            raise unavailable("the store of the blobs does not answer", UNREACHABLE) from error
+    raise ApiError(410, BLOB_GONE, "the store of the blobs has lost this one; the sender must upload it again")
