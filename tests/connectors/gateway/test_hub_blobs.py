@@ -1,4 +1,4 @@
-"""Blobs at two gateways (DL-25, DL-26, LM-03): whole or refused with a reason, removed after their last message."""
+"""Blobs at two gateways (DL-25, DL-26, LM-03): whole or refused, and removed after their last message."""
 
 from __future__ import annotations
 
