@@ -9,15 +9,15 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.messages.blobs import OpenBlob, Uploads, blob_of_message, opened_blob
+from connectors.gateway.messages.blobs import OpenBlob, Uploads, blob_of_message, opened_blob, stored_blob
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath
 from connectors.gateway.rules.message_models import BlobFilter, StoredBlobAnswer
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, malformed
+from connectors.gateway.web.answers import json_answer, malformed
 from connectors.gateway.web.bounded_http import BODY_PROGRESS
-from connectors.gateway.web.idempotency import caller_of
+from connectors.gateway.web.idempotency import Origin, caller_of
 from connectors.gateway.web.models import ERRORS, NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
@@ -26,7 +26,6 @@ from schemas.streams.blob.blob_registry import (
     CONTENT_TYPE_CHARACTERS_MOST,
     DEFAULT_CONTENT_TYPE,
     BlobReference,
-    BlobRow,
 )
 from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.moments import iso_moment
@@ -68,17 +67,17 @@ def _add_upload_route(routes: Routes, hub: Hub) -> None:
         The answer is 413 for a content over `limits.blob_bytes`, 400 when it does not have the SHA-256
         `digest`, and 429 when the caller has sent too many bytes in a minute.
         """
-        origin = {"door": DOOR, "principal": caller_of(request).principal}
+        origin: Origin = {"door": DOOR, "principal": caller_of(request).principal}
         settled = await uploads.upload(
             request.stream(),
             _content_type(request),
-            origin,  # type: ignore[arg-type]
+            origin,
             _ROUTE,
             digest=wanted.digest,
             announced=_announced(request),
             on_part=request.scope.get(BODY_PROGRESS, _nothing),
         )
-        row = existing(hub.live_view.get(BlobRow, settled.stream.partition("/")[2]), "the blob was removed")
+        row = stored_blob(hub, settled)
         answer = {"digest": row.digest, "bytes": row.bytes, "content_type": row.content_type}
         return json_answer({**answer, "keep_until": iso_moment(row.keep_until)}, verdict=settled.verdict)
 

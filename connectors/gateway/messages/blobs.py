@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import structlog
 
@@ -83,32 +83,54 @@ class Uploads:
                 many bytes, 503 if too many uploads run or the bytes cannot be stored.
             BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
         """
-        most, principal = self._hub.settings.limits.blob_bytes, origin["principal"]
+        most = self._hub.settings.limits.blob_bytes
         if announced is not None and announced > most:
-            raise _too_large(most)
-        self._hub.appender.check()
+            raise too_large(most)
         if announced is not None:
-            check_rate(self._hub, principal, announced, 0, route)
+            check_rate(self._hub, origin["principal"], announced, 0, route)
+        draft = await self.begin(origin["principal"])
+        try:
+            await _write(draft, parts, most, on_part)
+            if announced is None:
+                check_rate(self._hub, origin["principal"], draft.size, 0, route)
+            return await self.finish(draft, content_type, origin, digest)
+        except OSError as error:
+            raise not_stored(error) from error
+        finally:
+            self.drop(draft, origin["principal"])
+
+    async def begin(self, principal: str) -> Draft:
+        """Return an empty draft. The caller must end it by `drop`.
+
+        Raises ApiError (503) if too many uploads run, or the disk fails, and BackboneUnreachable while Kafka is
+        unreachable.
+        """
+        self._hub.appender.check()
         if not self._places.take(principal):
             raise unavailable("too many uploads at once; try again later", BUSY)
-        draft: Draft | None = None
         try:
-            draft = await asyncio.to_thread(self._hub.blob_store.new_draft)
-            await _write(draft, parts, most, on_part)
-            if digest is not None and draft.digest != digest:
-                raise malformed(f"the content has another SHA-256 than `digest`: {draft.digest}")
-            if announced is None:
-                check_rate(self._hub, principal, draft.size, 0, route)
-            return await self._store(draft, content_type, origin)
-        except OSError as error:
-            log.warning("blob_not_stored", why=str(error))
-            raise unavailable(
-                f"the blob cannot be stored: {error.strerror or 'the store fails'}", UNREACHABLE
-            ) from error
-        finally:
+            return await asyncio.to_thread(self._hub.blob_store.new_draft)
+        except BaseException as error:
             self._places.give_back(principal)
-            if draft is not None:
-                draft.close()
+            if isinstance(error, OSError):
+                raise not_stored(error) from error
+            raise
+
+    def drop(self, draft: Draft, principal: str) -> None:
+        """End an upload. Its bytes are deleted unless `finish` has stored them. Call it once for each draft."""
+        self._places.give_back(principal)
+        draft.close()
+
+    async def finish(
+        self, draft: Draft, content_type: str | None, origin: Origin, digest: str | None = None
+    ) -> SettledRecord:
+        """Store the content of a whole draft, and return the settled record `blob.stored`.
+
+        For the arguments and the errors see `upload`. Raises OSError, too.
+        """
+        if digest is not None and draft.digest != digest:
+            raise malformed(f"the content has another SHA-256 than `digest`: {draft.digest}")
+        return await self._store(draft, content_type, origin)
 
     async def _store(self, draft: Draft, content_type: str | None, origin: Origin) -> SettledRecord:
         """Make an object of the draft, unless there is one, and append the record."""
@@ -138,13 +160,19 @@ class Uploads:
         return await self._hub.appender.settle(stored_record(body, **origin))
 
 
+def not_stored(error: OSError) -> ApiError:
+    """Log that the store has failed, and return the error (503) to raise."""
+    log.warning("blob_not_stored", why=str(error))
+    return unavailable(f"the blob cannot be stored: {error.strerror or 'the store fails'}", UNREACHABLE)
+
+
 async def _write(draft: Draft, parts: AsyncIterable[bytes], most: int, on_part: Callable[[], None]) -> None:
     """Write a content to a draft, a MiB at a time. Raises ApiError (413) beyond `most` bytes."""
     waiting = bytearray()
     async for part in parts:
         waiting += part
         if draft.size + len(waiting) > most:
-            raise _too_large(most)
+            raise too_large(most)
         if len(waiting) >= _CHUNK_BYTES:
             await asyncio.to_thread(draft.write, bytes(waiting))
             waiting.clear()
@@ -152,10 +180,16 @@ async def _write(draft: Draft, parts: AsyncIterable[bytes], most: int, on_part: 
     await asyncio.to_thread(draft.write, bytes(waiting))
 
 
-def _too_large(most: int) -> ApiError:
+def too_large(most: int) -> ApiError:
+    """Return the error (413) for a content of more than `most` bytes. The caller raises it."""
     return NotRead(
         413, TOO_LARGE, f"limits.blob_bytes allows a blob of {most} bytes at most", {"Connection": "close"}
     )
+
+
+def stored_blob(hub: Hub, settled: SettledRecord) -> BlobRow:
+    """Return the row of a blob after its upload. `settled` is the record `blob.stored`."""
+    return existing(hub.live_view.get(BlobRow, settled.stream.partition("/")[2]), _UNKNOWN)
 
 
 async def reference_to(hub: Hub, digest: str, *, is_new: bool = True) -> BlobReference:
@@ -211,6 +245,11 @@ class OpenBlob:
         if last:
             yield last
 
+    def part(self, offset: int, limit: int) -> bytes:
+        """Return at most `limit` bytes from `offset` on. Blocks. Raises OSError. The digest is not checked."""
+        self._file.seek(min(offset, self.reference.bytes))
+        return bytes(self._file.read(limit))
+
     def close(self) -> None:
         """Close the object. Further calls do nothing."""
         self._file.close()
@@ -252,7 +291,7 @@ async def opened_blob(hub: Hub, key: str) -> OpenBlob:
     for attempt in range(2):
         blob, reference = await blob_of_message(hub, key)
         try:
-            file: Any = await asyncio.to_thread(hub.blob_store.open, blob.object, blob.bytes)
+            file: IO[bytes] = await asyncio.to_thread(hub.blob_store.open, blob.object, blob.bytes)
             return OpenBlob(reference, file)
         except BlobMissing:
             # It was removed or replaced since its row was read; or it is lost.
