@@ -67,7 +67,7 @@ async def read(tools: BlobTools, agent: str, message_id: str) -> bytes:
     """Read the blob of a message in parts."""
     found = b""
     while True:
-        asked = ReadBlob(message_id=message_id, offset=len(found), limit=PART)
+        asked = ReadBlob.model_validate({"messageId": message_id, "offset": len(found), "limit": PART})
         answer = await tools.read_blob(agent, asked)
         found += base64.b64decode(answer["content"])
         if answer["isLast"]:
@@ -156,6 +156,8 @@ def test_a_bad_upload_ends_and_leaves_nothing(tmp_path: Path) -> None:
         for _ in range(3):
             await tools.upload_blob("ann", part())
         assert await refused(tools.upload_blob("ann", part())) == (503, "busy")
+        for one in list(tools._begun):
+            tools._drop(one)
 
     asyncio.run(talk())
 
