@@ -100,7 +100,11 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-        blob = None if asked.blob is None else await reference_to(self._hub, asked.blob, is_new=known is None)
+        blob = (
+            None
+            if asked.blob is None
+            else await reference_to(self._hub, asked.blob, asked.target_agent_id, is_new=known is None)
+        )
         message = _new_message(
             agent,
             asked.target_agent_id,

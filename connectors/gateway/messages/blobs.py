@@ -33,6 +33,7 @@ from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.gateway.web.strict_request import NotRead
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored, stored_record
+from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.wire.verdicts import REJECTED, TOO_LARGE
 
@@ -192,20 +193,26 @@ def stored_blob(hub: Hub, settled: SettledRecord) -> BlobRow:
     return existing(hub.live_view.get(BlobRow, settled.stream.partition("/")[2]), _UNKNOWN)
 
 
-async def reference_to(hub: Hub, digest: str, *, is_new: bool = True) -> BlobReference:
+async def reference_to(
+    hub: Hub, digest: str, recipient: str | None = None, *, is_new: bool = True
+) -> BlobReference:
     """Return the reference to a blob, for a message that is to be posted.
 
     Args:
         hub: The hub.
         digest: The SHA-256 of the content.
+        recipient: The recipient of the message. None: several.
         is_new: Whether the message is new. Another one was posted when the blob was stored, so the blob may be
             removed by now.
 
     Raises:
-        ApiError: 404 for an unknown blob, 409 with the reason `blob_gone` for one that was removed or soon will
-        be.
+        ApiError: 400 for a listener of the XML pump, which gets no blobs, 404 for an unknown blob, 409 with the
+        reason `blob_gone` for one that was removed or soon will be.
         BackboneUnreachable: The live view does not catch up with the log in time.
     """
+    listener = None if recipient is None else hub.live_view.get(ListenerRow, recipient)
+    if listener is not None and listener.is_live:
+        raise malformed("blob: a listener of the XML pump gets no blobs")
     row = hub.live_view.get(BlobRow, digest)
     if row is None or (is_new and not hub.blobs.is_usable(row)):
         # Another gateway may have stored it a moment ago.

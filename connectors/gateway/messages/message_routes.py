@@ -94,7 +94,11 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         write = write_of(request, key)
         check_message(hub, write.caller, body.recipient, body.type, f"POST {MESSAGES}")
         known = hub.mailboxes.mailbox_of(write.request_id)
-        blob = None if body.blob is None else await reference_to(hub, body.blob, is_new=known is None)
+        blob = (
+            None
+            if body.blob is None
+            else await reference_to(hub, body.blob, body.recipient, is_new=known is None)
+        )
         message = _message(write.caller, body, write.request_id, blob=blob)
         if known is not None and known != (message.realm, message.recipient):
             # The fold cannot find this conflict, because each mailbox only knows its own ids.

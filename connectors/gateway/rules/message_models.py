@@ -69,7 +69,7 @@ class StoredBlobAnswer(BlobAnswer):
 
 
 class BlobFilter(QueryFilter):
-    """What the sender of a blob knows of it."""
+    """A check of the content that is uploaded."""
 
     digest: Digest | None = None
     """SHA-256 that the content must have, 64 lower-case hex digits."""
