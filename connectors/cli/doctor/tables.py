@@ -1,6 +1,6 @@
-"""Checks of `trunkline doctor` on tables and anchors. Each returns a Finding: ok, or a fault and its repair.
+"""Checks of `trunkline doctor` on tables, blobs and anchors.
 
-Anchors are signatures of the audit chain.
+Each returns a Finding: ok, or a fault and its repair. Anchors are signatures of the audit chain.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from deltalake import DeltaTable
 
 from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
 from connectors.cli.doctor.parts import check_part
@@ -21,7 +23,9 @@ from schemas.integrity.audit_chain import last_in_file
 from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
+from schemas.streams.blob.blob_registry import BLOBS, STORED
 from schemas.streams.kinds import VIEW_TABLES
+from schemas.tables.delta_files import dataset_of
 
 # A record that waits longer than this does not only wait for a slow micro-batch.
 BEHIND_S: Final = 60
@@ -100,6 +104,35 @@ def _mend(settings: Settings) -> str:
     if not is_started(settings, STREAMS):
         return START
     return f"look at {STREAMS}: trunkline logs {STREAMS}, and whether other programs take its processor time"
+
+
+@CHECKS.add("blobs")
+def check_blobs(settings: Settings) -> Finding:
+    """Check that each stored blob of the view `blobs` has its object, of the right length.
+
+    A missing object is a warning. Objects in object storage are not checked: they count as ok.
+    """
+    root = settings.blobs_root
+    if "://" in root:
+        return ok(f"below {root}, not looked into")
+    if "://" in settings.tables_root or not Path(settings.table_path(BLOBS), "_delta_log").is_dir():
+        return ok(f"below {root}; the view that names them is not looked into")
+    rows = dataset_of(DeltaTable(settings.table_path(BLOBS))).to_table(columns=["status", "object", "bytes"])
+    stored = [row for row in rows.to_pylist() if row["status"] == STORED]
+    lost = [row["object"] for row in stored if _size(Path(root, row["object"])) != row["bytes"]]
+    if lost:
+        found = f"{len(lost)} of {len(stored)} blobs have no whole object below {root}, such as {lost[0]}"
+        return warn(
+            found, "if it stays so, put the objects back from a backup, or let the senders upload again"
+        )
+    return ok(f"{len(stored)} blobs below {root}")
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 @CHECKS.add("anchors")
