@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from deltalake import DeltaTable
-
 from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
 from connectors.cli.doctor.parts import check_part
+from connectors.cli.doctor.stored_blobs_reader import stored_objects
 from connectors.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.local_stack.part_plan import STREAMS
 from schemas.errors import TrunklineError
@@ -23,9 +22,7 @@ from schemas.integrity.audit_chain import last_in_file
 from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.blob.blob_registry import BLOBS, STORED
 from schemas.streams.kinds import VIEW_TABLES
-from schemas.tables.delta_files import dataset_of
 
 # A record that waits longer than this does not only wait for a slow micro-batch.
 BEHIND_S: Final = 60
@@ -115,11 +112,10 @@ def check_blobs(settings: Settings) -> Finding:
     root = settings.blobs_root
     if "://" in root:
         return ok(f"below {root}, not looked into")
-    if "://" in settings.tables_root or not Path(settings.table_path(BLOBS), "_delta_log").is_dir():
+    stored = stored_objects(settings)
+    if stored is None:
         return ok(f"below {root}; the view that names them is not looked into")
-    rows = dataset_of(DeltaTable(settings.table_path(BLOBS))).to_table(columns=["status", "object", "bytes"])
-    stored = [row for row in rows.to_pylist() if row["status"] == STORED]
-    lost = [row["object"] for row in stored if _size(Path(root, row["object"])) != row["bytes"]]
+    lost = [name for name, size in stored.items() if _size(Path(root, name)) != size]
     if lost:
         found = f"{len(lost)} of {len(stored)} blobs have no whole object below {root}, such as {lost[0]}"
         return warn(

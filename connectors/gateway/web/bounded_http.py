@@ -92,6 +92,7 @@ class BoundedHttp(StrictHttp):
     def prepared(self, cycle: RequestResponseCycle) -> None:
         """Add the keys of this module to the scope of a new request."""
         scope: Any = cycle.scope
+        self._parts = 0
         scope[ABORT] = self.transport.abort
         scope[_PRINCIPAL] = self._note_principal
         scope[BODY_TIMEOUT] = self._budget.limits.body_s
@@ -110,7 +111,9 @@ class BoundedHttp(StrictHttp):
             return Phase.UNREAD, cycle
         if self.reading == "head":
             return (Phase.HEAD if cycle is None or self.unread else Phase.IDLE), cycle
-        return (Phase.BODY, (cycle, self._parts)) if self.reading == "body" else (Phase.ANSWERING, cycle)
+        if self.reading == "body":
+            return Phase.BODY, (cycle, self._parts) if self._parts else cycle
+        return Phase.ANSWERING, cycle
 
     def cut(self) -> None:
         """Abort the connection at once, without sending the bytes that are still in memory."""
