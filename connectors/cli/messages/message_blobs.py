@@ -83,7 +83,8 @@ def _blob(call: Call) -> int:
             raise UsageError(f"--out: cannot write {str(call.out)!r}: {error.strerror}") from None
         finally:
             part.unlink(missing_ok=True)
-    return call.print_answer(None, f"{size} bytes are in {escaped(str(call.out))}")
+    print(f"{size} bytes are in {escaped(str(call.out))}")
+    return 0
 
 
 def _fetch(gateway: GatewayClient, call: Call, file: IO[bytes]) -> int:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
+from starlette.requests import ClientDisconnect
 
 from connectors.gateway.messages.blobs import OpenBlob, Uploads, blob_of_message, opened_blob, stored_blob
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath
@@ -69,7 +70,7 @@ def _add_upload_route(routes: Routes, hub: Hub) -> None:
         """
         origin: Origin = {"door": DOOR, "principal": caller_of(request).principal}
         settled = await uploads.upload(
-            request.stream(),
+            _parts(request),
             _content_type(request),
             origin,
             _ROUTE,
@@ -115,6 +116,15 @@ def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
         """Return the headers of the answer to GET, and no content."""
         _, reference = await blob_of_message(hub, f"{realm}/{name}/{message_id}")
         return Response(b"", 200, _headers(reference), reference.content_type)
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield the parts of a request's body. Raises ApiError (400) if the client disconnects before its end."""
+    try:
+        async for part in request.stream():
+            yield part
+    except ClientDisconnect:
+        raise malformed("the body ended too early") from None
 
 
 async def _sent(blob: OpenBlob) -> AsyncIterator[bytes]:

@@ -11,12 +11,12 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.blob import blob_registry as registry
 from schemas.streams.blob.blob_registry import BlobRow, BlobStored, removed_record, stored_record
-from schemas.streams.mailboxes.message import MessageBodyRow
+from schemas.streams.mailboxes.message import Message, MessageBodyRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import DIGEST, storing
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import S_US, at, mailbox_of, post_at, row_of
-from tests.schemas.stream_records import accepted_and_refolded, as_read
+from tests.schemas.stream_records import accepted_and_refolded, as_read, message
 
 pytestmark = pytest.mark.requirement("DL-25")
 
@@ -166,6 +166,12 @@ def test_the_bytes_of_a_blob_count_in_the_mailbox_until_its_message_ends() -> No
     assert said(post_at(0, entries, "m2", bytes_most=9, body="ab")) == ("accepted", None)
     assert said(post_at(0, entries, "m3", bytes_most=13, body="", blob=BLOB)) == ("rejected", "mailbox_full")
     assert said(post_at(0, entries, "m3", bytes_most=14, body="", blob=BLOB)) == ("accepted", None)
+
+
+def test_the_file_bridge_vouches_for_no_blob() -> None:
+    posted = Message.model_validate(message("m1", blob=BLOB))
+    settled = at(0, posting_record(posted, door="file", principal="file"), Entries())
+    assert said(settled) == ("rejected", "unauthenticated_record")
 
 
 def test_a_message_has_the_reference_in_its_rows() -> None:
