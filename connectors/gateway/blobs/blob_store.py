@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ from schemas.tables.delta_files import table_storage
 _CHUNK_BYTES: Final = 1024 * 1024
 # Below this name in a local folder, so that a draft becomes an object by renaming it.
 _DRAFTS: Final = ".drafts"
+# Other files in the folder are not ours.
+_OBJECT: Final = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}").fullmatch
+_DAMAGED_MOST: Final = 10_000
 
 
 class BlobMissing(Exception):
@@ -80,6 +84,7 @@ class BlobStore:
         self.root = root
         self._folder = None if "://" in root else Path(root)
         self._drafts = drafts if self._folder is None else self._folder / _DRAFTS
+        self._damaged: dict[str, None] = {}
         self._storage = None if self._folder is not None else table_storage(root)
 
     def new_draft(self) -> Draft:
@@ -131,6 +136,16 @@ class BlobStore:
             raise BlobMissing(name) from None
         return stream
 
+    def note_damaged(self, name: str) -> None:
+        """Remember that an object does not have the content of its digest, so that no upload reuses it."""
+        self._damaged[name] = None
+        if len(self._damaged) > _DAMAGED_MOST:
+            self._damaged.pop(next(iter(self._damaged)), None)
+
+    def is_whole(self, name: str, size: int) -> bool:
+        """Return whether an object has this length, and no reader has found it damaged. Raises OSError."""
+        return name not in self._damaged and self.size(name) == size
+
     def delete(self, name: str) -> None:
         """Delete an object. Nothing happens without this object. Raises OSError."""
         if self._folder is not None:
@@ -141,15 +156,20 @@ class BlobStore:
     def strangers(self, age_s: float, is_known: Callable[[str], bool]) -> list[str]:
         """Return the names of the objects that were made more than `age_s` seconds ago and are not known.
 
-        `is_known` returns whether an object of this name is known. Raises OSError.
+        `is_known` returns whether an object of this name is known. Files that are no objects are left out.
+        Raises OSError.
         """
         limit = time.time() - age_s
+
+        def is_strange(name: str) -> bool:
+            return _OBJECT(name) is not None and not is_known(name)
+
         if self._folder is not None:
-            return [path.name for path in _files_before(self._folder, limit) if not is_known(path.name)]
+            return [path.name for path in _files_before(self._folder, limit) if is_strange(path.name)]
         selector = FileSelector("", allow_not_found=True, recursive=False)
         names = [one.path for one in self._remote().get_file_info(selector) if one.type == FileType.File]
         # A listing of deltalake has no times.
-        found = (self._remote().get_file_info(name) for name in names if not is_known(name))
+        found = (self._remote().get_file_info(name) for name in names if is_strange(name))
         return [one.path for one in found if one.mtime is not None and one.mtime.timestamp() < limit]
 
     def delete_drafts(self, age_s: float) -> int:

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable
+from functools import partial
 from typing import IO, Final
 
 import structlog
@@ -137,9 +138,9 @@ class Uploads:
         """Make an object of the draft, unless there is one, and append the record."""
         store, digest = self._hub.blob_store, draft.digest
         known = self._hub.live_view.get(BlobRow, digest)
-        found = None if known is None else await asyncio.to_thread(store.size, known.object)
-        if known is not None and known.status == STORED and found == draft.size:
-            settled = await self._settle(draft, known.object, content_type, origin)
+        there = None if known is None or known.status != STORED else known.object
+        if there is not None and await asyncio.to_thread(store.is_whole, there, draft.size):
+            settled = await self._settle(draft, there, content_type, origin)
             # It is rejected if the blob was removed at the same moment.
             if settled.verdict != REJECTED:
                 return settled
@@ -230,9 +231,10 @@ class OpenBlob:
         reference: The reference in the message.
     """
 
-    def __init__(self, reference: BlobReference, file: IO[bytes]) -> None:
+    def __init__(self, reference: BlobReference, file: IO[bytes], on_damage: Callable[[], None]) -> None:
         self.reference = reference
         self._file = file
+        self._on_damage = on_damage
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the content, a MiB at a time.
@@ -248,6 +250,7 @@ class OpenBlob:
             last = bytes(part)
         if found.hexdigest() != self.reference.digest:
             log.error("blob_damaged", digest=self.reference.digest)
+            self._on_damage()
             raise OSError("the content of the blob does not have its digest")
         if last:
             yield last
@@ -299,7 +302,7 @@ async def opened_blob(hub: Hub, key: str) -> OpenBlob:
         blob, reference = await blob_of_message(hub, key)
         try:
             file: IO[bytes] = await asyncio.to_thread(hub.blob_store.open, blob.object, blob.bytes)
-            return OpenBlob(reference, file)
+            return OpenBlob(reference, file, partial(hub.blob_store.note_damaged, blob.object))
         except BlobMissing:
             # It was removed or replaced since its row was read; or it is lost.
             if attempt:

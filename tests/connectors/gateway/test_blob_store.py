@@ -87,10 +87,12 @@ def test_old_strangers_and_old_drafts_are_found(store: BlobStore, tmp_path: Path
     known, strange, fresh = (kept(store) for _ in range(3))
     for name in (known, strange):
         age(tmp_path / "tables" / "_blobs" / name, 100)
+    (other := tmp_path / "tables" / "_blobs" / "a file of somebody").write_text("not ours")
+    age(other, 100)
     draft = store.new_draft()
     assert store.strangers(60, {known, fresh}.__contains__) == [strange]
     assert store.delete_drafts(60) == 0
     age(draft.path, 100)
     assert store.delete_drafts(60) == 1
     draft.close()
-    assert files_of(tmp_path) == sorted((known, strange, fresh))
+    assert files_of(tmp_path) == sorted((known, strange, fresh, other.name))
