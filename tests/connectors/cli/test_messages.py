@@ -183,9 +183,6 @@ def test_a_file_is_sent_as_a_blob_and_saved_by_its_recipient(
     assert (done.returncode, saved.read_bytes()) == (0, given)
     assert f"{len(given)} bytes are in {saved}" in done.stdout
     unknown = trunkline.call("messages", "blob", "operator", "nothing", "--out", str(tmp_path / "none"))
-    assert unknown.returncode == 3 and sorted(path.name for path in tmp_path.iterdir()) == [
-        "saved.png",
-        "stars.png",
-    ]
+    assert unknown.returncode == 3 and not list(tmp_path.glob("none*"))
     missing = trunkline.call("messages", "send", "operator", "picture", "--blob", str(tmp_path / "none"))
     assert missing.returncode == 2 and "--blob: cannot read" in missing.stderr
