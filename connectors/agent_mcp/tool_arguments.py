@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
-from schemas.streams.blob.blob_registry import BlobContentType, Digest
+from connectors.gateway.web.models import BlobDigest
+from schemas.streams.blob.blob_registry import BlobContentType
 from schemas.streams.mailboxes.mailbox_bodies import LEASE_MS_MOST
 from schemas.streams.mailboxes.message import check_times, milliseconds_of
 from schemas.wire.wire_body import Capabilities, Name, Note
@@ -64,7 +65,7 @@ class DiscoverAgents(ToolArguments):
 
 
 _Blob = Annotated[
-    Digest | None,
+    BlobDigest | None,
     Field(description="The digest of a large content that goes along, as upload_blob returned it."),
 ]
 
@@ -251,9 +252,9 @@ class UploadBlob(ToolArguments):
     content_type: Annotated[
         BlobContentType | None, Field(description="The media type, such as image/png; with the last part.")
     ] = None
-    digest: Annotated[Digest | None, Field(description="The SHA-256 that the content must have, in hex.")] = (
-        None
-    )
+    digest: Annotated[
+        BlobDigest | None, Field(description="The SHA-256 that the content must have, in hex.")
+    ] = None
 
 
 class ReadBlob(ToolArguments):

@@ -6,8 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
-from schemas.streams.blob.blob_registry import Digest
+from connectors.gateway.web.models import (
+    WHOLE,
+    AnswerBody,
+    BlobDigest,
+    ListLimit,
+    NamedThing,
+    QueryFilter,
+    RequestBody,
+)
 from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
 from schemas.streams.mailboxes.message import DurationSeconds, check_times, milliseconds_of
 from schemas.streams.principal.principals import HUB
@@ -71,14 +78,14 @@ class StoredBlobAnswer(BlobAnswer):
 class BlobFilter(QueryFilter):
     """A check of the content that is uploaded."""
 
-    digest: Digest | None = None
+    digest: BlobDigest | None = None
     """SHA-256 that the content must have, 64 lower-case hex digits."""
 
 
 class SentMessage(RequestBody):
     """When and how urgently a message is handed out, and the blob that it refers to."""
 
-    blob: Digest | None = None
+    blob: BlobDigest | None = None
     """Digest of a blob that was uploaded before. Null: none."""
 
     priority: Literal["low", "normal", "high"] = "normal"
