@@ -25,10 +25,11 @@ from connectors.agent_mcp.tool_arguments import (
 )
 from connectors.gateway.web.answers import ApiError
 from schemas.settings.settings import LimitSettings
+from schemas.streams.control.organism import ListenerAdded, organism_record
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
-from tests.schemas.hub_records import public_key
+from tests.schemas.hub_records import PUMP_GOOD, public_key
 
 pytestmark = pytest.mark.requirement("DL-25")
 
@@ -158,6 +159,19 @@ def test_a_bad_upload_ends_and_leaves_nothing(tmp_path: Path) -> None:
         assert await refused(tools.upload_blob("ann", part())) == (503, "busy")
         for one in list(tools._begun):
             tools._drop(one)
+
+    asyncio.run(talk())
+
+
+def test_a_listener_gets_no_blob(tmp_path: Path) -> None:
+    hub = hub_of(tmp_path, "ann")
+    body = ListenerAdded.model_validate(PUMP_GOOD["listener.added"][1])
+    assert hub.add(organism_record(body, door="commands", principal="operator")).verdict == "accepted"
+
+    async def talk() -> None:
+        await uploaded(hub.blob_tools)
+        asked = SendToAgent.model_validate({"targetAgentId": "slow", "message": "see this", "blob": DIGEST})
+        assert await refused(hub.tools.send_to_agent("ann", asked)) == (400, "malformed")
 
     asyncio.run(talk())
 
