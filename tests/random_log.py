@@ -26,6 +26,7 @@ from schemas.streams.session import session_registry as sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
 from schemas.wire.strict_json import canonical
 from tests.jobs.topic_load import raw_event
+from tests.random_blobs import blob_record
 from tests.random_mailboxes import RandomMailboxes
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
@@ -78,6 +79,7 @@ class RandomLog:
             (2, self._thread),
             (4, self._topic),
             (2, self._schedule),
+            (2, self._blob),
             (5, mailboxes.message),
             (4, mailboxes.hand_out),
             (8, mailboxes.handed_out),
@@ -232,6 +234,9 @@ class RandomLog:
 
     def _schedule(self) -> Raw:
         return raw(schedule_record(self._draw))
+
+    def _blob(self) -> Raw:
+        return raw(blob_record(self._draw))
 
     def _mqtt_agent(self) -> Raw:
         return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))

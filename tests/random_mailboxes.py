@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from schemas.streams.mailboxes import mailbox_requests as requests
 from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
+from tests.random_blobs import DIGESTS
 from tests.raw_records import Raw, raw
 
 _TIMES: tuple[dict[str, object], ...] = (
@@ -61,6 +62,8 @@ class RandomMailboxes:
             **self._draw.choice([{}, {}, self._opening(mailbox)]),
             "replay_of": self._draw.choice([*[None] * 4, f"message-{self._draw.randrange(400)}"]),
         }
+        if self._draw.random() < 0.1:
+            body["blob"] = {"digest": self._draw.choice(DIGESTS), "bytes": 1, "content_type": "image/png"}
         mailbox.messages = [*mailbox.messages[-5:], body["message_id"]]
         mailbox.posted = raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
         return mailbox.posted

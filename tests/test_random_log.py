@@ -93,7 +93,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
 def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_runs() -> None:
     streams: dict[bytes, Entries] = {}
     reached = set[tuple[str, str]]()
-    for offset, made in enumerate(RandomLog(37, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(5, KEYRING).records(RECORDS)):
         if made.key is not None and made.key.startswith(b"schedule/"):
             record = logged(made, offset, START_US + offset * 10_000)
             settled = settle(record, streams.setdefault(made.key, Entries()), KEYRING, Entries())
@@ -105,3 +105,17 @@ def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_r
         *(("schedule.removed", said) for said in (*requests, "illegal_transition", "unknown_stream")),
         *((kind, "illegal_transition") for kind in ("schedule.ran", "schedule.missed")),
     }
+
+
+@pytest.mark.requirement("DL-26")
+def test_the_random_log_comes_through_uploads_and_early_removals_of_blobs() -> None:
+    streams: dict[bytes, Entries] = {}
+    reached = set[tuple[str, str]]()
+    for offset, made in enumerate(RandomLog(5, KEYRING).records(RECORDS)):
+        if made.key is not None and made.key.startswith(b"blob/"):
+            record = logged(made, offset, START_US + offset * 1000)
+            settled = settle(record, streams.setdefault(made.key, Entries()), KEYRING, Entries())
+            assert settled.envelope is not None
+            reached.add((settled.envelope.type, settled.reason or settled.verdict))
+    stored = {("blob.stored", said) for said in ("accepted", "duplicate", "seq_conflict")}
+    assert reached >= {*stored, ("blob.removed", "illegal_transition")}

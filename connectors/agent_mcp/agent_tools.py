@@ -23,6 +23,7 @@ from connectors.agent_mcp.tool_arguments import (
     SendToAgent,
     UpdateMyStatus,
 )
+from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
 from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message, post_to_all
 from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
@@ -84,8 +85,8 @@ class AgentTools:
         call sends a message.
 
         Raises:
-            ApiError: 404 for an unknown recipient, 413 for a text over the limit, and 409 for an idempotency
-                key that was used for another message.
+            ApiError: 404 for an unknown recipient or blob, 413 for a text over the limit, and 409 for an
+                idempotency key that was used for another message, or a blob that was removed.
             BackboneUnreachable: Kafka is unreachable, or the message was not settled in time.
         """
         caller = Caller(agent, AGENT)
@@ -99,6 +100,11 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
+        blob = (
+            None
+            if asked.blob is None
+            else await reference_to(self._hub, asked.blob, asked.target_agent_id, is_new=known is None)
+        )
         message = _new_message(
             agent,
             asked.target_agent_id,
@@ -106,6 +112,7 @@ class AgentTools:
             message_id,
             in_reply_to=asked.in_reply_to,
             thread=asked.thread,
+            blob=blob,
             **asked.in_the_log(),
         )
         if known is None:
@@ -129,10 +136,11 @@ class AgentTools:
         check_length(self._hub, asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
         recipients = broadcast_recipients(self._hub.lists, agent)
+        blob = None if asked.blob is None else await reference_to(self._hub, asked.blob)
         messages = []
         for name in recipients:
             message_id = str(request_uuid(str(broadcast_id), name))
-            about = {"broadcast_id": str(broadcast_id), **asked.in_the_log()}
+            about = {"broadcast_id": str(broadcast_id), "blob": blob, **asked.in_the_log()}
             messages.append(_new_message(agent, name, asked.message, message_id, **about))
         body_bytes = len(asked.message.encode()) * len(messages)
         check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
@@ -243,10 +251,12 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message of a mailbox as JSON.
 
     The fields are `id`, `from`, `to`, `content`, `timestamp` (milliseconds since 1970 UTC), `read` and
-    `priority`, and `inReplyTo`, `thread` and `topic` if the message has them.
+    `priority`, and `inReplyTo`, `thread`, `topic` and `blob` if the message has them.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
-    optional = {"inReplyTo": row.in_reply_to, "thread": row.thread, "topic": row.topic}
+    optional: dict[str, Any] = {"inReplyTo": row.in_reply_to, "thread": row.thread, "topic": row.topic}
+    if row.blob is not None and body is not None:
+        optional["blob"] = {"digest": row.blob, "bytes": body.blob_bytes, "contentType": body.blob_type}
     return {
         "id": row.message_id,
         "from": row.sender,

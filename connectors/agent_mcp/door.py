@@ -24,6 +24,7 @@ from starlette.routing import Mount, Route
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.agent_tools import AgentTools
+from connectors.agent_mcp.blob_tools import BlobTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
@@ -95,7 +96,7 @@ class AgentMcp:
         self._keys = AgentKeys()
         hub.live_view.on_change(self._keys.changed)
         tools = AgentTools(hub)
-        self._tools = (tools, DeliveryTools(hub, tools), TopicTools(hub))
+        self._tools = (tools, DeliveryTools(hub, tools), TopicTools(hub), BlobTools(hub))
         self._described = types.ListToolsResult(tools=TOOLS)
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
+from connectors.gateway.web.models import BlobDigest
+from schemas.streams.blob.blob_registry import BlobContentType
 from schemas.streams.mailboxes.mailbox_bodies import LEASE_MS_MOST
 from schemas.streams.mailboxes.message import check_times, milliseconds_of
 from schemas.wire.wire_body import Capabilities, Name, Note
@@ -22,6 +24,9 @@ TTL_MOST_S: Final = 31_536_000
 # Below the 300 s for which clients usually wait for an answer.
 WAIT_MOST_S: Final = 240
 LEASE_MOST_S: Final = LEASE_MS_MOST // 1000
+# A whole answer has a third more, because of base64.
+BLOB_PART_MOST: Final = 1024 * 1024
+DEFAULT_BLOB_PART: Final = 256 * 1024
 
 _Key = Annotated[
     str | None,
@@ -59,6 +64,12 @@ class DiscoverAgents(ToolArguments):
     ] = None
 
 
+_Blob = Annotated[
+    BlobDigest | None,
+    Field(description="The digest of a large content that goes along, as upload_blob returned it."),
+]
+
+
 class _SentMessage(ToolArguments):
     priority: Annotated[Priority, Field(description="High ones are read first.")] = "normal"
     ttl_seconds: Annotated[
@@ -69,6 +80,7 @@ class _SentMessage(ToolArguments):
         float | None,
         Field(ge=0, le=TTL_MOST_S, description="It comes into the mailbox so many seconds after this call."),
     ] = None
+    blob: _Blob = None
 
     @model_validator(mode="after")
     def _times_fit(self) -> Self:
@@ -224,6 +236,41 @@ class MarkRead(ToolArguments):
     idempotency_key: _Key = None
 
 
+class UploadBlob(ToolArguments):
+    """Store a content that is too large for a message, and then send its digest as `blob` of a message.
+
+    Send it in parts of at most a few hundred KB, one after the other: the first without uploadId, the others
+    with the uploadId of its answer, the last with isLast. Not more than a minute may pass between two parts.
+    After the last part the answer has the digest. Send the message soon; a content without a message is
+    removed.
+    """
+
+    content: Annotated[str, Field(description="The part, in base64.")]
+    upload_id: Annotated[Name | None, Field(description="The upload that the part belongs to.")] = None
+    offset: Annotated[int, Field(ge=0, description="How many bytes of the content come before the part.")] = 0
+    is_last: Annotated[bool, Field(description="Whether the content ends with this part.")] = True
+    content_type: Annotated[
+        BlobContentType | None, Field(description="The media type, such as image/png; with the last part.")
+    ] = None
+    digest: Annotated[
+        BlobDigest | None, Field(description="The SHA-256 that the content must have, in hex.")
+    ] = None
+
+
+class ReadBlob(ToolArguments):
+    """Read a part of the large content (`blob`) of a message in your mailbox.
+
+    It can be read until some time after the end of the message. Read on at offset plus the length of the part
+    until isLast. Then check the SHA-256 of the whole against digest.
+    """
+
+    message_id: Annotated[Name, Field(description="The id of the message.")]
+    offset: Annotated[int, Field(ge=0, description="Where the part begins, in bytes.")] = 0
+    limit: Annotated[int, Field(ge=1, le=BLOB_PART_MOST, description="How many bytes at most.")] = (
+        DEFAULT_BLOB_PART
+    )
+
+
 class UpdateMyStatus(ToolArguments):
     """Tell others what you are doing and what you can do."""
 
@@ -248,10 +295,14 @@ ARGUMENTS: Final = tools_by_name(
     AckMessages,
     NackMessage,
     ExtendLease,
+    UploadBlob,
+    ReadBlob,
     UpdateMyStatus,
 )
 # All other tools change something, so each of their calls needs a signature of its own.
-ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages", "wait_for_messages", "list_topics"})
+ONLY_READS: Final = frozenset(
+    {"discover_agents", "get_my_messages", "wait_for_messages", "list_topics", "read_blob"}
+)
 WAITS: Final = frozenset(name for name, model in ARGUMENTS.items() if "timeout_seconds" in model.model_fields)
 """The names of the tools that may wait for messages."""
 TOOLS: Final = described_tools(

@@ -12,6 +12,7 @@ from typing import Any
 from connectors.agent_mcp.agent_tools import KIND, TEXT, check_length
 from connectors.agent_mcp.signed_requests import DOOR
 from connectors.agent_mcp.tool_arguments import ListTopics, PublishMessage, Subscribe, Unsubscribe
+from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.topics import (
     message_id_of,
     publish,
@@ -22,7 +23,7 @@ from connectors.gateway.messages.topics import (
 )
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.idempotency import request_uuid
-from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication
+from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication, TopicMessageRow
 
 
 class TopicTools:
@@ -65,16 +66,20 @@ class TopicTools:
             BackboneUnreachable: Kafka is unreachable, or the message was not settled in time.
         """
         check_length(self._hub, asked.message)
+        message_id = message_id_of(f"{DOOR}/{agent}", asked.topic, asked.idempotency_key)
+        is_new = self._hub.live_view.get(TopicMessageRow, f"{asked.topic}/{message_id}") is None
+        blob = None if asked.blob is None else await reference_to(self._hub, asked.blob, is_new=is_new)
         body = Publication.model_validate(
             {
                 "topic": asked.topic,
-                "message_id": message_id_of(f"{DOOR}/{agent}", asked.topic, asked.idempotency_key),
+                "message_id": message_id,
                 "from": agent,
                 "from_verified": True,
                 "kind": KIND,
                 "body": asked.message,
                 "content_type": TEXT,
                 "thread": asked.thread,
+                "blob": blob,
                 **asked.in_the_log(),
             }
         )

@@ -43,7 +43,7 @@ class GatewayClient:
     token file. The constructor makes no request. It raises UsageError for an invalid address or token, and
     SettingsError for a certificate file that cannot be read.
 
-    Each request raises UsageError (400, 413, 422), Refused (401, 403, 409, 429) or NotFound (404) with the
+    Each request raises UsageError (400, 413, 422), Refused (401, 403, 409, 429) or NotFound (404, 410) with the
     gateway's text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or
     answers 502, 503 or 504. Any other status raises TrunklineError.
     """
@@ -94,8 +94,8 @@ class GatewayClient:
 
         Raises:
             BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504.
-            TrunklineError: The answer is not JSON or has another error status: NotFound for 404, Refused for
-                401, 403, 409 and 429, UsageError for 400, 413 and 422.
+            TrunklineError: The answer is not JSON or has another error status: NotFound for 404 and 410,
+                Refused for 401, 403, 409 and 429, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
         return self._decoded(self.request("GET", path, params=wanted, headers=headers, wait_s=wait_s))
@@ -124,8 +124,8 @@ class GatewayClient:
         Raises:
             BackboneUnreachable: After five attempts, the gateway does not answer or answers 502, 503 or 504. It
                 may have carried out the request even so.
-            TrunklineError: The answer is not JSON or has another error status: NotFound for 404, Refused for
-                401, 403, 409 and 429, UsageError for 400, 413 and 422.
+            TrunklineError: The answer is not JSON or has another error status: NotFound for 404 and 410,
+                Refused for 401, 403, 409 and 429, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (body or {}).items() if value is not None}
         key = {"Idempotency-Key": request_id or str(uuid.uuid4())}
@@ -189,8 +189,8 @@ class GatewayClient:
 
         Raises:
             BackboneUnreachable: The last attempt had no answer, or 502, 503 or 504.
-            TrunklineError: The answer has another error status: NotFound for 404, Refused for 401, 403, 409 and
-                429, UsageError for 400, 413 and 422.
+            TrunklineError: The answer has another error status: NotFound for 404 and 410, Refused for 401, 403,
+                409 and 429, UsageError for 400, 413 and 422.
         """
         import httpx2
 
@@ -246,7 +246,7 @@ class GatewayClient:
             return Refused(f"{said}; {hint}")
         if status in (403, 409, 429) or (status == 502 and LAUNCH_FAILED in said):
             return Refused(said)
-        if status == 404:
+        if status in (404, 410):
             return NotFound(said)
         if status in (400, 413, 422):
             return UsageError(said)

@@ -13,6 +13,7 @@ from connectors.gateway.agents.agent_routes import add_agent_routes
 from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
 from connectors.gateway.feed.stream_routes import add_stream_routes
+from connectors.gateway.messages.blob_routes import add_blob_routes
 from connectors.gateway.messages.dead_messages import add_dead_message_routes
 from connectors.gateway.messages.limit_routes import add_limit_routes
 from connectors.gateway.messages.message_routes import add_message_routes
@@ -64,6 +65,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_mailbox_routes(routes, hub)
     add_limit_routes(routes, hub)
     add_dead_message_routes(routes, hub)
+    add_blob_routes(routes, hub)
     add_topic_routes(routes, hub)
     add_schedule_routes(routes, hub)
     add_agent_routes(routes, hub)

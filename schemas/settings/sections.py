@@ -93,6 +93,11 @@ class LimitSettings(Section):
     # No more than the wire form allows (TASK_TEXT_LIMIT).
     task_characters: int = Field(default=32_000, ge=1, le=32_000)
     """Longest text of a task. The agent gets it as an environment variable."""
+    blob_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
+    """Largest blob, a content outside the log. A larger one is refused as `too_large`."""
+    # No more than the wire form allows (KEEP_S_MOST).
+    blob_keep_s: int = Field(default=3600, ge=1, le=366 * 24 * 3600)
+    """How long a blob is kept after its upload, and after the end of the last message that refers to it."""
 
 
 class ConnectionSettings(Section):
@@ -256,6 +261,9 @@ class StorageSettings(Section):
 
     tables: str | None = None
     """Directory or URI of the Delta tables. Unset: `<data_dir>/tables`."""
+    blobs: str | None = None
+    """Directory or URI of the blobs of this log alone, the same for all gateways. Unset: `_blobs` below the
+    tables. An object store takes the credentials of the tables."""
     state: Path | None = None
     """Directory of the state stores and of the indexes of view keys, on a local disk of each machine.
     Unset: `<data_dir>/state`."""

@@ -125,6 +125,11 @@ class Settings(Section):
         return self.storage.tables or str(self.data_path / "tables")
 
     @property
+    def blobs_root(self) -> str:
+        """The directory or URI that has the objects of all blobs."""
+        return self.storage.blobs or f"{self.tables_root.rstrip('/')}/_blobs"
+
+    @property
     def state_path(self) -> Path:
         """The directory of the local state stores. Everything in it is a cache and may be deleted."""
         return self.data_path / "state" if self.storage.state is None else PROJECT_ROOT / self.storage.state

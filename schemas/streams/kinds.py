@@ -10,6 +10,7 @@ from typing import Final
 from schemas.fold.stream_kind import StreamKind
 from schemas.fold.view_rows import Row
 from schemas.streams.agents.agent_fold import AGENT_KIND
+from schemas.streams.blob.blob_fold import BLOB_KIND
 from schemas.streams.container.container_fold import CONTAINER_KIND
 from schemas.streams.control.control_fold import CONTROL_KIND
 from schemas.streams.job.job_fold import JOB_KIND
@@ -36,6 +37,7 @@ KINDS: Final[dict[str, StreamKind]] = {
         THREAD_KIND,
         TOPIC_KIND,
         SCHEDULE_KIND,
+        BLOB_KIND,
         MAILBOX_KIND,
         REFUSED_KIND,
     )

@@ -25,6 +25,7 @@ CONTROL: Final = "control"
 THREAD: Final = "thread"
 TOPIC: Final = "topic"
 SCHEDULE: Final = "schedule"
+BLOB: Final = "blob"  # its name is the SHA-256 of the content, in hex
 
 
 def is_name(text: str) -> bool:

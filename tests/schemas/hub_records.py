@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from typing import Any, Final
 
 from schemas.fold.entries import Entries
@@ -154,6 +155,21 @@ def run(run_at: int, **changed: Any) -> dict[str, Any]:
     return {**missed_run(run_at), **message, **changed}
 
 
+DIGEST: Final = hashlib.sha256(b"stars").hexdigest()
+BLOB_KEY: Final = f"blob/{DIGEST}".encode()
+
+
+def of_blob(**fields: Any) -> dict[str, Any]:
+    """The body of a record about the blob, with further fields."""
+    return {"schema_version": 1, "digest": DIGEST, "object": f"{DIGEST}.1", **fields}
+
+
+def storing(request_id: str = "u1", **changed: Any) -> dict[str, Any]:
+    """The body of an upload of the blob, with fields changed."""
+    body = {"request_id": request_id, "bytes": 5, "content_type": "image/png", "keep_s": 60}
+    return of_blob(**{**body, **changed})
+
+
 # Record type -> the key of its stream and a good body, of the pump's streams.
 PUMP_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "organism.loaded": (
@@ -213,6 +229,8 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "schedule.ran": (SCHEDULE_KEY, run(START_US + 60_000_000)),
     "schedule.missed": (SCHEDULE_KEY, missed_run(START_US + 60_000_000)),
     "schedule.removed": (SCHEDULE_KEY, {"schema_version": 1, "name": "tea", "request_id": "s2"}),
+    "blob.stored": (BLOB_KEY, storing()),
+    "blob.removed": (BLOB_KEY, of_blob()),
     **PUMP_GOOD,
     **TOPIC_GOOD,
 }
@@ -225,6 +243,7 @@ HUB_FIRST: Final = (
     "container.changed",
     "topic.subscribed",
     "schedule.set",
+    "blob.stored",
 )
 
 

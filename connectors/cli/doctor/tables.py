@@ -1,6 +1,6 @@
-"""Checks of `trunkline doctor` on tables and anchors. Each returns a Finding: ok, or a fault and its repair.
+"""Checks of `trunkline doctor` on tables, blobs and anchors.
 
-Anchors are signatures of the audit chain.
+Each returns a Finding: ok, or a fault and its repair. Anchors are signatures of the audit chain.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 
 from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
 from connectors.cli.doctor.parts import check_part
+from connectors.cli.doctor.stored_blobs_reader import stored_objects
 from connectors.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.local_stack.part_plan import STREAMS
 from schemas.errors import TrunklineError
@@ -100,6 +101,34 @@ def _mend(settings: Settings) -> str:
     if not is_started(settings, STREAMS):
         return START
     return f"look at {STREAMS}: trunkline logs {STREAMS}, and whether other programs take its processor time"
+
+
+@CHECKS.add("blobs")
+def check_blobs(settings: Settings) -> Finding:
+    """Check that each stored blob of the view `blobs` has its object, of the right length.
+
+    A missing object is a warning. Objects in object storage are not checked: they count as ok.
+    """
+    root = settings.blobs_root
+    if "://" in root:
+        return ok(f"below {root}, not looked into")
+    stored = stored_objects(settings)
+    if stored is None:
+        return ok(f"below {root}; the view that names them is not looked into")
+    lost = [name for name, size in stored.items() if _size(Path(root, name)) != size]
+    if lost:
+        found = f"{len(lost)} of {len(stored)} blobs have no whole object below {root}, such as {lost[0]}"
+        return warn(
+            found, "if it stays so, put the objects back from a backup, or let the senders upload again"
+        )
+    return ok(f"{len(stored)} blobs below {root}")
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 @CHECKS.add("anchors")

@@ -85,7 +85,10 @@ def _print_messages(call: Call, found: Row) -> int:
 def message_text(message: Row) -> str:
     """Return the text of a message with one line for each field, without characters that a terminal obeys."""
     # Not limited to ASCII, because people read it; `fields` escapes control characters.
-    return fields({**message, "payload": json.dumps(message["payload"], ensure_ascii=False)})
+    texts: dict[str, str] = {
+        name: json.dumps(message[name], ensure_ascii=False) for name in ("payload", "blob") if name in message
+    }
+    return fields({**message, **texts})
 
 
 @ACTIONS.add(*_LEASE, example="trunkline messages ack 7c1e… 5b7e…")

@@ -5,16 +5,22 @@
   trunkline messages send echo ask @question.json                - reads standard input
   trunkline messages send ann answer --text "noon" --in-reply-to 5b7e…
   trunkline messages send ann remind --text "tea" --after 10m --expires 1h --priority high
+  trunkline messages send ann report --blob report.pdf
   trunkline messages broadcast news --text "soup is ready"          to all who take part, except the sender
   trunkline messages drain --wait 30s               takes the messages out of your own mailbox
   trunkline messages lease --for 5m --wait 30s      takes them under a lease; then 'ack', 'nack' or 'extend'
   trunkline messages ack 7c1e… 5b7e…                acknowledges messages of a lease
+  trunkline messages blob operator 5b7e… --out report.pdf
   trunkline messages follow --mark-read             prints each message as it comes, until Ctrl-C
   trunkline messages xml question.xml               an XML document to the pump's listeners; - is standard input
   trunkline messages peek default/echo              shows a mailbox's messages and takes none
   trunkline messages clear default/echo             takes out all that waits there, for good (operator)
   trunkline messages audit --limit 20               messages that were delivered or refused
   trunkline messages export                         all messages into one Parquet file, for DuckDB and the like
+
+'--blob' sends a file that is larger than a payload may be, up to limits.blob_bytes. It is stored outside the
+log, shown with the message by its SHA-256, and removed some time after the last message with it has ended
+(limits.blob_keep_s).
 
 The token names the sender, and the mailbox that 'drain', 'lease' and 'follow' read: the operator's, unless
 TRUNKLINE_TOKEN holds another token. Each message goes to one drain; the same --request-id again gets the same
@@ -35,7 +41,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from connectors.cli.messages import message_follow, message_leases
+from connectors.cli.messages import message_blobs, message_follow, message_leases
 from connectors.cli.messages.message_arguments import (
     PAYLOAD,
     SENT,
@@ -44,6 +50,7 @@ from connectors.cli.messages.message_arguments import (
     payload_of,
     sent_fields,
 )
+from connectors.cli.messages.message_blobs import BLOB, blob_of
 from connectors.cli.messages.message_leases import message_text
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration, limit, name_of, request_id
@@ -64,6 +71,7 @@ ACTIONS: Final = Actions()
     argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
     argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
     *SENT,
+    BLOB,
     duration("--wait-reply", "wait up to so long for the reply, and take it, e.g. 30s; at most 5m"),
     request_id("the same message, not a second one"),
     example='trunkline messages send echo ask --text "what time is it?" --wait-reply 30s',
@@ -74,7 +82,7 @@ def _send(call: Call) -> int:
     from connectors.gateway_client.gateway_client import path_of
 
     body = {"recipient": call.recipient, "type": call.type, "payload": payload_of(call), **sent_fields(call)}
-    body |= {"in_reply_to": call.in_reply_to, "thread": call.thread}
+    body |= {"in_reply_to": call.in_reply_to, "thread": call.thread, "blob": blob_of(call)}
     wait_s = call.wait_reply or 0
     wanted = {"wait_reply": wait_s} if wait_s else None
     with call.gateway() as gateway, call.named_request("the message was delivered") as name:
@@ -92,13 +100,14 @@ def _send(call: Call) -> int:
 @ACTIONS.add(
     *PAYLOAD,
     *SENT,
+    BLOB,
     request_id("the same broadcast; recipients that joined in between get it, too"),
     example='trunkline messages broadcast news --text "soup is ready"',
     late="payload",
 )
 def _broadcast(call: Call) -> int:
     """Put a message into the mailbox of all who take part and of the operator, except the sender's."""
-    body = {"type": call.type, "payload": payload_of(call), **sent_fields(call)}
+    body = {"type": call.type, "payload": payload_of(call), "blob": blob_of(call), **sent_fields(call)}
     answer = call.post_named("messages", "broadcast", possible_effect="messages were delivered", **body)
     text = f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes"
     return call.print_answer(answer, text)
@@ -130,7 +139,7 @@ def _xml(call: Call) -> int:
     return call.print_answer(answer, *sent, f"thread  {escaped(posted.thread)}")
 
 
-ACTIONS.extend([*message_leases.ACTIONS, *message_follow.ACTIONS])
+ACTIONS.extend([*message_leases.ACTIONS, *message_blobs.ACTIONS, *message_follow.ACTIONS])
 
 
 _MESSAGE_COLUMNS: Final[Columns] = {

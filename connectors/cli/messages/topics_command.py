@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.cli.messages.message_arguments import PAYLOAD, SENT, payload_of, sent_fields
+from connectors.cli.messages.message_blobs import BLOB, blob_of
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
@@ -48,6 +49,7 @@ ACTIONS: Final = Actions()
     argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
     argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
     *SENT,
+    BLOB,
     request_id("the same message, not a second one"),
     example='trunkline topics publish news note --text "soup is ready" --expires 2h',
     late="payload",
@@ -62,6 +64,7 @@ def _publish(call: Call) -> int:
         payload=payload_of(call),
         in_reply_to=call.in_reply_to,
         thread=call.thread,
+        blob=blob_of(call),
         **sent_fields(call),
     )
     to = f"{answer['recipients']} subscribers of {escaped(call.topic)}"

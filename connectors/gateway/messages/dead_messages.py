@@ -13,8 +13,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Response
 
+from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_routes import MESSAGES
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, message_with_body
+from connectors.gateway.messages.shown_messages import blob_of
 from connectors.gateway.rules.hub_models import TaskLimit
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
@@ -85,7 +87,7 @@ def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
 
         Requests without an idempotency key replay a dead message once, whoever sends them. To replay it once
         more, send a key that was not used before. The answer is 404 for an unknown message, and 409 for one
-        that is not dead or whose `expires_at` has passed.
+        that is not dead, whose `expires_at` has passed or whose blob was removed.
         """
         return await replay(hub, write, (realm, name), message_id)
 
@@ -100,7 +102,8 @@ async def replay(hub: Hub, write: Write, mailbox: Mailbox, message_id: str) -> R
         message_id: The id of the dead message.
 
     Raises:
-        ApiError: 404 for an unknown message. 409 for one that is not dead, or has expired.
+        ApiError: 404 for an unknown message. 409 for one that is not dead, has expired, or whose blob was
+        removed.
         BackboneUnreachable: Kafka is unreachable. The same request may be made again.
     """
     key = "/".join((*mailbox, message_id))
@@ -115,6 +118,8 @@ async def replay(hub: Hub, write: Write, mailbox: Mailbox, message_id: str) -> R
         message = _replay(hub, key, new_id)
     if message is None:
         return json_answer(answer, verdict=DUPLICATE)
+    if message.blob is not None:
+        await reference_to(hub, message.blob.digest)
     check_room(hub, message.sender, message.recipient)
     settled = await hub.appender.settle_accepted(posting_record(message, **write.origin))
     return json_answer(answer, verdict=settled.verdict)
@@ -150,7 +155,12 @@ def _replay(hub: Hub, key: str, new_id: str) -> Message | None:
         why = "the message has expired, so nobody may get it any more; send a new message instead"
         raise ApiError(409, ILLEGAL_TRANSITION, why)
     fields = {name: getattr(row, name) for name in _COPIED}
-    content = {"kind": row.kind, "body": body.body, "content_type": body.content_type}
+    content = {
+        "kind": row.kind,
+        "body": body.body,
+        "content_type": body.content_type,
+        "blob": blob_of(row, body),
+    }
     named = {"message_id": new_id, "from": row.sender, "to": row.recipient, "replay_of": row.message_id}
     return Message.model_validate({**fields, **content, **named})
 

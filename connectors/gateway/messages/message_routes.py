@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from fastapi import Query, Request, Response
 
+from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.rules.hub_policy import broadcast_recipients
@@ -28,6 +29,7 @@ from connectors.gateway.web.answers import ApiError, json_answer
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
+from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.strict_json import canonical
@@ -80,6 +82,9 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         With `deliver_after_s`, the recipient sees the message after that time. With `expires_in_s`, a message
         that nobody has taken by then ends as expired. Both count from the time when the log stores the message.
 
+        `blob` is the digest of a large content that was uploaded before, and that only the recipient gets. The
+        answer is 404 for an unknown blob, and 409 for one that was removed or will be soon: upload it again.
+
         With `wait_reply`, the request waits for a message of the recipient in the caller's mailbox whose
         `in_reply_to` is this message, takes it, and answers with it. Without a reply in time the answer is 202;
         the reply will be in the mailbox. A repeated request with the same idempotency key waits again, and gets
@@ -88,8 +93,13 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         # Not a parameter `WriteRequest`: FastAPI needs a twentieth of this route's time for a dependency.
         write = write_of(request, key)
         check_message(hub, write.caller, body.recipient, body.type, f"POST {MESSAGES}")
-        message = _message(write.caller, body, write.request_id)
-        known = hub.mailboxes.mailbox_of(message.message_id)
+        known = hub.mailboxes.mailbox_of(write.request_id)
+        blob = (
+            None
+            if body.blob is None
+            else await reference_to(hub, body.blob, body.recipient, is_new=known is None)
+        )
+        message = _message(write.caller, body, write.request_id, blob=blob)
         if known is not None and known != (message.realm, message.recipient):
             # The fold cannot find this conflict, because each mailbox only knows its own ids.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
@@ -134,8 +144,9 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
             # All recipients exist and no other rule depends on the recipient, so one check is enough.
             check_message(hub, write.caller, recipients[0], body.type, f"POST {MESSAGES}/broadcast")
         broadcast_id = write.request_id
+        blob = None if body.blob is None else await reference_to(hub, body.blob)
         messages = [
-            _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id)
+            _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id, blob)
             for one in envelopes
         ]
         body_bytes = sum(len(message.body.encode()) for message in messages)
@@ -147,7 +158,11 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
 
 
 def _message(
-    caller: Caller, envelope: MessageEnvelope, message_id: str, broadcast_id: str | None = None
+    caller: Caller,
+    envelope: MessageEnvelope,
+    message_id: str,
+    broadcast_id: str | None = None,
+    blob: BlobReference | None = None,
 ) -> Message:
     content = (envelope.type, canonical(envelope.payload).decode("utf-8"), JSON_CONTENT)
     sides = (caller.principal, envelope.recipient)
@@ -159,5 +174,6 @@ def _message(
         broadcast_id=broadcast_id,
         in_reply_to=envelope.in_reply_to,
         thread=envelope.thread,
+        blob=blob,
         **envelope.in_the_log(),
     )

@@ -187,5 +187,7 @@ def message_with_body(live_view: LiveRows, row: MessageRow) -> dict[str, Any]:
     return {
         "body": None if body is None else body.body,
         "content_type": None if body is None else body.content_type,
+        "blob_bytes": None if body is None else body.blob_bytes,
+        "blob_type": None if body is None else body.blob_type,
         **row_as_json(row),
     }

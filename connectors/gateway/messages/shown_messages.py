@@ -16,8 +16,8 @@ from schemas.wire.moments import iso_moment
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message with its body as JSON; see `MessageAnswer` for the fields.
 
-    `in_reply_to`, `thread`, `topic`, `replay_of`, `attempt` and `deadline` are left out of a message without
-    them.
+    `in_reply_to`, `thread`, `topic`, `blob`, `replay_of`, `attempt` and `deadline` are left out of a message
+    without them.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     shown = {
@@ -34,11 +34,20 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
         shown["thread"] = row.thread
     if row.topic is not None:
         shown["topic"] = row.topic
+    if (blob := blob_of(row, body)) is not None:
+        shown["blob"] = blob
     if row.replay_of is not None:
         shown["replay_of"] = row.replay_of
     if row.lease_until is not None:
         shown |= {"attempt": row.attempts, "deadline": iso_moment(row.lease_until)}
     return shown
+
+
+def blob_of(row: MessageRow, body: MessageBodyRow | None) -> dict[str, Any] | None:
+    """Return the reference to a message's blob as `BlobAnswer` describes it; None without a blob."""
+    if row.blob is None or body is None:
+        return None
+    return {"digest": row.blob, "bytes": body.blob_bytes, "content_type": body.blob_type}
 
 
 def address_of_sender(hub: Hub, row: MessageRow) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.topics import (
     message_id_of,
     publish,
@@ -34,7 +35,7 @@ from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from schemas.streams.mailboxes.message import DEFAULT_REALM
-from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication, TopicRow
+from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication, TopicMessageRow, TopicRow
 from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.moments import iso_moment
 from schemas.wire.record import JSON_CONTENT
@@ -71,10 +72,13 @@ def _add_publish_route(routes: Routes, hub: Hub) -> None:
         decision = evaluate_publication(body.type)
         if not decision.allowed:
             raise hub.refusals.forbidden(decision.reason, write.principal, f"POST {_TOPIC}")
+        message_id = message_id_of(write.caller.requester, topic, write.key)
+        is_new = hub.live_view.get(TopicMessageRow, f"{topic}/{message_id}") is None
+        blob = None if body.blob is None else await reference_to(hub, body.blob, is_new=is_new)
         message = Publication.model_validate(
             {
                 "topic": topic,
-                "message_id": message_id_of(write.caller.requester, topic, write.key),
+                "message_id": message_id,
                 "from": write.principal,
                 "from_verified": True,
                 "from_task": write.caller.task_id,
@@ -83,6 +87,7 @@ def _add_publish_route(routes: Routes, hub: Hub) -> None:
                 "content_type": JSON_CONTENT,
                 "in_reply_to": body.in_reply_to,
                 "thread": body.thread,
+                "blob": blob,
                 **body.in_the_log(),
             }
         )

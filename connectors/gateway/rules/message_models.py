@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
+from connectors.gateway.web.models import (
+    WHOLE,
+    AnswerBody,
+    BlobDigest,
+    ListLimit,
+    NamedThing,
+    QueryFilter,
+    RequestBody,
+)
 from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
 from schemas.streams.mailboxes.message import DurationSeconds, check_times, milliseconds_of
 from schemas.streams.principal.principals import HUB
@@ -49,8 +57,36 @@ class SendFilter(QueryFilter):
     """How long to wait for the reply to the message, in seconds."""
 
 
+class BlobAnswer(AnswerBody):
+    """A blob that a message refers to."""
+
+    digest: str
+    """SHA-256 of the content, 64 hex digits."""
+    bytes: int
+    """Length of the content in bytes."""
+    content_type: str
+    """Media type of the content."""
+
+
+class StoredBlobAnswer(BlobAnswer):
+    """A blob that is stored."""
+
+    keep_until: AwareDatetime
+    """Time before which the blob is not removed. A message that waits keeps it longer."""
+
+
+class BlobFilter(QueryFilter):
+    """A check of the content that is uploaded."""
+
+    digest: BlobDigest | None = None
+    """SHA-256 that the content must have, 64 lower-case hex digits."""
+
+
 class SentMessage(RequestBody):
-    """When and how urgently a message is handed out."""
+    """When and how urgently a message is handed out, and the blob that it refers to."""
+
+    blob: BlobDigest | None = None
+    """Digest of a blob that was uploaded before. Null: none."""
 
     priority: Literal["low", "normal", "high"] = "normal"
     """Messages of a higher priority are handed out first."""
@@ -109,6 +145,8 @@ class MessageAnswer(AnswerBody):
     """Id of the conversation."""
     topic: str | None = None
     """Topic to which the message was published."""
+    blob: BlobAnswer | None = None
+    """Blob that the message refers to. Fetch it from the message's own path."""
     replay_of: str | None = None
     """Id of the dead message that this one repeats."""
     attempt: int | None = None

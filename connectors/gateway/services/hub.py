@@ -11,6 +11,8 @@ from typing import Final
 import structlog
 
 from connectors.background.background_service import BackgroundService
+from connectors.gateway.blobs.blob_keeper import BlobKeeper
+from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
@@ -103,7 +105,9 @@ class Hub:
         )
         self.organism = OrganismKeeper(settings, live_view, self.appender)
         append = self.appender.append_unattended
-        timers = (MessageTimers(live_view, append), ScheduleTimers(live_view, append))
+        self.blob_store = BlobStore(settings.blobs_root, settings.state_path / "uploads")
+        self.blobs = BlobKeeper(live_view, append, self.blob_store)
+        timers = (MessageTimers(live_view, append), ScheduleTimers(live_view, append), self.blobs)
         self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, *timers)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()

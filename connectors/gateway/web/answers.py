@@ -33,6 +33,7 @@ BUSY: Final = "busy"
 INTERNAL: Final = "internal"
 METHOD_NOT_ALLOWED: Final = "method_not_allowed"
 REQUEST_TIMEOUT: Final = "request_timeout"
+BLOB_GONE: Final = "blob_gone"
 
 _R = TypeVar("_R", bound=Row)
 

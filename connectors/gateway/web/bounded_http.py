@@ -24,6 +24,8 @@ from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
 ABORT: Final = "trunkline_abort"
 # The key for a function that takes a principal and returns whether it may have one more connection.
 _PRINCIPAL: Final = "trunkline_connection_of"
+# The key for a function that begins the time of a body anew, because a part of it has come.
+BODY_PROGRESS: Final = "trunkline_body_progress"
 _IDLE: Final = Phase.IDLE.value
 
 
@@ -66,6 +68,7 @@ class BoundedHttp(StrictHttp):
         self._budget = budget
         self._listener = listener
         self._place = place
+        self._parts = 0
         self._kept_idle_s = self.timeout_keep_alive
         # Before authentication each further head has the time limit of the first one.
         self.timeout_keep_alive = min(self.timeout_keep_alive, math.ceil(budget.limits.head_s))
@@ -89,10 +92,12 @@ class BoundedHttp(StrictHttp):
     def prepared(self, cycle: RequestResponseCycle) -> None:
         """Add the keys of this module to the scope of a new request."""
         scope: Any = cycle.scope
+        self._parts = 0
         scope[ABORT] = self.transport.abort
         scope[_PRINCIPAL] = self._note_principal
         scope[BODY_TIMEOUT] = self._budget.limits.body_s
         scope[WHOLE_BODY] = partial(_whole_body, cycle)
+        scope[BODY_PROGRESS] = self._note_part
 
     def phase(self) -> tuple[Phase, Any]:
         """Return the connection's phase, and an object that identifies the present request.
@@ -106,7 +111,9 @@ class BoundedHttp(StrictHttp):
             return Phase.UNREAD, cycle
         if self.reading == "head":
             return (Phase.HEAD if cycle is None or self.unread else Phase.IDLE), cycle
-        return (Phase.BODY if self.reading == "body" else Phase.ANSWERING), cycle
+        if self.reading == "body":
+            return Phase.BODY, (cycle, self._parts) if self._parts else cycle
+        return Phase.ANSWERING, cycle
 
     def cut(self) -> None:
         """Abort the connection at once, without sending the bytes that are still in memory."""
@@ -117,6 +124,10 @@ class BoundedHttp(StrictHttp):
         if not self.transport.is_closing():
             self._budget.count_cut(self._listener, _IDLE)
         super().timeout_keep_alive_handler()
+
+    def _note_part(self) -> None:
+        """Give the body of the present request its time limit anew. The reader of a large body calls it."""
+        self._parts += 1
 
     def _note_principal(self, principal: str) -> bool:
         if self._place is None or not self._budget.authenticate(self._place, principal):

@@ -17,6 +17,7 @@ from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"
+DIGEST_PATTERN: Final = r"^[0-9a-f]{64}$"
 LIST_LIMIT: Final = 1000
 OVERLAP_LIMIT_S: Final = OVERLAP_LIMIT_MS // 1000
 NamedThing = Annotated[Name, Field(max_length=NAME_LIMIT)]
@@ -26,6 +27,8 @@ ListLimit = Annotated[int, Field(ge=1, le=LIST_LIMIT)]
 # The same pattern as in schemas, with `$` at its end, which every reader of an OpenAPI page understands.
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN)]
 """The id of a job."""
+BlobDigest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
+"""The SHA-256 of a blob's content, in hex."""
 
 
 class RequestBody(BaseModel):

@@ -26,7 +26,7 @@ class MailboxLimitRow(Row, frozen=True, gc=False):
     pending_most: int | None
     """Largest number of messages without a final status. Null: no limit of its own."""
     bytes_most: int | None
-    """Largest number of bytes of the bodies of these messages. Null: no limit of its own."""
+    """Largest number of bytes of the bodies and blobs of these messages. Null: no limit of its own."""
     limited_by: str
     """Principal that set the limits, as `<door>/<principal>`."""
     limited_at: Moment
@@ -42,7 +42,7 @@ class OwnLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class MailboxSize(msgspec.Struct, array_like=True, gc=False):
-    """The number of messages of a mailbox without a final status, and the bytes of their bodies in UTF-8.
+    """The number of messages of a mailbox without a final status, and the bytes of their bodies and blobs.
 
     Messages from before fold version 11 count, and their bytes do not.
     """

@@ -26,6 +26,7 @@ _OF_THE_GATEWAY: Final = (
     "root_thread",
     "on_behalf_of",
     "topic",
+    "blob",
 )
 _OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most"})
 
@@ -49,7 +50,8 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         return rejected(SEQ_CONFLICT, "this message id was posted with other content", status)
     if mailbox.is_closed:
         return rejected(ILLEGAL_TRANSITION, CLOSED)
-    body_bytes = len(body["body"].encode())
+    blob = body.get("blob")
+    body_bytes = len(body["body"].encode()) + (0 if blob is None else blob["bytes"])
     if why := _full(body, mailbox, body_bytes):
         return rejected(MAILBOX_FULL, why)
     deliver_at = _later(mailbox.now_us, body.get("deliver_after_ms"))
@@ -76,6 +78,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         deliver_at=deliver_at,
         body_bytes=body_bytes,
         topic=body.get("topic"),
+        blob=None if blob is None else blob["digest"],
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)
@@ -85,6 +88,8 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         message_id=message_id,
         body=body["body"],
         content_type=body.get("content_type", "application/json"),
+        blob_bytes=None if blob is None else blob["bytes"],
+        blob_type=None if blob is None else blob["content_type"],
     )
     opened = () if body.get("opens_thread") is None else _opened_thread(message, mailbox.recipient)
     return accepted(message.status, (Change(MESSAGE_BODIES, row.key, said), row, *opened))

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
+from schemas.streams.blob.blob_registry import BlobReference
 from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.strict_json import canonical_plain
@@ -144,6 +145,8 @@ class MessageRow(Row, frozen=True, gc=False):
     """Time before which the message is not delivered. Null: it was not delayed."""
     topic: str | None = None
     """Topic to which the message was published. Null: none."""
+    blob: str | None = None
+    """Digest of the blob that the message refers to. Null: none."""
 
     @property
     def is_live(self) -> bool:
@@ -175,6 +178,10 @@ class MessageBodyRow(Row, frozen=True, gc=False):
     """Body of the message."""
     content_type: str
     """Media type of the body."""
+    blob_bytes: int | None = None
+    """Length of the blob that the message refers to, in bytes. Null: it refers to none."""
+    blob_type: str | None = None
+    """Media type of that blob. Null: the message refers to none."""
 
     @property
     def is_live(self) -> bool:
@@ -201,10 +208,12 @@ class Message(WireBody):
         pending_most: the number of messages without a final status that the mailbox may have with this one. The
             door fills it in, and it is no part of the content. `None` means no limit. A limit of the mailbox's
             own (`mailbox.limited`) counts instead.
-        bytes_most: the same for the bytes of their bodies.
+        bytes_most: the same for the bytes of their bodies and blobs.
         repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
         original: the message before the repairs in base64. Only the ledger stores it.
         topic: the topic to which the message was published, or `None`. `broadcast_id` is then its id there.
+        blob: the reference to a large content that is stored outside the log (DL-25), or `None`. Its bytes
+            count like those of the body.
     """
 
     message_id: Name
@@ -234,6 +243,12 @@ class Message(WireBody):
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
     topic: Name | None = None
+    blob: BlobReference | None = None
+
+    @property
+    def content_bytes(self) -> int:
+        """The length of the body in UTF-8, with that of the blob."""
+        return len(self.body.encode()) + (0 if self.blob is None else self.blob.bytes)
 
     @model_validator(mode="after")
     def _times_fit(self) -> Message:

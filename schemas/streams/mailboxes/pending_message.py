@@ -14,7 +14,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     `attempts_most` and `request_id` are the limit and the request of the newest lease. If the message is unread
     all the same, the lease expired; its holder can still acknowledge the message. Times are in microseconds
     since 1970 UTC, except for `sent_at` and `expires_at`, which are texts. `body_bytes` is the length of the
-    body in UTF-8.
+    body in UTF-8, with that of the blob.
     """
 
     version: int
@@ -45,6 +45,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     deliver_at: int | None = None
     body_bytes: int = 0
     topic: str | None = None
+    blob: str | None = None
 
     def standing(self, now_us: int) -> str:
         """Return the message's status at the time `now_us`: `leased` or `unread`.
@@ -97,4 +98,5 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
             replay_of=self.replay_of,
             deliver_at=self.deliver_at,
             topic=self.topic,
+            blob=self.blob,
         )

@@ -87,6 +87,7 @@ class PublicationEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     recipient_count: int
     published_at: int
     published_offset: int
+    blob: str | None = None
 
 
 class KnownIds(msgspec.Struct, array_like=True, gc=False):
@@ -197,6 +198,7 @@ def _settle_publication(given: FoldInput, topic: TopicEntry) -> Outcome:
         recipient_count=len(recipients),
         published_at=given.now_us,
         published_offset=given.record.offset,
+        blob=(given.body.get("blob") or {}).get("digest"),
     )
     topic.publications += 1
     topic.undelivered += len(recipients)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
+from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, check_times
 from schemas.wire.ids import TOPIC, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
@@ -122,6 +123,8 @@ class TopicMessageRow(Row, frozen=True, gc=False):
     """Kafka offset of the record. The recipients are those who were subscribed at this offset."""
     delivered_at: Moment | None
     """Time at which all copies were in the log. Null: the message is being published."""
+    blob: str | None = None
+    """Digest of the blob that the message refers to. Null: none."""
 
     @property
     def is_live(self) -> bool:
@@ -174,6 +177,7 @@ class Publication(_TopicBody):
     thread: Name | None = None
     expires_in_ms: DurationMs | None = None
     deliver_after_ms: DurationMs | None = None
+    blob: BlobReference | None = None
 
     @model_validator(mode="after")
     def _times_fit(self) -> Publication:

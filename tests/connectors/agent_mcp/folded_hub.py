@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from pathlib import Path
 from typing import Any, cast
 
 from connectors.agent_mcp.agent_tools import AgentTools
+from connectors.agent_mcp.blob_tools import BlobTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.topic_tools import TopicTools
+from connectors.gateway.blobs.blob_keeper import BlobKeeper
+from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
@@ -32,9 +36,12 @@ KEYRING = Keyring({"test": b"k" * 32}, "test")
 
 
 class FoldedHub(LiveRows):
-    """The part of a hub that AgentTools uses. A record is settled at once; `now_us` is the log's clock."""
+    """The part of a hub that AgentTools uses. A record is settled at once; `now_us` is the log's clock.
 
-    def __init__(self) -> None:
+    `blobs` is the folder of the blobs, which the first upload makes.
+    """
+
+    def __init__(self, blobs: Path = Path("no-blobs")) -> None:
         self.settings = Settings()
         self.mailboxes = MailboxIndex()
         self.mailboxes.load([])
@@ -46,6 +53,8 @@ class FoldedHub(LiveRows):
         self.topics = TopicsBySubscriber()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)
+        self.blob_store = BlobStore(str(blobs), blobs)
+        self.blobs = BlobKeeper(cast("Any", self), lambda _: None, self.blob_store)
         self.lists = RowLists(self)
         self._offsets = itertools.count()
 
@@ -68,9 +77,15 @@ class FoldedHub(LiveRows):
         return TopicTools(hub)
 
     @property
-    def all_tools(self) -> tuple[AgentTools, DeliveryTools, TopicTools]:
+    def blob_tools(self) -> BlobTools:
+        """The tools of blobs, over this hub."""
+        hub: Any = self
+        return BlobTools(hub)
+
+    @property
+    def all_tools(self) -> tuple[AgentTools, DeliveryTools, TopicTools, BlobTools]:
         """All tools, over this hub."""
-        return self.tools, self.delivery_tools, self.topic_tools
+        return self.tools, self.delivery_tools, self.topic_tools, self.blob_tools
 
     def check(self) -> None:
         """As of the appender: Kafka is never away."""
@@ -105,6 +120,7 @@ class FoldedHub(LiveRows):
         self.mailboxes.changed(change)
         self.lists.changed(change)
         self.topics.changed(change)
+        self.blobs.on_change(change)
 
     def join(self, name: str, public_key: str) -> None:
         """Let an agent take part."""

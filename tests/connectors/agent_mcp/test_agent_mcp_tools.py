@@ -28,6 +28,8 @@ TOOLS = {
     "unsubscribe",
     "publish_message",
     "list_topics",
+    "upload_blob",
+    "read_blob",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,22 @@ def test_a_message_is_sent_with_a_delay_an_expiry_and_a_priority(
     assert trunkline.call(*to, "--priority", "urgent").returncode == 2
     assert trunkline.call("messages", "broadcast", "news", "--after", "1h", "--expires", "1d").returncode == 0
     assert trunkline.json("messages", "clear", "cy")["cleared"] == 2
+
+
+@pytest.mark.requirement("DL-25")
+def test_a_file_is_sent_as_a_blob_and_saved_by_its_recipient(
+    hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
+) -> None:
+    file, saved = tmp_path / "stars.png", tmp_path / "saved.png"
+    file.write_bytes(given := bytes(range(256)) * 20_000)
+    sent = trunkline.json("messages", "send", "operator", "picture", "--blob", str(file))
+    (message,) = trunkline.json("messages", "drain")["messages"]
+    digest = hashlib.sha256(given).hexdigest()
+    assert message["blob"] == {"digest": digest, "bytes": len(given), "content_type": "image/png"}
+    done = trunkline.call("messages", "blob", "operator", sent["message_id"], "--out", str(saved))
+    assert (done.returncode, saved.read_bytes()) == (0, given)
+    assert f"{len(given)} bytes are in {saved}" in done.stdout
+    unknown = trunkline.call("messages", "blob", "operator", "nothing", "--out", str(tmp_path / "none"))
+    assert unknown.returncode == 3 and not list(tmp_path.glob("none*"))
+    missing = trunkline.call("messages", "send", "operator", "picture", "--blob", str(tmp_path / "none"))
+    assert missing.returncode == 2 and "--blob: cannot read" in missing.stderr

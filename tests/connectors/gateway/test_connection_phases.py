@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from connectors.gateway.web.bounded_http import BODY_PROGRESS
 from connectors.gateway.web.connection_budget import Phase
 from schemas.settings.settings import GatewaySettings
 from tests.broker_processes import wait_until
@@ -133,6 +134,30 @@ def test_each_phase_of_a_connection_is_that_of_its_present_request() -> None:
         assert becomes(Phase.HEAD) is first
         connection.sendall(get()[3:])
         assert becomes(Phase.IDLE) is not first
+
+
+class Noting:
+    """An application that reads a body, and says of each part that it has come."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async for _ in Request(scope, receive).stream():
+            scope[BODY_PROGRESS]()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.mark.requirement("DL-25")
+def test_each_part_of_a_large_body_that_its_reader_notes_begins_the_time_of_the_body_anew() -> None:
+    with served(Noting()) as server, server.connect() as connection:
+        held = server.only_connection()
+        seen: list[Any] = []
+        connection.sendall(post(b"Content-Length: 12", body=b""))
+        for part in (b"abcd", b"efgh"):
+            connection.sendall(part)
+            wait_until(lambda: held.phase()[0] is Phase.BODY and held.phase() not in seen, what="another time")
+            seen.append(held.phase())
+        connection.sendall(b"ijkl")
+        wait_until(lambda: held.phase()[0] is Phase.IDLE, what="the answer")
 
 
 def test_a_body_that_goes_on_after_its_answer_has_the_time_of_a_body() -> None:

@@ -285,7 +285,8 @@ def test_no_request_without_a_good_token_comes_to_a_handler_or_to_its_body(doorw
     doorway.reached.clear()
     with doorway.watched():
         answer = doorway.ask(method, filled(route.path), token, body)
-    assert (answer.status_code, answer.json()["reason"]) == (401, "unauthorized")
+    assert answer.status_code == 401
+    assert method == "HEAD" or answer.json()["reason"] == "unauthorized"
     assert doorway.reached == []
 
 
@@ -311,7 +312,8 @@ def test_every_route_is_decided_once_and_a_no_ends_it_before_the_handler_with_a_
                 answer = doorway.ask(method, filled(route.path), f"Bearer {TOKEN}", b"[")
             assert len(decided) == 1 and decided[0][1] == route.admission[0], route.path
             if not is_allowed:
-                assert (answer.status_code, answer.json()["message"]) == (403, "not in this test")
+                assert answer.status_code == 403
+                assert method == "HEAD" or answer.json()["message"] == "not in this test"
                 assert doorway.reached == []
                 assert doorway.refused == [("policy", "not in this test", "operator", f"{method} {route.path}")]
             else:

@@ -83,11 +83,9 @@ class HubMailbox:
         sends = self.client.sends - before
         return note_ends(self._log, self.name, how, lease, ids, refused, sent, sends, reason)
 
-    def send(
-        self, to: str, text: str, key: str, in_reply_to: str | None, oracle: Oracle, **times: float
-    ) -> str:
-        """Send a message, note that it was acknowledged, and return its id. `times` as this door names them."""
-        body = {"recipient": to, "type": "note", "payload": {"text": text}, "in_reply_to": in_reply_to, **times}
+    def send(self, to: str, text: str, key: str, in_reply_to: str | None, oracle: Oracle, **more: Any) -> str:
+        """Send a message, note that it was acknowledged, and return its id. `more` are further fields."""
+        body = {"recipient": to, "type": "note", "payload": {"text": text}, "in_reply_to": in_reply_to, **more}
         message_id = str(_told(self.client.ask_known("POST", MESSAGES, key=key, json=body))["message_id"])
         oracle.acked(HTTP, mailbox(to), message_id, self._speaker, _hub_hash(self.name, to, text))
         return message_id

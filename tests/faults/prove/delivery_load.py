@@ -9,6 +9,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
+from tests.faults.prove.blob_messages import BlobSender, BlobTaker, check_blobs
 from tests.faults.prove.comparison import Finding, Line, Mail
 from tests.faults.prove.delivery_checks import Key, Outage, check_deliveries
 from tests.faults.prove.delivery_doors import HubMailbox, McpMailbox
@@ -17,6 +18,7 @@ from tests.faults.prove.delivery_notes import (
     Answered,
     Deliveries,
     Ending,
+    Fetched,
     Published,
     Seen,
     Taking,
@@ -38,6 +40,8 @@ ABEL, ROSA, ADA, ROLF = "abel", "rosa", "ada", "rolf"
 # two are subscribed to a topic.
 NORA: Final = "nora"
 TILDA, THEO = SUBSCRIBERS = ("tilda", "theo")
+# A mailbox with messages that refer to blobs.
+BELA: Final = "bela"
 ANSWERERS: Final = (ROSA, ROLF)
 CONSUMED: Final = tuple(mailbox(name) for name in (DORA, NORA, ABEL, ROSA, ADA, ROLF))
 Run = tuple[str, Callable[[], None]]
@@ -74,7 +78,9 @@ class DeliveryLoad:
         self._keys: dict[str, RSAPrivateKey] = {
             name: new_participant(operator, name) for name in (DORA, NORA, ADA, ROLF)
         }
-        self._tokens = {name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, *SUBSCRIBERS)}
+        self._tokens = {
+            name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, BELA, *SUBSCRIBERS)
+        }
         subscribe(operator, SUBSCRIBERS)
         # The askers, and the takers of their mailboxes, that have not ended.
         self._asking: set[str] = set()
@@ -125,6 +131,10 @@ class DeliveryLoad:
         yield "ScheduleKeeper", _noted(timed, THEO, ScheduleKeeper(self._hub(ABEL).client, THEO, clock).run)
         for name in SUBSCRIBERS:
             yield f"TimedTaker-{name}", TimedTaker(self._hub(name), log, clock, lambda: not timed).run
+        blobs: set[str] = set()
+        uploader = BlobSender(self._hub(ABEL), BELA, self._draw("blobs"), log, oracle, clock)
+        yield "BlobSender", _noted(blobs, BELA, uploader.run)
+        yield "BlobTaker", BlobTaker(self._hub(BELA), log, clock, lambda: not blobs).run
         for name, number in ((FOLA, 0), (FOLA, 1), (DORA, 0)):
             yield f"Follower-{name}-{number}", self._follower(name, number, is_over).run
         for asks in (self._hub(ABEL), self._mcp(ADA)):
@@ -156,6 +166,8 @@ class DeliveryLoad:
                 found["expiring"] += note.expires_in_s > 0
             elif isinstance(note, Published):
                 found["published"] += 1
+            elif isinstance(note, Fetched):
+                found["fetched"] += 1
             elif isinstance(note, Ending):
                 found[note.how if note.is_done else "refused"] += 1
             elif isinstance(note, Answered):
@@ -200,6 +212,7 @@ def judge_deliveries(
         notes, mail, CONSUMED, attempts_most=ATTEMPTS_MOST, outages=outages, is_at_rest=is_at_rest
     )
     consumed += check_times(notes, mail, is_at_rest=is_at_rest)
+    consumed += check_blobs(notes, mail, is_at_rest=is_at_rest)
     consumed += check_topics(notes, mail, ledger, is_at_rest=is_at_rest)
     return consumed + check_followers(notes, oracle.notes(ACKED), offsets, is_at_rest=is_at_rest)
 
@@ -207,5 +220,5 @@ def judge_deliveries(
 # Without one of these, a run says nothing about deliveries.
 NEEDED: Final = (
     *("http:leased", "mcp:leased", "http:drained", "ack", "nack", "extend", "asked", "replied"),
-    *("followed", "resumed", "answered_at_peer", "delayed", "expiring", "published"),
+    *("followed", "resumed", "answered_at_peer", "delayed", "expiring", "published", "fetched"),
 )

@@ -73,6 +73,28 @@ class Published:
 
 
 @dataclass(frozen=True)
+class BlobSent:
+    """A message with a blob that was sent: the SHA-256 and the length of the content."""
+
+    mailbox: str
+    id: str
+    digest: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The answer to a request for a message's blob. `said` is the text of a refusal."""
+
+    mailbox: str
+    id: str
+    status: int
+    digest: str
+    bytes: int
+    said: str = ""
+
+
+@dataclass(frozen=True)
 class Ending:
     """The answer about one leased message: it was acknowledged, given back (`reason`) or extended, or not.
 
@@ -115,8 +137,8 @@ class Seen:
     gateway: str
 
 
-Delivery = Taking | Timed | Published | Ending | Answered | Seen
-_Kind = TypeVar("_Kind", Taking, Ending, Answered, Seen)
+Delivery = Taking | Timed | Published | BlobSent | Fetched | Ending | Answered | Seen
+_Kind = TypeVar("_Kind", Taking, BlobSent, Ending, Answered, Seen)
 
 
 class Deliveries:

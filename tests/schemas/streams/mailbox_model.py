@@ -53,6 +53,11 @@ def text_of(moment: int) -> str:
     return whole.isoformat(timespec="microseconds" if moment % 1000 else "milliseconds").replace("+00:00", "Z")
 
 
+def bytes_of(body: dict[str, Any]) -> int:
+    """The bytes of a posting that count in the mailbox: those of its body and of its blob."""
+    return len(body["body"].encode()) + body.get("blob", {"bytes": 0})["bytes"]
+
+
 def content(body: dict[str, Any]) -> dict[str, Any]:
     """The part of a posting that must be the same for it to be the same message."""
     return {name: value for name, value in body.items() if name not in ("pending_most", "bytes_most")}
@@ -126,6 +131,7 @@ class MailboxModel:
         if not self._has_room(body):
             return Said("rejected", "mailbox_full")
         row = {name: body.get(name, default) for name, default in DEFAULTS.items()} | {
+            "blob": body.get("blob", {"digest": None})["digest"],
             "realm": self.realm,
             "recipient": self.recipient,
             "message_id": body["message_id"],
@@ -157,8 +163,7 @@ class MailboxModel:
         open_now = [n for n, m in enumerate(self.messages) if m["status"] in OPEN]
         taken = {
             "pending_most": len(open_now) + 1,
-            "bytes_most": sum(len(self.bodies[n]["body"].encode()) for n in [*open_now])
-            + len(body["body"].encode()),
+            "bytes_most": sum(bytes_of(self.bodies[n]) for n in open_now) + bytes_of(body),
         }
         for name, size in taken.items():
             most = self.limits[name] if self.limits[name] is not None else body.get(name)

@@ -24,7 +24,7 @@ from schemas.streams.mailboxes.message import Message, MessageRow, posting_recor
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read
-from tests.schemas.streams.mailbox_model import LEADS_TO, OPEN, ORDER, WEEK_US, MailboxModel, Said
+from tests.schemas.streams.mailbox_model import LEADS_TO, OPEN, ORDER, WEEK_US, MailboxModel, Said, bytes_of
 
 pytestmark = pytest.mark.requirement("HH-06")
 
@@ -93,6 +93,8 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
         {"bytes_most": 3, "body": "ü?"},
         {"pending_most": 0, "body": "other"},
         {"deliver_after_ms": (WEEK_US + 1000) // 1000, "priority": "low"},
+        {"blob": {"digest": "ab" * 32, "bytes": 2, "content_type": "image/png"}},
+        {"bytes_most": 9, "blob": {"digest": "cd" * 32, "bytes": 5, "content_type": "image/png"}},
     )
 
 
@@ -257,7 +259,7 @@ def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: i
     assert others <= {"last", "requests", "requests/message", "leases", "handed", "closed", "size", "limits"}
     if "size" in stored:
         open_now = [(m, b) for m, b in zip(model.messages, model.bodies, strict=True) if m["status"] in OPEN]
-        size = [len(open_now), sum(len(body["body"].encode()) for _, body in open_now)]
+        size = [len(open_now), sum(bytes_of(body) for _, body in open_now)]
         assert msgspec.msgpack.decode(stored["size"])[1:] == size
     for key in stored:
         if key.startswith("id/"):

@@ -45,6 +45,9 @@ WISHES = st.builds(
 )
 
 
+BLOB = {"expires_in_ms": 5, "blob": {"digest": "ab" * 32, "bytes": 2, "content_type": "image/png"}}
+
+
 def body_of(wish: Wish, since: int) -> dict[str, Any]:
     """The body of a wish; `since` is when some subscription began."""
     about: dict[str, Any] = {"schema_version": 1, "topic": "news"}
@@ -55,7 +58,7 @@ def body_of(wish: Wish, since: int) -> dict[str, Any]:
         return about
     about["message_id"] = f"m{wish.who}"
     if wish.kind == "published":
-        content = ({}, {}, {}, {"priority": "high"}, {"thread": "t"}, {"expires_in_ms": 5})[wish.content]
+        content = ({}, {}, {}, {"priority": "high"}, {"thread": "t"}, BLOB)[wish.content]
         about |= {"from": "ann", "kind": "note", "body": "☃", **content}
     return about
 

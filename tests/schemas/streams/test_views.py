@@ -64,13 +64,17 @@ COLUMNS = {
     "topic_messages": (
         "topic string!, message_id string!, status string!, sender string!, kind string!, "
         "recipient_count int64!, recipients texts, published_at time!, published_offset int64!, "
-        "delivered_at time"
+        "delivered_at time, blob string"
     ),
     "registry_schedules": (
         "schedule string!, status string!, owner string!, from_task string, cron string, every_s int64, "
         "recipient string!, kind string!, body string!, content_type string!, priority string!, "
         "expires_in_ms int64, missed string!, revision int64!, set_at time!, next_run_at time, "
         "last_run_at time, runs int64!, missed_runs int64!, late_runs int64!, removed_at time"
+    ),
+    "blobs": (
+        "digest string!, status string!, bytes int64!, content_type string!, object string!, "
+        "stored_by string!, stored_at time!, keep_s int64!, keep_until time!, removed_at time"
     ),
     "registry_participants": (
         "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
@@ -99,7 +103,8 @@ COLUMNS = {
         "on_behalf_of string!, kind string!, message_id string!, opened_at time!"
     ),
     "message_bodies": (
-        "realm string!, recipient string!, message_id string!, body string!, content_type string!"
+        "realm string!, recipient string!, message_id string!, body string!, content_type string!, "
+        "blob_bytes int64, blob_type string"
     ),
     "mailbox": (
         "realm string!, recipient string!, message_id string!, status string!, sender string!, "
@@ -107,7 +112,7 @@ COLUMNS = {
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
         "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
-        "last_reason string, replay_of string, deliver_at time, topic string"
+        "last_reason string, replay_of string, deliver_at time, topic string, blob string"
     ),
     "mailbox_limits": (
         "realm string!, recipient string!, pending_most int64, bytes_most int64, limited_by string!, "
@@ -129,6 +134,7 @@ KEYS = {
     "registry_subscriptions": ("topic", "subscriber"),
     "topic_messages": ("topic", "message_id"),
     "registry_schedules": ("schedule",),
+    "blobs": ("digest",),
     "registry_participants": ("agent_name",),
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),

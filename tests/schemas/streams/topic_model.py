@@ -129,4 +129,5 @@ class TopicModel:
             "published_at": made["at"],
             "published_offset": made["offset"],
             "delivered_at": made["delivered_at"],
+            "blob": made["body"].get("blob", {"digest": None})["digest"],
         }

@@ -1,0 +1,167 @@
+"""The HTTP routes of blobs (DL-25): upload a large content, and fetch the one that a message refers to."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+from fastapi import Path, Query, Request, Response
+from starlette.requests import ClientDisconnect
+
+from connectors.gateway.messages.blobs import OpenBlob, Uploads, blob_of_message, opened_blob, stored_blob
+from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath
+from connectors.gateway.rules.message_models import BlobFilter, StoredBlobAnswer
+from connectors.gateway.rules.owners import owner_of_mailbox
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import Routes
+from connectors.gateway.web.answers import json_answer, malformed
+from connectors.gateway.web.bounded_http import BODY_PROGRESS
+from connectors.gateway.web.idempotency import Origin, caller_of
+from connectors.gateway.web.models import ERRORS, NAME_PATTERN
+from connectors.gateway.web.policy import Action
+from connectors.gateway.web.refusals import DOOR
+from connectors.gateway.web.streaming_answer import StreamPlaces
+from schemas.streams.blob.blob_registry import (
+    CONTENT_TYPE_CHARACTERS_MOST,
+    DEFAULT_CONTENT_TYPE,
+    BlobReference,
+)
+from schemas.wire.ids import NAME_LIMIT
+from schemas.wire.moments import iso_moment
+
+BLOBS: Final = "/api/hub/blobs"
+_ROUTE: Final = f"PUT {BLOBS}"
+_BINARY: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
+_CONTENT: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {DEFAULT_CONTENT_TYPE: {"schema": _BINARY, "example": "the bytes of a picture"}},
+    }
+}
+_FETCHED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {DEFAULT_CONTENT_TYPE: {"schema": _BINARY, "example": "the bytes of a picture"}}},
+    **ERRORS,
+}
+MessagePath = Annotated[
+    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the message.")
+]
+
+
+def add_blob_routes(routes: Routes, hub: Hub) -> None:
+    """Add to `routes` the HTTP routes that upload and fetch blobs. Called once, when the gateway starts."""
+    _add_upload_route(routes, hub)
+    _add_fetch_routes(routes, hub)
+
+
+def _add_upload_route(routes: Routes, hub: Hub) -> None:
+    uploads = Uploads(hub)
+
+    @routes.put(BLOBS, Action.MESSAGE_SEND, StoredBlobAnswer, openapi_extra=_CONTENT)
+    async def upload_blob(request: Request, wanted: Annotated[BlobFilter, Query()]) -> Response:
+        """Store a large content, for messages to refer to by its SHA-256. The body is the content itself.
+
+        The answer comes when all bytes are stored. A content that is stored already is kept for longer. A blob
+        is removed when it was kept for `limits.blob_keep_s` and no message refers to it.
+
+        The answer is 413 for a content over `limits.blob_bytes`, 400 when it does not have the SHA-256
+        `digest`, and 429 when the caller has sent too many bytes in a minute.
+        """
+        origin: Origin = {"door": DOOR, "principal": caller_of(request).principal}
+        settled = await uploads.upload(
+            _parts(request),
+            _content_type(request),
+            origin,
+            _ROUTE,
+            digest=wanted.digest,
+            announced=_announced(request),
+            on_part=request.scope.get(BODY_PROGRESS, _nothing),
+        )
+        row = stored_blob(hub, settled)
+        answer = {"digest": row.digest, "bytes": row.bytes, "content_type": row.content_type}
+        return json_answer({**answer, "keep_until": iso_moment(row.keep_until)}, verdict=settled.verdict)
+
+
+def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
+    places, path = StreamPlaces(64, 16), f"{MAILBOX}/messages/{{message_id}}/blob"
+    owner = owner_of_mailbox(hub)
+    documented: dict[str, Any] = {"response_class": Response, "responses": _FETCHED}
+
+    @routes.get(path, Action.MAILBOX_READ, None, owner, **documented)
+    async def fetch_blob(
+        request: Request, realm: RealmPath, name: NamePath, message_id: MessagePath
+    ) -> Response:
+        """Fetch the content of the blob that a message refers to.
+
+        It can be fetched as long as the message waits, and some time after its end (`limits.blob_keep_s`). The
+        answer is 404 for an unknown message, and for one without a blob, and 410 when the blob was removed. A
+        content that is damaged ends before its `Content-Length`.
+        """
+        blob = await opened_blob(hub, f"{realm}/{name}/{message_id}")
+        try:
+            answer = places.answer(
+                caller_of(request).principal, lambda: _sent(blob), blob.reference.content_type
+            )
+        except BaseException:
+            blob.close()
+            raise
+        answer.headers.update(_headers(blob.reference))
+        return answer
+
+    @routes.head(path, Action.MAILBOX_READ, None, owner, **documented, include_in_schema=False)
+    async def describe_blob(
+        request: Request, realm: RealmPath, name: NamePath, message_id: MessagePath
+    ) -> Response:
+        """Return the headers of the answer to GET, and no content."""
+        _, reference = await blob_of_message(hub, f"{realm}/{name}/{message_id}")
+        return Response(b"", 200, _headers(reference), reference.content_type)
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield the parts of a request's body. Raises ApiError (400) if the client disconnects before its end."""
+    try:
+        async for part in request.stream():
+            yield part
+    except ClientDisconnect:
+        raise malformed("the body ended too early") from None
+
+
+async def _sent(blob: OpenBlob) -> AsyncIterator[bytes]:
+    try:
+        async for part in blob.parts():
+            yield part
+    finally:
+        blob.close()
+
+
+def _headers(reference: BlobReference) -> dict[str, str]:
+    """Return the headers of a content: its length, and its digest by RFC 9530."""
+    digest = base64.b64encode(bytes.fromhex(reference.digest)).decode("ascii")
+    return {
+        "Content-Length": str(reference.bytes),
+        "Repr-Digest": f"sha-256=:{digest}:",
+        # A browser must not show what an agent calls a page of ours.
+        "Content-Disposition": "attachment",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+def _content_type(request: Request) -> str | None:
+    found = request.headers.get("content-type")
+    if found is not None and not (
+        0 < len(found) <= CONTENT_TYPE_CHARACTERS_MOST and found.isascii() and found.isprintable()
+    ):
+        raise malformed(f"Content-Type has printable ASCII, {CONTENT_TYPE_CHARACTERS_MOST} characters at most")
+    return found
+
+
+def _announced(request: Request) -> int | None:
+    found = request.headers.get("content-length")
+    with suppress(TypeError, ValueError):
+        return int(str(found)[:19])
+    return None
+
+
+def _nothing() -> None:
+    return None

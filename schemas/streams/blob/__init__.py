@@ -1,0 +1,1 @@
+"""The blob stream: a large body that is stored outside the log, by the digest of its content."""

@@ -1,0 +1,140 @@
+"""The records about a blob (DL-25, DL-26), its row, the reference in a message, and how to build the records.
+
+A blob is a content of up to some MiB, named by its SHA-256. Its bytes are in an *object*, a file outside the
+log. Each upload that stores bytes makes an object with a name of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Unpack
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.fold.life_cycles import Transitions
+from schemas.fold.view_rows import Moment, Row
+from schemas.wire.ids import BLOB, stream_key
+from schemas.wire.record import Origin, OutgoingRecord
+from schemas.wire.strict_json import INT_MAX
+from schemas.wire.wire_body import Name, Printable, WireBody
+
+BLOB_STORED: Final = "blob.stored"
+BLOB_REMOVED: Final = "blob.removed"
+BLOBS: Final = "blobs"
+
+STORED: Final = "stored"
+REMOVED: Final = "removed"
+BLOB_TRANSITIONS: Final[Transitions] = {
+    STORED: frozenset({STORED, REMOVED}),
+    REMOVED: frozenset({STORED}),
+}
+KEEP_S_MOST: Final = 366 * 24 * 3600
+CONTENT_TYPE_CHARACTERS_MOST: Final = 128
+DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+"""The SHA-256 of a content, 64 lower-case hex digits."""
+BlobBytes = Annotated[int, Field(ge=0, le=INT_MAX)]
+"""The length of a content in bytes."""
+BlobContentType = Annotated[Printable, Field(min_length=1, max_length=CONTENT_TYPE_CHARACTERS_MOST)]
+"""The media type of a content."""
+
+
+class BlobReference(BaseModel):
+    """The reference to a blob in a message: its digest, its length in bytes and its media type.
+
+    The door fills in length and media type from the blob's row.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    digest: Digest
+    bytes: BlobBytes
+    content_type: BlobContentType
+
+
+class BlobRow(Row, frozen=True, gc=False):
+    """A row of `blobs`: a content that messages refer to, and the object that has its bytes."""
+
+    VIEW: ClassVar = BLOBS
+    KEY: ClassVar = ("digest",)
+
+    digest: str
+    """SHA-256 of the content, 64 hex digits."""
+    status: str
+    """`stored` or `removed`."""
+    bytes: int
+    """Length of the content in bytes."""
+    content_type: str
+    """Media type of the content, as its first sender named it."""
+    object: str
+    """Name of the object with the bytes, below the setting `storage.blobs`."""
+    stored_by: str
+    """Principal that uploaded the content last, as `<door>/<principal>`."""
+    stored_at: Moment
+    """Time at which the content was uploaded last."""
+    keep_s: int
+    """How many seconds the blob is kept after an upload, and after the end of its last message."""
+    keep_until: Moment
+    """Time before which the blob is not removed."""
+    removed_at: Moment | None = None
+    """Time at which the blob was removed. Null: it is stored."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the blob is stored."""
+        return self.status == STORED
+
+
+class _BlobBody(WireBody):
+    OMITS_NULLS: ClassVar = True
+
+    digest: Digest
+    object: Name
+
+
+class BlobStored(_BlobBody):
+    """Body of `blob.stored`: the bytes of a content are in the object `object`.
+
+    For a blob that is stored, it renews the time until which the blob is kept. A new object replaces the old
+    one, and the object of the row renews the time alone.
+
+    Attributes:
+        request_id: the id of the upload.
+        bytes: the length of the content in bytes.
+        content_type: the media type of the content. `None` means `application/octet-stream`.
+        keep_s: how many seconds the blob is kept from now on, and after the end of its last message.
+    """
+
+    request_id: Name
+    bytes: BlobBytes
+    content_type: BlobContentType | None = None
+    keep_s: Annotated[int, Field(ge=1, le=KEEP_S_MOST)]
+
+
+class BlobRemoved(_BlobBody):
+    """Body of `blob.removed`: the blob ends, and its object is deleted after this record.
+
+    The door that appends it knows no message without a final status that refers to the blob. The fold rejects
+    the record before `keep_until`, and for another object than that of the row.
+    """
+
+
+BLOB_MODELS: Final[dict[str, type[WireBody]]] = {BLOB_STORED: BlobStored, BLOB_REMOVED: BlobRemoved}
+
+
+def stored_record(body: BlobStored, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record `blob.stored`, ready to append.
+
+    A repeated request with the same `request_id` has the same CloudEvents id. `origin` is `door`, which appends
+    the record, and `principal`, which uploaded the content.
+    """
+    return body.record(BLOB_STORED, stream_key(BLOB, body.digest), body.digest, body.request_id, **origin)
+
+
+def removed_record(row: BlobRow, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record `blob.removed`, ready to append: the blob of this row ends.
+
+    `ce_id` is the CloudEvents id, which the caller chooses. `origin` is as in `stored_record`.
+    """
+    body = BlobRemoved(digest=row.digest, object=row.object)
+    return body.record(BLOB_REMOVED, stream_key(BLOB, row.digest), ce_id=ce_id, **origin)
