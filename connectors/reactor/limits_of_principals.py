@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, cast
 
 from connectors.reactor.known_recipients import GetRow
 from schemas.streams.agents.participants import ParticipantRow
-from schemas.streams.control.limits import ALL, NAME, ROLE, LimitRow
+from schemas.streams.control.limits import ALL, NAME, ROLE, SUBSCRIPTIONS_DEFAULT, LimitRow
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
 from schemas.streams.principal.principals import AGENT, PrincipalRow
 
@@ -18,6 +18,8 @@ class Limits(NamedTuple):
     bytes_most: int | None = None
     messages_per_minute: int | None = None
     bytes_per_minute: int | None = None
+    live_jobs_most: int | None = None
+    subscriptions_most: int | None = SUBSCRIPTIONS_DEFAULT
 
     @property
     def of_mailbox(self) -> dict[str, int | None]:

@@ -17,6 +17,7 @@ from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
+from connectors.gateway.services.live_jobs import LiveJobs
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
@@ -77,11 +78,11 @@ class Hub:
         self.overlays = BrokerOverlays(live_view.entries, keyring)
         self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
-        self.limits = PrincipalLimits(live_view, self.mailboxes)
+        self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
+        self.limits = PrincipalLimits(live_view, self.mailboxes, self.live_jobs, self.topics)
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
-        self.topics = TopicsBySubscriber()
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
         state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits)
@@ -115,7 +116,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.overlays, self.lists, self.mailbox_waits, self.topics)
+        parts = (*indexes, self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
@@ -131,6 +132,7 @@ class Hub:
         jobs = self.live_view.live(JobRow)
         self.pending.load(jobs)
         self.overlays.load(jobs)
+        self.live_jobs.load(jobs)
         self.lists.load()
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)

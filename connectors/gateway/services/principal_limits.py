@@ -1,26 +1,33 @@
-"""The limits of principals and of their mailboxes, as operators have set them (LM-01, LM-02).
+"""The limits of principals and of their mailboxes, as operators have set them (LM-01, LM-02, LM-04).
 
 **Reads** the rows of `registry_limits`. **Owns** the rates of this gateway: each gateway counts for itself, so
 a principal may send twice as much at two of them. The fold of the mailbox counts what waits in it, so that
-limit holds whatever the number of gateways.
+limit holds whatever the number of gateways. Jobs and subscriptions are counted in the live view, and in the
+requests of this gateway that are not settled. Requests at several gateways at one moment may exceed the limit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from connectors.gateway.services.live_jobs import LiveJobs
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.web.answers import RETRY_AFTER_S, too_many
 from connectors.gateway.web.token_buckets import TokenBuckets
 from connectors.live.live_view import LiveView
 from connectors.reactor.limits_of_principals import Limits, limits_of
+from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from schemas.streams.mailboxes.message import DEFAULT_REALM
-from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
+from schemas.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
 
 # The number of mailboxes that were full just now, and of principals with a rate.
 _MOST: Final = 10_000
+# After so many seconds a client may ask again whether a job or a subscription has ended.
+_AGAIN_S: Final = 10
 
 
 class PrincipalLimits:
@@ -29,18 +36,29 @@ class PrincipalLimits:
     Args:
         live_view: The live view, with the rows of the limits.
         mailboxes: The index that knows how many messages wait in a mailbox.
+        jobs: The index of the live jobs of each principal.
+        topics: The index of the subscriptions of each mailbox.
         clock: Returns seconds and never goes back.
     """
 
     def __init__(
-        self, live_view: LiveView, mailboxes: MailboxIndex, clock: Callable[[], float] = time.monotonic
+        self,
+        live_view: LiveView,
+        mailboxes: MailboxIndex,
+        jobs: LiveJobs,
+        topics: TopicsBySubscriber,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live_view = live_view
         self._mailboxes = mailboxes
+        self._jobs = jobs
+        self._topics = topics
         self._clock = clock
         self._rates: TokenBuckets[tuple[str, str]] = TokenBuckets(1, 1, clock, _MOST)
         # The mailboxes that the fold called full, with the time until which nothing is appended for them.
         self._full_until: dict[str, float] = {}
+        # The requests under way for one more job or subscription, by what and whose.
+        self._under_way: Counter[tuple[str, str]] = Counter()
 
     def of(self, name: str) -> Limits:
         """Return the limits of the principal, participant or listener of this name."""
@@ -82,3 +100,30 @@ class PrincipalLimits:
         self._full_until[recipient] = self._clock() + RETRY_AFTER_S
         if len(self._full_until) > _MOST:
             del self._full_until[next(iter(self._full_until))]
+
+    @contextmanager
+    def one_more_job(self, principal: str) -> Iterator[None]:
+        """Count the registration of a job while the context is open. See `_one_more`."""
+        with self._one_more("live jobs", principal, self._jobs.count, self.of(principal).live_jobs_most):
+            yield
+
+    @contextmanager
+    def one_more_subscription(self, subscriber: str) -> Iterator[None]:
+        """Count a new subscription of a mailbox while the context is open. See `_one_more`."""
+        most = self.of(subscriber).subscriptions_most
+        with self._one_more("subscriptions", subscriber, self._topics.count, most):
+            yield
+
+    @contextmanager
+    def _one_more(self, what: str, name: str, count: Callable[[str], int], most: int | None) -> Iterator[None]:
+        """Count a request until it is settled. Raise ApiError (429, `limit_reached`) if there would be too many."""
+        key = what, name
+        if most is not None and count(name) + self._under_way[key] >= most:
+            raise too_many(f"{name} has {most} {what} already, its limit", _AGAIN_S, LIMIT_REACHED)
+        self._under_way[key] += 1
+        try:
+            yield
+        finally:
+            self._under_way[key] -= 1
+            if not self._under_way[key]:
+                del self._under_way[key]
