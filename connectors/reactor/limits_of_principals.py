@@ -26,8 +26,14 @@ class Limits(NamedTuple):
         """The limits of the principal's mailbox, as arguments of the class `Message`."""
         return {"pending_most": self.pending_most, "bytes_most": self.bytes_most}
 
+    @property
+    def rates(self) -> dict[str, int | None]:
+        """The messages and bytes that the principal may send in a minute, by the name of the limit."""
+        return {"messages_per_minute": self.messages_per_minute, "bytes_per_minute": self.bytes_per_minute}
 
-_DEFAULT: Final = Limits()
+
+NO_LIMITS: Final = Limits()
+"""The limits of a principal for which none were set."""
 
 
 def limits_of(get: GetRow, name: str) -> Limits:
@@ -38,7 +44,7 @@ def limits_of(get: GetRow, name: str) -> Limits:
     """
     rows = [get(LimitRow, f"{NAME}/{name}"), _of_role(get, name), get(LimitRow, f"{ALL}/{ALL}")]
     known = [row for row in rows if row is not None]
-    return Limits(*(_first(known, field) for field in Limits._fields)) if known else _DEFAULT
+    return Limits(*(_first(known, field) for field in Limits._fields)) if known else NO_LIMITS
 
 
 def _of_role(get: GetRow, name: str) -> LimitRow | None:
@@ -51,4 +57,4 @@ def _of_role(get: GetRow, name: str) -> LimitRow | None:
 def _first(rows: list[LimitRow], field: str) -> int | None:
     """Return the limit of the first row that has it, else the default."""
     found = [cast("int | None", getattr(row, field)) for row in rows]
-    return next((limit for limit in found if limit is not None), getattr(_DEFAULT, field))
+    return next((limit for limit in found if limit is not None), getattr(NO_LIMITS, field))

@@ -15,7 +15,7 @@ Roles: operator (everything), delegator (register, cancel, watch), worker (pick 
 A limit of a principal counts before that of its role, and this before that for all. Without any, 100,000
 messages may wait in a mailbox, and rates are not limited. 'limit' replaces all limits of the scope at once. The
 log counts what waits in a mailbox; each gateway counts the rates of a minute for itself. A request beyond a
-limit is refused with 429 and the reason 'mailbox_full' or 'rate_limited'; try it later.
+limit is refused with 429 and the reason 'mailbox_full', 'rate_limited' or 'limit_reached'; try it later.
 
 A command takes its token from TRUNKLINE_TOKEN, else the operator's from its file below data_dir.
 Exit codes: 0; 2 wrong arguments; 3 no such principal; 4 refused; 5 the gateway does not answer.

@@ -84,8 +84,8 @@ async def subscribe(
 
     Raises:
         ApiError: 404 if there is no mailbox of this name, and 429 (`limit_reached`) if it has as many
-            subscriptions as it may have. 409 if the topic has the largest number of subscribers, or for a request id that was used for
-            another subscriber.
+            subscriptions as it may have. 409 if the topic has the largest number of subscribers, or for a
+            request id that was used for another subscriber.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
     if not is_known_recipient(hub.live_view, subscriber, per_token=hub.settings.gateway.mailbox_per_token):

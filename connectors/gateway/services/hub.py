@@ -17,13 +17,12 @@ from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
-from connectors.gateway.services.live_jobs import LiveJobs
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
-from connectors.gateway.services.principal_limits import PrincipalLimits
+from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics

@@ -41,9 +41,9 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
         The id of the job, its present secret in clear text, and the settled record.
 
     Raises:
-        ApiError: 409 for another request with the same key, 429 (`limit_reached`) when the principal has as many
-            live jobs as it may have, 503 when no id is free, or the status that belongs to another reason of a
-            rejected record.
+        ApiError: 409 for another request with the same key, 429 (`limit_reached`) when the principal has as
+            many live jobs as it may have, 503 when no id is free, or the status that belongs to another reason
+            of a rejected record.
     """
     made = write.made
     for _ in range(_ATTEMPTS):

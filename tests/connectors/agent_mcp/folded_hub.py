@@ -10,11 +10,10 @@ from typing import Any, cast
 from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.topic_tools import TopicTools
-from connectors.gateway.services.live_jobs import LiveJobs
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
-from connectors.gateway.services.principal_limits import PrincipalLimits
+from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.answers import ApiError
 from connectors.live.live_rows import LiveRows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connectors.gateway.rules.job_models import JobRequest
-from connectors.gateway.services.live_jobs import LiveJobs
+from connectors.gateway.services.principal_limits import LiveJobs
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import Write
 from connectors.gateway.web.policy import Caller
