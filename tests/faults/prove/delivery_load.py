@@ -17,12 +17,14 @@ from tests.faults.prove.delivery_notes import (
     Answered,
     Deliveries,
     Ending,
+    Filled,
     Published,
     Seen,
     Taking,
     Timed,
 )
 from tests.faults.prove.follow_checks import check_followers
+from tests.faults.prove.full_mailboxes import Emptier, Filler, check_full_mailbox, limit_mailbox
 from tests.faults.prove.hub_client import Clock, HubClient
 from tests.faults.prove.load_deliveries import Consumer, Follower, IsOver, PatientConsumer, SlowSender
 from tests.faults.prove.load_messages import DORA, FOLA, mailbox
@@ -38,6 +40,9 @@ ABEL, ROSA, ADA, ROLF = "abel", "rosa", "ada", "rolf"
 # two are subscribed to a topic.
 NORA: Final = "nora"
 TILDA, THEO = SUBSCRIBERS = ("tilda", "theo")
+# A mailbox with a small limit.
+LINA: Final = "lina"
+FILLERS: Final = 3
 ANSWERERS: Final = (ROSA, ROLF)
 CONSUMED: Final = tuple(mailbox(name) for name in (DORA, NORA, ABEL, ROSA, ADA, ROLF))
 Run = tuple[str, Callable[[], None]]
@@ -74,14 +79,19 @@ class DeliveryLoad:
         self._keys: dict[str, RSAPrivateKey] = {
             name: new_participant(operator, name) for name in (DORA, NORA, ADA, ROLF)
         }
-        self._tokens = {name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, *SUBSCRIBERS)}
+        self._tokens = {
+            name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, *SUBSCRIBERS, LINA)
+        }
         subscribe(operator, SUBSCRIBERS)
+        limit_mailbox(operator, LINA)
         # The askers, and the takers of their mailboxes, that have not ended.
         self._asking: set[str] = set()
         self._expecting: set[str] = set()
 
-    def _hub(self, name: str) -> HubMailbox:
-        client = HubClient(self._hub_urls, self._tokens[name], self._clock, self._next_seed)
+    def _hub(self, name: str, *, takes_refusals: bool = False) -> HubMailbox:
+        client = HubClient(
+            self._hub_urls, self._tokens[name], self._clock, self._next_seed, takes_refusals=takes_refusals
+        )
         self._clients.append(client)
         return HubMailbox(client, name, self._log)
 
@@ -125,6 +135,11 @@ class DeliveryLoad:
         yield "ScheduleKeeper", _noted(timed, THEO, ScheduleKeeper(self._hub(ABEL).client, THEO, clock).run)
         for name in SUBSCRIBERS:
             yield f"TimedTaker-{name}", TimedTaker(self._hub(name), log, clock, lambda: not timed).run
+        for number in range(FILLERS):
+            filling = self._hub(ABEL, takes_refusals=True)
+            filler = Filler(filling, LINA, self._draw(f"filler/{number}"), log, oracle, clock)
+            yield f"Filler-{number}", filler.run
+        yield "Emptier", Emptier(self._hub(LINA), clock).run
         for name, number in ((FOLA, 0), (FOLA, 1), (DORA, 0)):
             yield f"Follower-{name}-{number}", self._follower(name, number, is_over).run
         for asks in (self._hub(ABEL), self._mcp(ADA)):
@@ -156,6 +171,8 @@ class DeliveryLoad:
                 found["expiring"] += note.expires_in_s > 0
             elif isinstance(note, Published):
                 found["published"] += 1
+            elif isinstance(note, Filled):
+                found["filled" if note.id else "refused_by_limit"] += 1
             elif isinstance(note, Ending):
                 found[note.how if note.is_done else "refused"] += 1
             elif isinstance(note, Answered):
@@ -201,6 +218,7 @@ def judge_deliveries(
     )
     consumed += check_times(notes, mail, is_at_rest=is_at_rest)
     consumed += check_topics(notes, mail, ledger, is_at_rest=is_at_rest)
+    consumed += check_full_mailbox(notes, mail, ledger, mailbox(LINA), is_at_rest=is_at_rest)
     return consumed + check_followers(notes, oracle.notes(ACKED), offsets, is_at_rest=is_at_rest)
 
 
@@ -208,4 +226,5 @@ def judge_deliveries(
 NEEDED: Final = (
     *("http:leased", "mcp:leased", "http:drained", "ack", "nack", "extend", "asked", "replied"),
     *("followed", "resumed", "answered_at_peer", "delayed", "expiring", "published"),
+    *("filled", "refused_by_limit"),
 )

@@ -73,6 +73,15 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """A text that was sent to a mailbox with a limit. `id` is the message's, "" if the mailbox was full."""
+
+    mailbox: str
+    text: str
+    id: str
+
+
+@dataclass(frozen=True)
 class Ending:
     """The answer about one leased message: it was acknowledged, given back (`reason`) or extended, or not.
 
@@ -115,7 +124,7 @@ class Seen:
     gateway: str
 
 
-Delivery = Taking | Timed | Published | Ending | Answered | Seen
+Delivery = Taking | Timed | Published | Filled | Ending | Answered | Seen
 _Kind = TypeVar("_Kind", Taking, Ending, Answered, Seen)
 
 
