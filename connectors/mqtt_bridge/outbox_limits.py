@@ -28,7 +28,7 @@ _MOST: Final = 10_000
 
 
 class Answer(NamedTuple):
-    """What the receipt says of a message that is not appended. `retry_after_s` is at least 1, or None."""
+    """The receipt of a message that is not appended. `retry_after_s` is at least 1, or None."""
 
     verdict: str | None
     reason: str | None
