@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, cast
 
 from connectors.reactor.known_recipients import GetRow
+from schemas.streams.agents.mqtt_agents import MqttAgentRow
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.control.limits import ALL, NAME, ROLE, SUBSCRIPTIONS_DEFAULT, LimitRow
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
@@ -51,7 +52,8 @@ def _of_role(get: GetRow, name: str) -> LimitRow | None:
     principal = get(PrincipalRow, name)
     if principal is not None:
         return get(LimitRow, f"{ROLE}/{principal.role}")
-    return None if get(ParticipantRow, name) is None else get(LimitRow, f"{ROLE}/{AGENT}")
+    is_agent = get(ParticipantRow, name) is not None or get(MqttAgentRow, name) is not None
+    return get(LimitRow, f"{ROLE}/{AGENT}") if is_agent else None
 
 
 def _first(rows: list[LimitRow], field: str) -> int | None:
