@@ -251,7 +251,10 @@ class BridgeConnection:
             self._acknowledge(ack)
             return
         settled = partial(self._settled, message, ack, LogPosition(*done.result()))
-        self._verdicts.ask(done.result(), settled)
+        limits, record, late = self._outbox_limits, message.record, None
+        if limits is not None and message.agent is not None:
+            late = limits.late(record.ce_id, record.value or b"")
+        self._verdicts.ask(done.result(), settled, late)
 
     def _settled(
         self, message: Incoming, ack: PendingAck, position: LogPosition, verdict: str | None, reason: str | None

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -103,13 +104,24 @@ class OutboxLimits:
         Returns None if no limit refused the message. `verdict` is None if it did not come in time, and `reason`
         is None if the message was not rejected.
         """
+        said = read_payload(_said, payload) if reason == MAILBOX_FULL else None
+        return self._settled(ce_id, None if said is None else said.to, verdict, reason)
+
+    def late(self, ce_id: str, payload: bytes) -> Callable[[str | None, str | None], int | None]:
+        """Return a function that notes a verdict on a message when its receipt has been sent without one.
+
+        The function does not keep the payload, because there may be many that wait.
+        """
+        said = read_payload(_said, payload)
+        return partial(self._settled, ce_id, None if said is None else said.to)
+
+    def _settled(self, ce_id: str, to: str | None, verdict: str | None, reason: str | None) -> int | None:
         wait_s = _whole(FULL_S) if reason == MAILBOX_FULL else None
-        said = None if wait_s is None else read_payload(_said, payload)
         with self._lock:
             self._remember(ce_id, Answer(verdict, reason, wait_s))
-            if said is not None and said.to is not None:
-                self._full_until[said.to] = self._clock() + FULL_S
-                self._full_until.move_to_end(said.to)
+            if wait_s is not None and to is not None:
+                self._full_until[to] = self._clock() + FULL_S
+                self._full_until.move_to_end(to)
                 if len(self._full_until) > _MOST:
                     self._full_until.popitem(last=False)
         return wait_s

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 
+import msgspec
 import pytest
 
+from connectors.log.publisher import Position
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
+from connectors.mqtt_bridge.verdict_stream import VerdictStream, _Line
+from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import decode
+from tests.broker_processes import wait_until
 
 pytestmark = pytest.mark.requirement("LM-05")
 
@@ -95,3 +101,29 @@ def test_nothing_is_appended_for_a_full_mailbox_for_a_second() -> None:
     assert bridge.say(5) is None
     assert bridge.settled(5, "rejected", "bad_signature") is None
     assert bridge.say(6) is None
+
+
+def test_a_late_verdict_also_shows_that_the_mailbox_is_full() -> None:
+    bridge = Bridge()
+    settings = Settings()
+    mqtt = settings.mqtt.model_copy(update={"receipt_verdict_wait_s": 0.01})
+    stream = VerdictStream(settings.model_copy(update={"mqtt": mqtt}))
+    stream._up = True
+    timing = threading.Thread(target=stream._time_out, daemon=True)
+    timing.start()
+    answers: list[tuple[str | None, str | None]] = []
+    assert bridge.say(1) is None
+    stream.ask(
+        Position(0, 7),
+        lambda verdict, reason: answers.append((verdict, reason)),
+        bridge.limits.late("ce-1", said(1, "bob")),
+    )
+    wait_until(lambda: answers, what="the receipt has no verdict")
+    assert bridge.say(2) is None
+    line = b'{"settled":[[0,7,"rejected","mailbox_full"]]}'
+    stream._take(msgspec.json.decode(line, type=_Line))
+    assert answers == [(None, None)], "there is one receipt"
+    assert bridge.say(3) == ("rejected", "mailbox_full", 1)
+    stream._stop.set()
+    stream._set_down()
+    timing.join(5)
