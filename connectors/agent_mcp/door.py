@@ -45,6 +45,7 @@ from schemas.wire.wire_body import first_fault
 log = structlog.stdlib.get_logger(__name__)
 
 _LIBRARY: Final = "mcp"
+_TOO_MANY: Final = 429
 
 
 class _WithoutText(logging.Handler):
@@ -163,7 +164,8 @@ class AgentMcp:
         except ValidationError as error:
             return tool_error(MALFORMED, first_fault(error))
         except ApiError as error:
-            return tool_error(error.reason, str(error.detail))
+            wait = (error.headers or {}).get("Retry-After") if error.status_code == _TOO_MANY else None
+            return tool_error(error.reason, str(error.detail), None if wait is None else int(wait))
         except BackboneUnreachable as error:
             return tool_error(UNREACHABLE, f"{error}; try again, with the same idempotencyKey")
         except TrunklineError as error:

@@ -70,11 +70,15 @@ def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
     return types.CallToolResult(content=[text], structured_content=answer)
 
 
-def tool_error(reason: str, message: str) -> types.CallToolResult:
+def tool_error(reason: str, message: str, retry_after_s: int | None = None) -> types.CallToolResult:
     """Return the MCP result of a failed call, with `reason` and `message` as structured content and as text.
 
-    `reason` is a code such as `malformed`, and `message` explains the failure to people.
+    `reason` is a code such as `malformed`, and `message` explains the failure to people. A call that a limit
+    refused may succeed after `retry_after_s` seconds, which is the field `retryAfterSeconds` of the content.
     """
-    text = types.TextContent(type="text", text=f"{reason}: {message}")
-    said = {"reason": reason, "message": message}
+    said: dict[str, Any] = {"reason": reason, "message": message}
+    hint = ""
+    if retry_after_s is not None:
+        said["retryAfterSeconds"], hint = retry_after_s, f"; try again in {retry_after_s} s"
+    text = types.TextContent(type="text", text=f"{reason}: {message}{hint}")
     return types.CallToolResult(content=[text], structured_content=said, is_error=True)

@@ -36,7 +36,7 @@ class TopicTools:
         """Subscribe the agent's mailbox to a topic, which is made if it does not exist.
 
         Returns the `topic` and whether the agent is `subscribed` now. Raises ApiError if the topic has the
-        largest number of subscribers (409) or the agent that of topics (403), and BackboneUnreachable if the
+        largest number of subscribers (409) or the agent that of topics (429), and BackboneUnreachable if the
         record was not settled in time.
         """
         request = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))

@@ -79,7 +79,10 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class MessageRejected(Refused):
-    """Trunkline rejected a sent message, for the reason in `receipt`. Sending it again will not help."""
+    """Trunkline rejected a sent message, for the reason in `receipt`.
+
+    After `receipt.retry_after_s` seconds it may be sent again. If that is None, sending it again will not help.
+    """
 
     def __init__(self, receipt: AgentReceipt) -> None:
         super().__init__(f"seq {receipt.seq} was rejected: {receipt.reason or 'no reason given'}")

@@ -244,7 +244,9 @@ class GatewayClient:
         if status == 401:
             hint = f"a token comes from {TOKEN_VARIABLE}, else from {self._token_file}"
             return Refused(f"{said}; {hint}")
-        if status in (403, 409, 429) or (status == 502 and LAUNCH_FAILED in said):
+        if status == 429:
+            return Refused(f"{said}; try again in {_retry_after_s(answer):g} s")
+        if status in (403, 409) or (status == 502 and LAUNCH_FAILED in said):
             return Refused(said)
         if status in (404, 410):
             return NotFound(said)

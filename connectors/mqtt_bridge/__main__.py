@@ -55,7 +55,12 @@ class MqttBridge:
         self._ready_file = ready_file
         self._verdicts = VerdictStream(settings)
         own = settings.model_copy(update={"mqtt": role_mqtt(settings, BRIDGE)})
-        self._inboxes = AgentInboxes(own, stop, lambda: self._bridge.is_active)
+        self._inboxes = AgentInboxes(
+            own,
+            stop,
+            lambda: self._bridge.is_active,
+            lambda agents: self._bridge.outbox_limits.learn(agents),
+        )
         self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes.on_outbox_message)
         job_brokers = JobBrokerBridges(settings, stop, self._verdicts)
         self._job_brokers = threading.Thread(target=job_brokers.run, name="overlays", daemon=True)

@@ -94,15 +94,20 @@ def well_formed_traceparent(properties: object) -> str | None:
 
 
 def receipt_of(
-    record: OutgoingRecord, position: LogPosition, verdict: str | None = None, reason: str | None = None
+    record: OutgoingRecord,
+    position: LogPosition | None,
+    verdict: str | None = None,
+    reason: str | None = None,
+    retry_after_s: int | None = None,
 ) -> bytes:
-    """Return the MQTT payload of the receipt for a record that Kafka has stored. Never raises.
+    """Return the MQTT payload of the receipt for a record. Never raises.
 
     Args:
         record: a job event, or a message that an agent published.
-        position: where Kafka has stored the record.
+        position: where Kafka has stored the record; None if the bridge did not append it.
         verdict: the gateway's verdict; None when the gateway did not settle the record within the timeout.
         reason: why the record was rejected; None for other verdicts.
+        retry_after_s: after how many seconds an agent may send a message again that a limit refused.
     """
     seq = (read_payload(_numbered, record.value) or _Numbered()).seq
     if record.type != AGENT_SAID:
@@ -110,7 +115,9 @@ def receipt_of(
     message_id = (read_payload(_identified, record.value) or _Identified()).message_id
     if message_id is not None and not is_name(message_id):
         message_id = None
-    return encode_receipt(AgentReceipt(record.ce_id, message_id, seq, verdict, reason, position))
+    return encode_receipt(
+        AgentReceipt(record.ce_id, message_id, seq, verdict, reason, position, retry_after_s=retry_after_s)
+    )
 
 
 def _record(

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 import structlog
@@ -19,12 +19,14 @@ import structlog
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
+from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import backoff_s
-from schemas.errors import BackboneUnreachable
+from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord
 
 COUNTER_LINE_S: Final = 30.0
 STEADY_AFTER_S: Final = 10.0
@@ -49,6 +51,7 @@ class BrokerBridge:
 
     Attributes:
         tally: the counters of messages.
+        outbox_limits: the limits of agents' messages.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class BrokerBridge:
         self._publisher = RenewingPublisher(
             settings, signer=MQTT_BRIDGE, linger_ms=_LINGER_MS, close_s=_FINISH_S
         )
+        self.outbox_limits = OutboxLimits(self._record_refusal)
         self._connection: BridgeConnection | None = None
         self._cut_off = False
         self._failures = 0
@@ -130,6 +134,7 @@ class BrokerBridge:
             self._verdicts,
             self._name,
             self._on_outbox_message,
+            self.outbox_limits,
         )
         try:
             connection.open()
@@ -160,6 +165,10 @@ class BrokerBridge:
         self._log.warning("connection_lost", why=connection.why)
         if len(self._oversized) > _OVERSIZED_LIMIT:
             self._oversized.clear()
+
+    def _record_refusal(self, record: OutgoingRecord) -> None:
+        with suppress(TrunklineError):  # the connection ends for the same reason
+            self._publisher.live().append(record)
 
     def _wait_turn(self) -> str | None:
         with closing(StandbyWatch(self._mqtt, self._name, cut_off=self._cut_off)) as watch:

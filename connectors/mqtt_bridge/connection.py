@@ -26,6 +26,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
+from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.ack_window import AckWindow, PendingAck
 from connectors.mqtt_link.broker_settings import broker_name
@@ -41,8 +42,8 @@ log = structlog.stdlib.get_logger(__name__)
 class Tally:
     """The counters of one bridge's messages, over all its connections. Thread-safe.
 
-    The names are `received`, `redelivered`, `refused`, `appended`, `acked`, `told` (receipts with a verdict)
-    and `receipts_refused`.
+    The names are `received`, `redelivered`, `refused`, `limited` (agents' messages beyond a limit), `appended`,
+    `acked`, `told` (receipts with a verdict) and `receipts_refused`.
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class BridgeConnection:
         verdicts: VerdictStream,
         bridge: str = "",
         on_outbox_message: Callable[[str], None] | None = None,
+        outbox_limits: OutboxLimits | None = None,
     ) -> None:
         """Prepare the connections; `open` makes them.
 
@@ -94,9 +96,11 @@ class BridgeConnection:
             bridge: the name of this bridge in presence messages.
             on_outbox_message: called with an agent's name when a message comes on its outbox topic. None:
                 outboxes are not read.
+            outbox_limits: the limits of the messages on outbox topics. None: there are none.
         """
         self._settings = settings
         self._on_outbox_message = on_outbox_message
+        self._outbox_limits = outbox_limits
         self._mqtt = settings.mqtt
         self._publisher = publisher
         self._tally = tally
@@ -207,6 +211,8 @@ class BridgeConnection:
         record = found.record
         if self._on_outbox_message is not None and found.agent is not None:
             self._on_outbox_message(found.agent)
+        if self._refused_by_limit(found, message):
+            return
         is_oversized = record.ce_id in self._oversized
         if (
             found.receipts_to is None
@@ -217,6 +223,19 @@ class BridgeConnection:
         ack = self._window.add(message.mid, message.qos)
         append = self._publisher.append_cut(record) if is_oversized else self._publisher.append(record)
         append.add_done_callback(partial(self._appended, found, ack))
+
+    def _refused_by_limit(self, found: Incoming, message: MQTTMessage) -> bool:
+        """Return whether a limit refuses an agent's message. Its receipt is then on the way."""
+        limits, record = self._outbox_limits, found.record
+        if limits is None or found.agent is None:
+            return False
+        refused = limits.admit(found.agent, record.ce_id, bytes(message.payload), is_repeated=message.dup)
+        if refused is None:
+            return False
+        self._tally.add("limited")
+        ack = self._window.add(message.mid, message.qos)
+        self._send_receipt(found, ack, receipt_of(record, None, *refused))
+        return True
 
     def _appended(self, message: Incoming, ack: PendingAck, append: Any) -> None:
         """Handle Kafka's answer. Runs on the publisher's thread."""
@@ -232,7 +251,10 @@ class BridgeConnection:
             self._acknowledge(ack)
             return
         settled = partial(self._settled, message, ack, LogPosition(*done.result()))
-        self._verdicts.ask(done.result(), settled)
+        limits, record, late = self._outbox_limits, message.record, None
+        if limits is not None and message.agent is not None:
+            late = limits.late(record.ce_id, record.value or b"")
+        self._verdicts.ask(done.result(), settled, late)
 
     def _settled(
         self, message: Incoming, ack: PendingAck, position: LogPosition, verdict: str | None, reason: str | None
@@ -242,7 +264,12 @@ class BridgeConnection:
             self._tally.add("told")
         # The event is acknowledged once the broker has its receipt. A bridge that dies in between will send
         # the receipt again.
-        receipt = receipt_of(message.record, position, verdict, reason)
+        limits, record, retry_after_s = self._outbox_limits, message.record, None
+        if limits is not None and message.agent is not None:
+            retry_after_s = limits.settled(record.ce_id, record.value or b"", verdict, reason)
+        self._send_receipt(message, ack, receipt_of(record, position, verdict, reason, retry_after_s))
+
+    def _send_receipt(self, message: Incoming, ack: PendingAck, receipt: bytes) -> None:
         answer = self._receipts.publish(str(message.receipts_to), receipt)
         answer.add_done_callback(partial(self._receipt_published, ack))
 

@@ -85,11 +85,18 @@ class AgentInboxes:
 
     The threads run from `start` until the event `stop` is set. Call `join` then. They deliver only while
     `is_active()` returns True, that is, while this bridge is the active one at the broker. They retry while the
-    gateway or the broker does not answer.
+    gateway or the broker does not answer. `on_agents` is called each second with the gateway's list of agents.
     """
 
-    def __init__(self, settings: Settings, stop: threading.Event, is_active: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        stop: threading.Event,
+        is_active: Callable[[], bool],
+        on_agents: Callable[[Sequence[Mapping[str, Any]]], None] = lambda agents: None,
+    ) -> None:
         self._settings = settings
+        self._on_agents = on_agents
         self._stop = stop
         self._is_active = is_active
         # Called between the broker's answer and the claim: tests kill the bridge there.
@@ -177,6 +184,7 @@ class AgentInboxes:
 
     def _ask_agents(self, gateway: GatewayClient) -> None:
         rows = gateway.get(path_of("mqtt-agents"))["agents"]
+        self._on_agents(rows)
         self._turns.serve({row["agent_name"] for row in rows if row["status"] == REGISTERED})
         self._asked_agents_at = time.monotonic()
 

@@ -27,7 +27,7 @@ from schemas.settings.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
-Answer = Callable[[str | None, str | None], None]
+Answer = Callable[[str | None, str | None], object]
 
 VERDICTS_PATH: Final = "/api/hub/verdicts"
 # The gateway writes at least every second; one that is silent for longer hangs.
@@ -57,6 +57,8 @@ class VerdictStream:
         self._up = False
         self._early: OrderedDict[tuple[int, int], tuple[str, str | None]] = OrderedDict()
         self._waiting: dict[tuple[int, int], Answer] = {}
+        # The callbacks for verdicts that did not come in time.
+        self._late: OrderedDict[tuple[int, int], Answer] = OrderedDict()
         self._deadlines: deque[tuple[float, tuple[int, int]]] = deque()  # rising: the wait is the same for all
         self._stop = threading.Event()
         self._complained = False
@@ -88,18 +90,23 @@ class VerdictStream:
         """
         return self._up
 
-    def ask(self, position: Position, answer: Answer) -> None:
+    def ask(self, position: Position, answer: Answer, late: Answer | None = None) -> None:
         """Call `answer(verdict, reason)` once, when the gateway has settled the record at `position`.
 
         Does not wait. `verdict` is accepted, duplicate or rejected. It is None when no verdict comes within
         `mqtt.receipt_verdict_wait_s`, or when the stream is not open or is lost. `reason` says why a record was
-        rejected; otherwise it is None.
+        rejected; otherwise it is None. A verdict that comes after that time goes to `late`, if it is among the
+        last 10,000 and the stream is not lost.
         """
         key = (position.partition, position.offset)
         with self._lock:
             found = self._early.pop(key, None)
             if found is None and self._up and self._wait_s > 0:
                 self._waiting[key] = answer
+                if late is not None:
+                    self._late[key] = late
+                    if len(self._late) > _KEPT:
+                        self._late.popitem(last=False)
                 self._deadlines.append((time.monotonic() + self._wait_s, key))
                 if len(self._deadlines) == 1:
                     self._lock.notify_all()
@@ -153,7 +160,8 @@ class VerdictStream:
         with self._lock:
             for partition, offset, verdict, reason in line.settled:
                 key = (partition, offset)
-                answer = self._waiting.pop(key, None)
+                late = self._late.pop(key, None)
+                answer = self._waiting.pop(key, None) or late
                 if answer is not None:
                     settled.append((answer, verdict, reason))
                     continue
@@ -169,6 +177,7 @@ class VerdictStream:
             was_up, self._up = self._up, False
             left = list(self._waiting.values())
             self._waiting.clear()
+            self._late.clear()
             self._deadlines.clear()
             self._lock.notify_all()
         for answer in left:

@@ -38,8 +38,10 @@ class AgentReceipt(msgspec.Struct, frozen=True):
     """The receipt for one message that an agent published on its outbox topic.
 
     The bridge publishes the receipt on the agent's inbox topic. Unlike a message there, a receipt has no field
-    `from`. `message_id` is the id that the agent gave the message, None if it gave none. The other fields are
-    those of `Receipt`.
+    `from`. `message_id` is the id that the agent gave the message, None if it gave none. `retry_after_s` is the
+    number of seconds after which the message may be sent again; None for a message that no limit refused. The
+    other fields are those of `Receipt`; `position` is None for a message that the bridge refused, which is not
+    in the log.
     """
 
     ce_id: str
@@ -50,6 +52,7 @@ class AgentReceipt(msgspec.Struct, frozen=True):
     position: LogPosition | None = None
     kind: str = "receipt"
     schema_version: int = 1
+    retry_after_s: int | None = None
 
 
 _decoder = msgspec.json.Decoder(Receipt)

@@ -34,6 +34,7 @@ from connectors.log.publisher import Append, Position, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, derived_records
+from connectors.reactor.few_notices import FewNotices
 from connectors.reactor.own_answers import OwnAnswers
 from connectors.reactor.schedule_records import is_run, messages_of_run
 from connectors.reactor.topic_deliveries import (
@@ -111,6 +112,7 @@ class Reactor:
         self._others: list[tuple[OutgoingRecord | None, Append]] = []
         self._stopping = threading.Event()
         self._refused: dict[tuple[str, str], None] = {}
+        self._notices = FewNotices()
         self._already: set[str] = set()
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
@@ -256,7 +258,7 @@ class Reactor:
         found += ended_subscriptions(record, get, self._topics.topics_of)
         if depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
             settled = self._settled(Position(record.partition, record.offset))
-            found += records_by_verdict(record, settled.verdict, settled.reason, get)
+            found += self._notices.first(records_by_verdict(record, settled.verdict, settled.reason, get))
             found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
             found += messages_of_run(record, settled.verdict, get)
         return found

@@ -28,11 +28,12 @@ from schemas.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
 from schemas.wire.masking import MASK, mask_event
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import decode
-from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_RECIPIENT
+from schemas.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED, UNKNOWN_RECIPIENT
 
 UNDELIVERABLE: Final = "undeliverable"
 NEEDS_PERMISSION: Final = f"job.{PERMISSION_REQUIRED}"
 _PERMISSION: Final = PERMISSION_REQUIRED.encode()
+_MINUTE_US: Final = 60_000_000
 # The fields that an agent's message has in the mailbox, too.
 _AS_SAID: Final = ("in_reply_to", "thread", "priority")
 
@@ -78,6 +79,9 @@ def records_by_verdict(record: Record, verdict: str, reason: str | None, get: Ge
         if verdict != REJECTED:
             return []
         recipient, cause = stream[1].partition("/")[2], f"{stream[1]}/{envelope.ce_id}"
+        if reason == MAILBOX_FULL:
+            # The sender has a receipt with the reason, unless that was too late. See FewNotices.
+            cause = f"{stream[1]}/{envelope.principal}/{reason}/{record.logged_at_us // _MINUTE_US}"
         return [_undeliverable(envelope.principal, envelope.ce_id, recipient, reason or REJECTED, cause)]
     if verdict != ACCEPTED:
         return []

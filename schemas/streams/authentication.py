@@ -11,6 +11,7 @@ from schemas.keys.sealing import Keyring, MissingKeyError
 from schemas.streams.control.record_macs import MAC_MODELS, rules_of
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
+from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import Envelope, Record, record_mac_input
 from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
@@ -18,7 +19,7 @@ from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
 # The doors and record types for which a signer's key counts. The processes that have the gateway's key have the
 # master keys, too, so a limit would not bind them.
 _LIMITS: Final = {
-    MQTT_BRIDGE: frozenset({("mqtt", MESSAGE_CLAIMED)}),
+    MQTT_BRIDGE: frozenset({("mqtt", MESSAGE_CLAIMED), ("mqtt", REQUEST_REFUSED)}),
     FILE_BRIDGE: frozenset({("file", MESSAGE_POSTED), ("file", MESSAGE_CLAIMED)}),
 }
 

@@ -26,6 +26,7 @@ POLICY: Final = "policy"
 UNKNOWN_RECIPIENT: Final = "unknown_recipient"
 MAILBOX_FULL: Final = "mailbox_full"
 RATE_LIMITED: Final = "rate_limited"
+LIMIT_REACHED: Final = "limit_reached"
 FOLD_FAILED: Final = "fold_failed"
 
 # In the order of the checks: the first that fails gives the reason. `malformed` is checked before and after
@@ -47,10 +48,11 @@ REASONS: Final[dict[str, str]] = {
     UNKNOWN_RECIPIENT: "No mailbox has this name.",
     MAILBOX_FULL: "As many messages or bytes wait in the mailbox as it may have.",
     RATE_LIMITED: "The principal sends more than its limits allow.",
+    LIMIT_REACHED: "The principal has as many live jobs, or its mailbox as many subscriptions, as it may have.",
     FOLD_FAILED: "The fold's own code failed. The record counts for nothing, and its stream goes on.",
 }
 """Every reason for a rejection, with its meaning."""
 
 # These depend on more than one stream, so the gateway decides them on its live view. It appends each refusal
 # to the stream `refused/<door>`, where the fold records it.
-DOOR_REASONS: Final = (UNAUTHORIZED, POLICY, UNKNOWN_RECIPIENT, MAILBOX_FULL, RATE_LIMITED)
+DOOR_REASONS: Final = (UNAUTHORIZED, POLICY, UNKNOWN_RECIPIENT, MAILBOX_FULL, RATE_LIMITED, LIMIT_REACHED)

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack import free_port
-from schemas.keys.sealing import ensure_keyring
+from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import AgentMcpSettings, Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.connectors.gateway.hub_stack import hub_settings
 from tests.faults.prove.comparison import Finding, Line
 from tests.faults.prove.delivery_checks import Outage
-from tests.faults.prove.delivery_load import CONSUMED, NEEDED, DeliveryLoad, judge_deliveries
+from tests.faults.prove.delivery_load import CONSUMED, LINA, NEEDED, DeliveryLoad, judge_deliveries
 from tests.faults.prove.delivery_notes import ATTEMPTS_MOST, Deliveries
 from tests.faults.prove.evidence import answered
 from tests.faults.prove.hub_client import Clock, HubClient
-from tests.faults.prove.load_messages import DORA, FOLA, HubSender, Words
+from tests.faults.prove.load_messages import DORA, FOLA, HubSender, Words, mailbox
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import draw_schedule
-from tests.raw_records import read_to_end
+from tests.faults.test_pickers import folded
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -140,22 +140,32 @@ class Run:
         return thread
 
     def _judge(self) -> None:
-        shown = answered("gateway", self._gateways[0].url, self._settings, set(CONSUMED))
+        shown = answered("gateway", self._gateways[0].url, self._settings, {*CONSUMED, mailbox(LINA)})
         self.findings = judge_deliveries(
             self.log, self.oracle, shown.mail, posted(self._settings), self.outages, is_at_rest=True
         )
 
 
 def posted(settings: Settings) -> list[Line]:
-    """The messages in the log, each where it was posted first."""
-    found: dict[tuple[str, str], Line] = {}
-    for record in read_to_end(settings.kafka):
-        headers = {name: value.decode() for name, value in record.headers}
-        if headers["ce_type"] == "message.posted":
-            stream, message_id = record.key.decode(), json.loads(record.value)["message_id"]
-            line = Line(record.partition, record.offset, stream, "message.posted", "accepted", message_id)
-            found.setdefault((stream, message_id), line)
-    return list(found.values())
+    """The accepted messages and claims in the log."""
+    found = []
+    for record, verdict in folded(settings, load_keyring(settings)):
+        headers = dict(zip(record.header_names, record.header_values, strict=True))
+        kind = headers["ce_type"].decode()
+        if kind not in ("message.posted", "message.claimed") or verdict != "accepted" or record.key is None:
+            continue
+        body = json.loads(record.value or b"")
+        line = Line(
+            record.partition,
+            record.offset,
+            record.key.decode(),
+            kind,
+            verdict,
+            body.get("message_id", ""),
+            request=body.get("request_id", ""),
+        )
+        found.append(line)
+    return found
 
 
 @pytest.mark.requirement("DL-01")
@@ -165,6 +175,7 @@ def posted(settings: Settings) -> list[Line]:
 @pytest.mark.requirement("DL-05")
 @pytest.mark.requirement("DL-06")
 @pytest.mark.requirement("DL-07")
+@pytest.mark.requirement("LM-07")
 def test_careless_consumers_followers_and_askers_see_what_was_promised(
     gateways: list[GatewayProcess], tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ _FIELDS: Final = {
     "bytes": "bytes_most",
     "per_minute": "messages_per_minute",
     "bytes_per_minute": "bytes_per_minute",
+    "jobs": "live_jobs_most",
+    "topics": "subscriptions_most",
 }
 _COLUMNS: Final[Columns] = {
     "SCOPE": "scope",
@@ -24,6 +26,8 @@ _COLUMNS: Final[Columns] = {
     "BYTES": "bytes_most",
     "MESSAGES/MIN": "messages_per_minute",
     "BYTES/MIN": "bytes_per_minute",
+    "JOBS": "live_jobs_most",
+    "TOPICS": "subscriptions_most",
     "AGE": lambda row: age_of(row["limited_at"]),
     "SET BY": "limited_by",
 }
@@ -43,6 +47,8 @@ def _limits(call: Call) -> int:
     argument("--bytes", "bytes that the bodies of these messages may have", type=int, metavar="N"),
     argument("--per-minute", "messages that a principal may send in a minute", type=int, metavar="N"),
     argument("--bytes-per-minute", "bytes in messages that it may send in a minute", type=int, metavar="N"),
+    argument("--jobs", "jobs without an end that a principal may have", type=int, metavar="N"),
+    argument("--topics", "topics that a mailbox may be subscribed to", type=int, metavar="N"),
     request_id("the same change"),
     example="trunkline principals limit role worker --pending 10000 --per-minute 600",
 )

@@ -7,15 +7,17 @@
   trunkline principals limit all --pending 50000     messages that may wait in a mailbox
   trunkline principals limit role worker --per-minute 600      messages that each worker may send in a minute
   trunkline principals limit name bo --pending 1000 --bytes 10000000
+  trunkline principals limit role delegator --jobs 500 --topics 100
   trunkline principals limit name bo                 bo has no limits of its own any more
   trunkline principals limits
 
 Roles: operator (everything), delegator (register, cancel, watch), worker (pick and read its own), viewer.
 
 A limit of a principal counts before that of its role, and this before that for all. Without any, 100,000
-messages may wait in a mailbox, and rates are not limited. 'limit' replaces all limits of the scope at once. The
-log counts what waits in a mailbox; each gateway counts the rates of a minute for itself. A request beyond a
-limit is refused with 429 and the reason 'mailbox_full' or 'rate_limited'; try it later.
+messages may wait in a mailbox, it may have 1,000 subscriptions, and rates and jobs are not limited. 'limit'
+replaces all limits of the scope at once. The log counts what waits in a mailbox; each gateway counts the rates
+of a minute, live jobs and subscriptions for itself, and the MQTT bridge the rates of agents. A request beyond a
+limit is refused with 429 and the reason 'mailbox_full', 'rate_limited' or 'limit_reached'; try it later.
 
 A command takes its token from TRUNKLINE_TOKEN, else the operator's from its file below data_dir.
 Exit codes: 0; 2 wrong arguments; 3 no such principal; 4 refused; 5 the gateway does not answer.

@@ -17,11 +17,13 @@ from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url
 from connectors.gateway.web.models import AnswerBody, NoFields, row_answer
 from connectors.gateway.web.policy import Action
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
+from connectors.reactor.limits_of_principals import NO_LIMITS
 from schemas.errors import TrunklineError
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
 from schemas.streams.agents.mqtt_agents import MqttAgentRow, mqtt_user, registration_record, removal_record
+from schemas.streams.control.limits import LimitRow
 from schemas.wire.ids import AGENT, stream_key
 from schemas.wire.signing import new_secret
 from schemas.wire.verdicts import DUPLICATE, SEQ_CONFLICT
@@ -54,10 +56,19 @@ class MqttGrantAnswer(AnswerBody):
 MqttAgentAnswer: Final = row_answer("MqttAgentAnswer", MqttAgentRow)
 
 
+class ListedMqttAgent(MqttAgentAnswer):  # type: ignore[valid-type, misc]
+    """The columns of an agent's row, and the rates that apply to it. The MQTT bridge enforces the rates."""
+
+    messages_per_minute: int | None
+    """Messages that the agent may publish in a minute. Null: not limited."""
+    bytes_per_minute: int | None
+    """Bytes in bodies of messages that it may publish in a minute. Null: not limited."""
+
+
 class MqttAgentsAnswer(AnswerBody):
     """The agents that are or were registered for MQTT."""
 
-    agents: list[MqttAgentAnswer]  # type: ignore[valid-type]
+    agents: list[ListedMqttAgent]
     """Agents, sorted by name."""
 
 
@@ -106,7 +117,10 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     async def list_mqtt_agents() -> Response:
         """List the agents that are registered for MQTT, sorted by name, including removed ones."""
         rows = sorted(hub.live_view.live(MqttAgentRow), key=lambda row: row.agent_name)
-        return json_answer({"agents": [row_as_json(row) for row in rows]})
+        # The bridge asks each second, and usually there are no limits.
+        of = hub.limits.of if hub.live_view.live(LimitRow) else lambda _: NO_LIMITS
+        shown = [(row_as_json(row), of(row.agent_name)) for row in rows]
+        return json_answer({"agents": [{**row, **limits.rates} for row, limits in shown]})
 
 
 def _grant(hub: Hub, name: str, secret: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Streams of settled records over HTTP: server-sent events for clients, verdict lines for the MQTT bridge.
+"""Streams of settled records over HTTP: server-sent events for clients.
 
 The state of a stream is a cursor in the feed of settled records. A client that falls behind the records in
 memory gets the event `gap` and the end of its stream. When it reconnects, it gets a snapshot.
@@ -22,9 +22,8 @@ from connectors.gateway.web.answers import row_as_json
 from connectors.gateway.web.streaming_answer import PING, server_event
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
-from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REGISTERED, AGENT_SAID
+from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REGISTERED
 from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED, AGENT_UPDATED
-from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
     JOB_REGISTERED,
     JOB_SECRET_ROTATED,
@@ -54,8 +53,6 @@ PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
 AGENT_CREATED, AGENT_CHANGED, AGENT_REMOVED = "agent:created", "agent:updated", "agent:removed"
 AGENT_EVENTS: Final = {AGENT_JOINED: AGENT_CREATED, AGENT_UPDATED: AGENT_CHANGED, AGENT_STOPPED: AGENT_REMOVED}
 _SHOWN: Final = ("type", "ce_id", "principal", "verdict", "reason", "why", "late", "seq", "status_after")
-# The records that come over MQTT. Their senders get receipts.
-_RECEIPTED: Final = frozenset({JOB_EVENT, AGENT_SAID})
 
 
 @dataclass(frozen=True)
@@ -217,21 +214,6 @@ async def server_events(
                 yield b"".join(shown) or PING
     except FellBehind:
         yield writer.event("gap", cursor, {"why": "too slow: what comes next is not in memory any more"})
-
-
-async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
-    """Yield lines of JSON with the verdicts on records that came over MQTT; `{}` at least every second.
-
-    A line is `{"settled": [...]}`, and a verdict is `[partition, offset, verdict, reason]`. The stream starts
-    with the records settled from now on. It ends without an error when `follower.goes_on` returns False, or
-    when records that it has not read are no longer in memory.
-    """
-    cursor = follower.feed.newest
-    yield b"{}\n"
-    with suppress(FellBehind):
-        async for _, records in follower.batches(cursor, TICK_S):
-            found = [[*r.position, r.verdict, r.reason] for r in records if r.type in _RECEIPTED]
-            yield orjson.dumps({"settled": found}) + b"\n" if found else b"{}\n"
 
 
 def settled_as_json(record: SettledRecord) -> dict[str, Any]:

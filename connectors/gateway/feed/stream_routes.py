@@ -16,8 +16,8 @@ from connectors.gateway.feed.settled_stream import (
     kinds_for,
     server_events,
     snapshot_rows,
-    verdict_lines,
 )
+from connectors.gateway.feed.verdict_lines import ReceiptVerdicts, verdict_lines
 from connectors.gateway.rules.owners import session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Gate, Routes
@@ -119,4 +119,5 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     )
     async def follow_verdicts(request: Request) -> Response:
         """Stream the verdicts on records that came over MQTT, as lines of JSON; `{}` at least every second."""
-        return answer(request, verdict_lines, NDJSON)
+        verdicts = ReceiptVerdicts(hub.limits.may_refuse)
+        return answer(request, lambda follower: verdict_lines(follower, verdicts), NDJSON)

@@ -13,7 +13,15 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed, row_as_json
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.policy import RIGHTS, Action
-from schemas.streams.control.limits import ALL, NAME, ROLE, LimitRow, LimitsSet, limits_set_record
+from schemas.streams.control.limits import (
+    ALL,
+    NAME,
+    ROLE,
+    SUBSCRIPTIONS_DEFAULT,
+    LimitRow,
+    LimitsSet,
+    limits_set_record,
+)
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
 from schemas.streams.mailboxes.mailbox_requests import limits_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM
@@ -33,7 +41,9 @@ def add_limit_routes(routes: Routes, hub: Hub) -> None:
         A limit of a principal counts before that of its role, and this before that for all.
         """
         rows = sorted(hub.live_view.live(LimitRow), key=lambda row: (_ORDER.index(row.scope), row.name))
-        return json_answer({"limits": [row_as_json(row) for row in rows], "pending_default": PENDING_DEFAULT})
+        shown = [row_as_json(row) for row in rows]
+        defaults = {"pending_default": PENDING_DEFAULT, "subscriptions_default": SUBSCRIPTIONS_DEFAULT}
+        return json_answer({"limits": shown, **defaults})
 
     @routes.post(f"{LIMITS}/{{scope}}/{{name}}", Action.LIMITS_SET, LimitAnswer)
     async def set_limits(
@@ -42,7 +52,8 @@ def add_limit_routes(routes: Routes, hub: Hub) -> None:
         """Set the limits of all principals (`all/all`), of a role, or of one principal and its mailbox.
 
         They replace those that were set before, and count at once. The mailbox's own limits are counted by the
-        log, whatever the number of gateways; each gateway counts the rates of a minute for itself.
+        log, whatever the number of gateways. Each gateway counts the rates of a minute, the jobs and the
+        subscriptions for itself.
         """
         if scope == ALL and name != ALL:
             raise malformed("the limits for all have the name all")

@@ -115,8 +115,8 @@ def _add_subscription_routes(routes: Routes, hub: Hub) -> None:
         """Subscribe the caller's mailbox to a topic. The first subscription makes the topic.
 
         The mailbox gets each message that is published after this request. To subscribe again changes nothing.
-        The answer is 404 for an unknown mailbox, 403 when it is subscribed to 1,000 other topics, and 409 when
-        the topic has 10,000 subscribers.
+        The answer is 404 for an unknown mailbox, 429 when it has as many subscriptions as it may have (1,000
+        unless the operator has set another limit), and 409 when the topic has 10,000 subscribers.
         """
         name, route = _subscriber(write, body), f"POST {_TOPIC}/subscribe"
         settled = await subscribe(hub, topic, name, write.request_id, route, **write.origin)

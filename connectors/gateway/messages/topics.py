@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
 from connectors.gateway.rules.hub_policy import is_known_recipient
-from connectors.gateway.rules.message_limits import check_rate
+from connectors.gateway.rules.message_limits import check_rate, subscription_counted
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, not_found, refuse_rejected, too_many
 from connectors.gateway.web.idempotency import Origin, request_uuid
@@ -29,9 +29,6 @@ from schemas.streams.topic.topic_registry import (
 )
 from schemas.wire.ids import TOPIC, stream_key
 from schemas.wire.verdicts import UNKNOWN_RECIPIENT
-
-# A topic and a subscription are in the memory of each gateway.
-SUBSCRIPTIONS_MOST: Final = 1000
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -86,20 +83,19 @@ async def subscribe(
         origin: The door and the caller.
 
     Raises:
-        ApiError: 404 if there is no mailbox of this name, and 403 if it is subscribed to 1,000 other topics.
-            409 if the topic has the largest number of subscribers, or for a request id that was used for
-            another subscriber.
+        ApiError: 404 if there is no mailbox of this name, and 429 (`limit_reached`) if it has as many
+            subscriptions as it may have. 409 if the topic has the largest number of subscribers, or for a
+            request id that was used for another subscriber.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
     if not is_known_recipient(hub.live_view, subscriber, per_token=hub.settings.gateway.mailbox_per_token):
         why = "no mailbox of this name is known"
         hub.refusals.record(UNKNOWN_RECIPIENT, why, origin["principal"], route)
         raise ApiError(404, UNKNOWN_RECIPIENT, why)
-    is_new = status_of(hub, topic, subscriber) == UNSUBSCRIBED
-    if is_new and hub.topics.count(subscriber) >= SUBSCRIPTIONS_MOST:
-        why = f"the mailbox is subscribed to {SUBSCRIPTIONS_MOST} topics already"
-        raise hub.refusals.forbidden(why, origin["principal"], route)
     body = Subscription(topic=topic, subscriber=subscriber, request_id=request_id)
+    if status_of(hub, topic, subscriber) == UNSUBSCRIBED:
+        with subscription_counted(hub, subscriber, origin["principal"], route):
+            return refuse_rejected(await hub.appender.settle(subscription_record(body, **origin)))
     return refuse_rejected(await hub.appender.settle(subscription_record(body, **origin)))
 
 

@@ -28,12 +28,18 @@ class LimitsRequest(RequestBody):
     """Messages that a principal may send in a minute, at each gateway."""
     bytes_per_minute: _PerMinute | None = None
     """Bytes in bodies of messages that a principal may send in a minute, at each gateway."""
+    live_jobs_most: _Most | None = None
+    """Largest number of jobs without an end that a principal has registered."""
+    subscriptions_most: _Most | None = None
+    """Largest number of topics that a mailbox is subscribed to."""
 
 
 class LimitsAnswer(AnswerBody):
-    """All limits that were set, and the default of a mailbox."""
+    """All limits that were set, and the defaults."""
 
     limits: list[LimitAnswer]  # type: ignore[valid-type]
     """Limits, those for all first, then those of roles, then those of principals."""
     pending_default: int
     """Largest number of messages in a mailbox for which no limit was set."""
+    subscriptions_default: int
+    """Largest number of topics of a mailbox for which no limit was set."""

@@ -1,9 +1,9 @@
-"""The limits of the messages that principals send and that wait in mailboxes (LM-01, LM-02)."""
+"""The limits of messages, live jobs and subscriptions of principals (LM-01, LM-02, LM-04)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from connectors.gateway.services.hub import Hub
@@ -13,10 +13,14 @@ from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.streams.refused.refusal import RefusalReason
-from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
+from schemas.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
 
 ROUTE: Final = "POST /api/hub/messages"
-_REASONS: Final[dict[str, RefusalReason]] = {MAILBOX_FULL: "mailbox_full", RATE_LIMITED: "rate_limited"}
+_REASONS: Final[dict[str, RefusalReason]] = {
+    MAILBOX_FULL: "mailbox_full",
+    RATE_LIMITED: "rate_limited",
+    LIMIT_REACHED: "limit_reached",
+}
 
 
 def check_limits(hub: Hub, message: Message, route: str = ROUTE) -> None:
@@ -39,6 +43,31 @@ def check_rate(hub: Hub, sender: str, body_bytes: int, messages: int, route: str
     """
     with _recorded(hub, sender, route):
         hub.limits.check_rate(sender, body_bytes, messages)
+
+
+@contextmanager
+def job_counted(hub: Hub, principal: str, route: str) -> Iterator[None]:
+    """Count the registration of a job while the context is open, until the record is settled.
+
+    A refusal is recorded, at a bounded rate. Raises ApiError (429, `limit_reached`).
+    """
+    with ExitStack() as counted:
+        with _recorded(hub, principal, route):
+            counted.enter_context(hub.limits.one_more_job(principal))
+        yield
+
+
+@contextmanager
+def subscription_counted(hub: Hub, subscriber: str, principal: str, route: str) -> Iterator[None]:
+    """Count a new subscription while the context is open, until the record is settled.
+
+    A refusal is recorded, at a bounded rate for each `principal`, which asks for the subscription, and `route`.
+    Raises ApiError (429, `limit_reached`).
+    """
+    with ExitStack() as counted:
+        with _recorded(hub, principal, route):
+            counted.enter_context(hub.limits.one_more_subscription(subscriber))
+        yield
 
 
 @contextmanager

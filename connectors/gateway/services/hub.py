@@ -24,7 +24,7 @@ from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
-from connectors.gateway.services.principal_limits import PrincipalLimits
+from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
@@ -79,11 +79,11 @@ class Hub:
         self.overlays = BrokerOverlays(live_view.entries, keyring)
         self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
-        self.limits = PrincipalLimits(live_view, self.mailboxes)
+        self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
+        self.limits = PrincipalLimits(live_view, self.mailboxes, self.live_jobs, self.topics)
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
-        self.topics = TopicsBySubscriber()
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
         state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits)
@@ -119,7 +119,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.overlays, self.lists, self.mailbox_waits, self.topics)
+        parts = (*indexes, self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
@@ -135,6 +135,7 @@ class Hub:
         jobs = self.live_view.live(JobRow)
         self.pending.load(jobs)
         self.overlays.load(jobs)
+        self.live_jobs.load(jobs)
         self.lists.load()
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)

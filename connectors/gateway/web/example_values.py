@@ -223,9 +223,12 @@ EXAMPLES: Final[dict[str, Any]] = {
     # Numbers.
     "bytes_most": 10_000_000,
     "bytes_per_minute": None,
+    "live_jobs_most": 500,
     "messages_per_minute": 600,
     "pending_default": 100_000,
     "pending_most": 1000,
+    "subscriptions_default": 1000,
+    "subscriptions_most": None,
     "attempt": 1,
     "attempts": 1,
     "cleared": 3,

@@ -88,7 +88,7 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
         """Register a job. The answer contains its id and the secret with which its events are signed.
 
         The answer comes when the job is stored, after at most another second for the job's MQTT account. It is
-        409 when the idempotency key was used for another job.
+        409 when the idempotency key was used for another job, and 429 when the caller has too many live jobs.
         """
         job_id, secret, settled = await register(hub, write, body)
         await hub.tell_registered(job_id)

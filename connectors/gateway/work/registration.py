@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from typing import Final
 
 from connectors.gateway.rules.job_models import JobRequest
+from connectors.gateway.rules.message_limits import job_counted
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, refuse_rejected, unavailable
 from connectors.gateway.web.idempotency import Write
@@ -21,6 +23,7 @@ from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT
 
 # How many ids are tried. With 100,000 jobs one in 40,000 registrations needs a second id.
 _ATTEMPTS: Final = 8
+_ROUTE: Final = "POST /api/hub/jobs"
 
 
 async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str, SettledRecord]:
@@ -38,8 +41,9 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
         The id of the job, its present secret in clear text, and the settled record.
 
     Raises:
-        ApiError: 409 for another request with the same key, 503 when no id is free, or the status that belongs
-            to another reason of a rejected record.
+        ApiError: 409 for another request with the same key, 429 (`limit_reached`) when the principal has as
+            many live jobs as it may have, 503 when no id is free, or the status that belongs to another reason
+            of a rejected record.
     """
     made = write.made
     for _ in range(_ATTEMPTS):
@@ -63,7 +67,10 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
             notify=wanted.notify,
             **write.origin,
         )
-        settled = await hub.appender.settle(record)
+        # A repeated request makes no further job.
+        is_new = known is None
+        with job_counted(hub, write.principal, _ROUTE) if is_new else nullcontext():
+            settled = await hub.appender.settle(record)
         if settled.verdict == REJECTED and settled.reason == SEQ_CONFLICT and row is None:
             # Another request got the id first. Its row decides in the next turn.
             continue

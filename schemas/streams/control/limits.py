@@ -35,6 +35,8 @@ ALL: Final = "all"
 ROLE: Final = "role"
 NAME: Final = "name"
 Scope = Literal["all", "role", "name"]
+# The limit of a principal for which no other was set. A subscription is in the memory of each gateway.
+SUBSCRIPTIONS_DEFAULT: Final = 1000
 PerMinute = Annotated[int, Field(ge=1, le=INT_MAX)]
 
 
@@ -49,6 +51,8 @@ class LimitsSet(WireBody):
         bytes_most: the largest number of bytes of their bodies.
         messages_per_minute: how many messages a principal may send in a minute, at each gateway.
         bytes_per_minute: how many bytes in bodies of messages it may send in a minute, at each gateway.
+        live_jobs_most: how many jobs that it registered may be without an end.
+        subscriptions_most: how many topics its mailbox may be subscribed to.
     """
 
     OMITS_NULLS: ClassVar = True
@@ -60,6 +64,8 @@ class LimitsSet(WireBody):
     bytes_most: Most | None = None
     messages_per_minute: PerMinute | None = None
     bytes_per_minute: PerMinute | None = None
+    live_jobs_most: Most | None = None
+    subscriptions_most: Most | None = None
 
     @model_validator(mode="after")
     def _name_fits(self) -> Self:
@@ -90,6 +96,10 @@ class LimitRow(Row, frozen=True, gc=False):
     """Principal that set the limits, as `<door>/<principal>`."""
     limited_at: Moment
     """Time at which the limits were set."""
+    live_jobs_most: int | None = None
+    """Jobs without an end that a principal may have registered. Null: not limited here."""
+    subscriptions_most: int | None = None
+    """Topics that a mailbox may be subscribed to. Null: not limited here."""
 
 
 class _Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -133,5 +143,7 @@ def settle_limits(given: FoldInput) -> Outcome:
         bytes_per_minute=body.get("bytes_per_minute"),
         limited_by=given.sender,
         limited_at=given.now_us,
+        live_jobs_most=body.get("live_jobs_most"),
+        subscriptions_most=body.get("subscriptions_most"),
     )
     return accepted(None, (changed(row),))

@@ -18,7 +18,14 @@ REQUEST_REFUSED: Final = "request.refused"
 POLICY_VERSION: Final = 10
 ANONYMOUS: Final = "anonymous"
 RefusalReason = Literal[
-    "unauthorized", "policy", "unknown_recipient", "malformed", "too_large", "mailbox_full", "rate_limited"
+    "unauthorized",
+    "policy",
+    "unknown_recipient",
+    "malformed",
+    "too_large",
+    "mailbox_full",
+    "rate_limited",
+    "limit_reached",
 ]
 
 

@@ -17,7 +17,7 @@ from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
-from connectors.gateway.services.principal_limits import PrincipalLimits
+from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.answers import ApiError
 from connectors.live.live_rows import LiveRows
@@ -27,6 +27,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, participant_record
+from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import POLICY
 from tests.connectors.live.local_stores import empty_state
@@ -48,9 +49,9 @@ class FoldedHub(LiveRows):
         self.now_us = int(time.time() * 1e6)
         self.refused: list[tuple[str, ...]] = []
         self.live_view = self.appender = self.refusals = self.fresh = self
-        self.limits = PrincipalLimits(cast("Any", self), self.mailboxes)
+        self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
+        self.limits = PrincipalLimits(cast("Any", self), self.mailboxes, self.live_jobs, self.topics)
         self.mailbox_waits = MailboxWaits()
-        self.topics = TopicsBySubscriber()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)
         self.blob_store = BlobStore(str(blobs), blobs)
@@ -121,6 +122,12 @@ class FoldedHub(LiveRows):
         self.lists.changed(change)
         self.topics.changed(change)
         self.blobs.on_change(change)
+        self.live_jobs.changed(change)
+
+    def limit(self, name: str, **limits: int) -> None:
+        """Set the limits of a principal, as the operator does."""
+        body = LimitsSet(scope="name", name=name, request_id=f"limit-{next(self._offsets)}", **limits)
+        assert self.add(limits_set_record(body, door="http", principal="operator")).verdict == "accepted"
 
     def join(self, name: str, public_key: str) -> None:
         """Let an agent take part."""

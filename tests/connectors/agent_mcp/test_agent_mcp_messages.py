@@ -166,6 +166,7 @@ def test_a_delayed_message_and_a_delayed_broadcast_come_after_their_time(new_cal
 
 @pytest.mark.requirement("LM-01")
 @pytest.mark.requirement("LM-02")
+@pytest.mark.requirement("LM-06")
 def test_a_full_mailbox_and_a_rate_that_is_used_up_are_errors_of_the_tool(
     shared_gateway: McpGateway, new_caller: NewCaller
 ) -> None:
@@ -176,14 +177,28 @@ def test_a_full_mailbox_and_a_rate_that_is_used_up_are_errors_of_the_tool(
             answer = operator.post(f"/api/hub/limits/name/{name}", json=limits)
             assert answer.status_code == 200, answer.text
 
+    def refused(reason: str, tool: str, **arguments: Any) -> None:
+        found = ann.tool(tool, **arguments)
+        told = found["structuredContent"]
+        assert (found["isError"], told["reason"]) == (True, reason), (tool, found)
+        assert told["retryAfterSeconds"] >= 1, (tool, told)
+        assert f"try again in {told['retryAfterSeconds']} s" in found["content"][0]["text"]
+
     limit(bo.name, pending_most=1)
     to_bo = {"targetAgentId": bo.name, "message": "x"}
-    assert ann.call("send_to_agent", **to_bo)["messageId"]
-    assert ann.error("send_to_agent", **to_bo)["reason"] == "mailbox_full"
-    limit(ann.name, messages_per_minute=1)
-    ann.call("send_to_agent", targetAgentId=ann.name, message="x")
-    assert ann.error("send_to_agent", targetAgentId=ann.name, message="x")["reason"] == "rate_limited"
-    assert ann.error("broadcast_message", message="x")["reason"] == "rate_limited"
+    sent = ann.call("send_to_agent", **to_bo)["messageId"]
+    refused("mailbox_full", "send_to_agent", **to_bo)
+    refused("mailbox_full", "send_to_agent", **to_bo, inReplyTo=sent)
+    refused("mailbox_full", "ask_agent", **to_bo, timeoutSeconds=1)
+    ann.call("subscribe", topic=f"of-{ann.name}")
+    limit(ann.name, messages_per_minute=1, subscriptions_most=1)
+    to_ann = {"targetAgentId": ann.name, "message": "x"}
+    ann.call("send_to_agent", **to_ann)
+    refused("rate_limited", "send_to_agent", **to_ann)
+    refused("rate_limited", "ask_agent", **to_ann, timeoutSeconds=1)
+    refused("rate_limited", "broadcast_message", message="x")
+    refused("rate_limited", "publish_message", topic=f"of-{ann.name}", message="x")
+    refused("limit_reached", "subscribe", topic=f"other-{ann.name}")
     limit(ann.name)
     # The others get the broadcast, and the full mailbox does not.
     reached = ann.call("broadcast_message", message="x")["recipientCount"]

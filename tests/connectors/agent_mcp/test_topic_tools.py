@@ -130,14 +130,15 @@ def test_an_agent_without_a_mailbox_cannot_subscribe() -> None:
     assert [one[:1] + one[2:] for one in hub.refused] == [("unknown_recipient", "gone", "subscribe")]
 
 
-def test_a_mailbox_is_subscribed_to_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "SUBSCRIPTIONS_MOST", 2)
+@pytest.mark.requirement("LM-04")
+def test_a_mailbox_is_subscribed_to_a_bounded_number_of_topics() -> None:
     hub = hub_of("ann", "bo")
+    hub.limit("ann", subscriptions_most=2)
     tools = hub.topic_tools
     for topic in ("a", "b"):
         run(tools.subscribe("ann", Subscribe(topic=topic)))
-    assert refused(tools.subscribe("ann", Subscribe(topic="c"))) == (403, "policy")
-    assert [one[0] for one in hub.refused] == ["policy"]
+    assert refused(tools.subscribe("ann", Subscribe(topic="c"))) == (429, "limit_reached")
+    assert [one[0] for one in hub.refused] == ["limit_reached"]
     assert run(tools.subscribe("ann", Subscribe(topic="b")))["subscribed"], "it is subscribed to this one"
     assert run(tools.subscribe("bo", Subscribe(topic="c")))["subscribed"]
     run(tools.unsubscribe("ann", Unsubscribe(topic="a")))

@@ -11,7 +11,7 @@ from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import MESSAGES, said
 
-LIMITS = "/api/hub/limits"
+LIMITS, JOBS = "/api/hub/limits", "/api/hub/jobs"
 
 
 def limited(hub, scope, name, **limits):
@@ -122,6 +122,29 @@ def test_a_limit_of_the_name_counts_before_that_of_the_role_and_this_before_that
     assert [send(hub.operator, other).status_code for _ in range(2)] == [200, 429]
     limited(hub, "role", "viewer")
     assert send(hub.operator, other).status_code == 200
+
+
+@pytest.mark.requirement("LM-04")
+def test_jobs_and_subscriptions_are_limited_at_each_gateway_and_few_refusals_are_recorded(hub):
+    name, token = hub.principal("delegator")
+    limited(hub, "role", "delegator", live_jobs_most=2, subscriptions_most=1)
+    mine, there = hub.client(token), hub.client(token, gateway=-1)
+    jobs = [mine.post(JOBS, json={"description": "build"}) for _ in range(20)]
+    assert [one.status_code for one in jobs] == [201] * 2 + [429] * 18
+    assert said(jobs[-1]) == (429, "limit_reached") and int(jobs[-1].headers["Retry-After"]) >= 1
+    full = (429, "limit_reached")
+    wait_until(lambda: said(there.post(JOBS, json={"description": "build"})) == full, what="both know")
+    job_id = jobs[0].json()["job_id"]
+    assert mine.post(f"{JOBS}/{job_id}/cancel", json={}).status_code == 200
+    assert mine.post(JOBS, json={"description": "build"}).status_code == 201
+    topic = f"/api/hub/topics/{name}"
+    assert mine.post(f"{topic}-a/subscribe", json={}).status_code == 200
+    assert said(mine.post(f"{topic}-b/subscribe", json={})) == full
+    refusals = [one for one in hub.refusals(name) if one["reason"] == "limit_reached"]
+    assert 3 <= len(refusals) <= 13, "five for each route and gateway, and one in ten seconds"
+    limited(hub, "role", "delegator")
+    assert mine.post(f"{topic}-b/subscribe", json={}).status_code == 200
+    assert mine.post(JOBS, json={"description": "build"}).status_code == 201
 
 
 @pytest.mark.requirement("LM-02")

@@ -100,20 +100,6 @@ def test_an_agents_message_expires_while_its_recipient_is_away(run: MailRun) -> 
     run.wait_status(away.name, [str(sent)], "expired")
 
 
-@pytest.mark.requirement("LM-01")
-def test_an_agent_is_told_that_the_mailbox_of_its_recipient_is_full(run: MailRun) -> None:
-    ann, away = run.agent(fresh("ann")), run.agent(fresh("away"))
-    limits = run.operator.post(f"/api/hub/limits/name/{away.name}", json={"pending_most": 1})
-    assert limits.status_code == 200, limits.text
-    with ann as speaks:
-        speaks.send(away.name, "note", 1)
-        refused = speaks.send(away.name, "note", 2).message_id
-        ann.wait(1)
-    told = ann.got[0]
-    assert (told.kind, json.loads(told.body)["reason"]) == ("undeliverable", "mailbox_full")
-    assert json.loads(told.body)["message_id"] == refused
-
-
 def test_a_message_waits_until_its_agent_is_there_and_comes_in_order(run: MailRun) -> None:
     late = run.agent(fresh("late"))
     sent = [run.post(late.name, n) for n in range(25)]

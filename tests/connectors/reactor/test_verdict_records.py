@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from connectors.mqtt_bridge.bridge_records import incoming
+from connectors.reactor.few_notices import FewNotices
+from connectors.reactor.limits_of_principals import limits_of
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from schemas.fold.settled import Settled
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
 from schemas.streams.agents.participants import AgentStopped, participant_record
+from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.streams.job.job_registry import registration_record as job_registration
-from schemas.streams.mailboxes.message import Message
+from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical, decode
@@ -169,3 +172,35 @@ def test_other_records_of_agents_hang_on_no_verdict() -> None:
     record, _ = log.append(stop)
     assert not depends_on_verdict(record, log.get)
     assert not depends_on_verdict(make_record(b"?", key=b"\xff"), log.get)
+
+
+@pytest.mark.requirement("LM-05")
+def test_an_agent_over_mqtt_has_the_limits_of_the_role_agent_unless_it_has_its_own() -> None:
+    log = Log()
+    for scope, name, rate in (("all", "all", 100), ("role", "agent", 10), ("name", "bob", 1)):
+        wanted = LimitsSet(scope=scope, name=name, request_id=name, messages_per_minute=rate)
+        log.append(limits_set_record(wanted, door="http", principal="operator"))
+    rates = [limits_of(log.get, name).messages_per_minute for name in ("ann", "bob", "stranger")]
+    assert rates == [10, 1, 100]
+
+
+@pytest.mark.requirement("LM-05")
+def test_the_sender_gets_one_notice_a_minute_of_a_full_mailbox_and_the_same_one_again() -> None:
+    log, few = Log(), FewNotices()
+    notices = []
+    for seq in (1, 2):
+        (posting,) = log.says(seq)
+        full = posting_record(
+            Message.model_validate({**decode(posting.value)[0], "pending_most": 0}),
+            door="mqtt",
+            principal="ann",
+        )
+        record, settled = log.append(full)
+        assert (settled.verdict, settled.reason) == ("rejected", "mailbox_full")
+        notices.append(log.after(record, settled))
+    first, second = notices
+    assert (first[0].stream, first[0].ce_id) == ("mailbox/default/ann", second[0].ce_id)
+    assert body_of(first[0]) == {"message_id": "m1", "to": "bob", "reason": "mailbox_full"}
+    assert few.first(first) == first
+    assert few.first(second) == []
+    assert few.first(first) == first, "a repeated cause"

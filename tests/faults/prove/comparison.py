@@ -28,7 +28,9 @@ _TAKEN: Final = frozenset({"claimed", "read"})
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the ledger, as the comparison needs it. `id`: of an event its seq, of a message its id."""
+    """A row of the ledger, as the comparison needs it. `id`: of an event its seq, of a message its id.
+    `request`: of a claim the id of its request.
+    """
 
     partition: int
     offset: int
@@ -40,11 +42,12 @@ class Line:
     status_after: str = ""
     ce_id: str = ""
     reason: str = ""
+    request: str = ""
 
 
 @dataclass(frozen=True)
 class Mail:
-    """A message in a mailbox: where it stands, what it says, how often and why it came back."""
+    """A message in a mailbox: where it stands, what it says, how often and why it came back, who took it."""
 
     stream: str
     id: str
@@ -54,6 +57,7 @@ class Mail:
     body: str = ""
     attempts: int = 0
     last_reason: str | None = None
+    request: str = ""
 
 
 @dataclass

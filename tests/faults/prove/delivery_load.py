@@ -19,12 +19,14 @@ from tests.faults.prove.delivery_notes import (
     Deliveries,
     Ending,
     Fetched,
+    Filled,
     Published,
     Seen,
     Taking,
     Timed,
 )
 from tests.faults.prove.follow_checks import check_followers
+from tests.faults.prove.full_mailboxes import Emptier, Filler, check_full_mailbox, limit_mailbox
 from tests.faults.prove.hub_client import Clock, HubClient
 from tests.faults.prove.load_deliveries import Consumer, Follower, IsOver, PatientConsumer, SlowSender
 from tests.faults.prove.load_messages import DORA, FOLA, mailbox
@@ -42,6 +44,9 @@ NORA: Final = "nora"
 TILDA, THEO = SUBSCRIBERS = ("tilda", "theo")
 # A mailbox with messages that refer to blobs.
 BELA: Final = "bela"
+# A mailbox with a small limit.
+LINA: Final = "lina"
+FILLERS: Final = 3
 ANSWERERS: Final = (ROSA, ROLF)
 CONSUMED: Final = tuple(mailbox(name) for name in (DORA, NORA, ABEL, ROSA, ADA, ROLF))
 Run = tuple[str, Callable[[], None]]
@@ -79,15 +84,18 @@ class DeliveryLoad:
             name: new_participant(operator, name) for name in (DORA, NORA, ADA, ROLF)
         }
         self._tokens = {
-            name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, BELA, *SUBSCRIBERS)
+            name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, BELA, *SUBSCRIBERS, LINA)
         }
         subscribe(operator, SUBSCRIBERS)
+        limit_mailbox(operator, LINA)
         # The askers, and the takers of their mailboxes, that have not ended.
         self._asking: set[str] = set()
         self._expecting: set[str] = set()
 
-    def _hub(self, name: str) -> HubMailbox:
-        client = HubClient(self._hub_urls, self._tokens[name], self._clock, self._next_seed)
+    def _hub(self, name: str, *, takes_refusals: bool = False) -> HubMailbox:
+        client = HubClient(
+            self._hub_urls, self._tokens[name], self._clock, self._next_seed, takes_refusals=takes_refusals
+        )
         self._clients.append(client)
         return HubMailbox(client, name, self._log)
 
@@ -135,6 +143,11 @@ class DeliveryLoad:
         uploader = BlobSender(self._hub(ABEL), BELA, self._draw("blobs"), log, oracle, clock)
         yield "BlobSender", _noted(blobs, BELA, uploader.run)
         yield "BlobTaker", BlobTaker(self._hub(BELA), log, clock, lambda: not blobs).run
+        for number in range(FILLERS):
+            filling = self._hub(ABEL, takes_refusals=True)
+            filler = Filler(filling, LINA, self._draw(f"filler/{number}"), log, oracle, clock)
+            yield f"Filler-{number}", filler.run
+        yield "Emptier", Emptier(self._hub(LINA), clock).run
         for name, number in ((FOLA, 0), (FOLA, 1), (DORA, 0)):
             yield f"Follower-{name}-{number}", self._follower(name, number, is_over).run
         for asks in (self._hub(ABEL), self._mcp(ADA)):
@@ -168,6 +181,8 @@ class DeliveryLoad:
                 found["published"] += 1
             elif isinstance(note, Fetched):
                 found["fetched"] += 1
+            elif isinstance(note, Filled):
+                found["filled" if note.id else "refused_by_limit"] += 1
             elif isinstance(note, Ending):
                 found[note.how if note.is_done else "refused"] += 1
             elif isinstance(note, Answered):
@@ -214,6 +229,7 @@ def judge_deliveries(
     consumed += check_times(notes, mail, is_at_rest=is_at_rest)
     consumed += check_blobs(notes, mail, is_at_rest=is_at_rest)
     consumed += check_topics(notes, mail, ledger, is_at_rest=is_at_rest)
+    consumed += check_full_mailbox(notes, mail, ledger, mailbox(LINA), is_at_rest=is_at_rest)
     return consumed + check_followers(notes, oracle.notes(ACKED), offsets, is_at_rest=is_at_rest)
 
 
@@ -221,4 +237,5 @@ def judge_deliveries(
 NEEDED: Final = (
     *("http:leased", "mcp:leased", "http:drained", "ack", "nack", "extend", "asked", "replied"),
     *("followed", "resumed", "answered_at_peer", "delayed", "expiring", "published", "fetched"),
+    *("filled", "refused_by_limit"),
 )

@@ -95,6 +95,13 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """A text that was sent to a mailbox with a limit. `id` is the message's, "" if the mailbox was full."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Ending:
     """The answer about one leased message: it was acknowledged, given back (`reason`) or extended, or not.
 
@@ -137,7 +144,7 @@ class Seen:
     gateway: str
 
 
-Delivery = Taking | Timed | Published | BlobSent | Fetched | Ending | Answered | Seen
+Delivery = Taking | Timed | Published | BlobSent | Fetched | Filled | Ending | Answered | Seen
 _Kind = TypeVar("_Kind", Taking, BlobSent, Ending, Answered, Seen)
 
 

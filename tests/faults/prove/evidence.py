@@ -17,8 +17,10 @@ from connectors.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES
 from schemas.streams.task.task_registry import REGISTRY_TASKS
+from schemas.wire.verdicts import ACCEPTED
 from tests.faults import backbone_states
 from tests.faults.prove.comparison import Evidence, Line, Mail, Shown
 from tests.faults.prove.oracle import content_hash
@@ -94,6 +96,9 @@ def _line(row: dict[str, Any]) -> Line:
                 name, found = said["message_id"], content_hash(said["from"], said["to"], said["body"])
         except (ValueError, KeyError, TypeError):
             pass  # what is no event and no message is rejected, and compared with nothing
+    request = ""
+    if row["type"] == MESSAGE_CLAIMED and row["verdict"] == ACCEPTED:
+        request = json.loads(row["value"])["request_id"]
     return Line(
         partition=row["partition"],
         offset=row["offset"],
@@ -105,6 +110,7 @@ def _line(row: dict[str, Any]) -> Line:
         status_after=row["status_after"] or "",
         ce_id=row["ce_id"] or "",
         reason=row["reason"] or "",
+        request=request,
     )
 
 
@@ -143,4 +149,9 @@ def answered(name: str, url: str, settings: Settings, mailboxes: set[str]) -> Sh
 def _mail(stream: str, said: str, row: dict[str, Any]) -> Mail:
     """Return the message of a row of the view, or of a gateway's answer, with its body."""
     found = Mail(stream, row["message_id"], row["status"], said, row["kind"], row["body"] or "")
-    return replace(found, attempts=row["attempts"], last_reason=row["last_reason"])
+    return replace(
+        found,
+        attempts=row["attempts"],
+        last_reason=row["last_reason"],
+        request=row["request_id"] or "",
+    )

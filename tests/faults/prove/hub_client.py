@@ -55,8 +55,12 @@ class HubClient:
     `answered_by` is the gateway that has answered the last one.
     """
 
-    def __init__(self, urls: Sequence[str], token: str, clock: Clock, seed: int) -> None:
+    def __init__(
+        self, urls: Sequence[str], token: str, clock: Clock, seed: int, *, takes_refusals: bool = False
+    ) -> None:
         self.urls = urls
+        # Whether an answer that a limit refuses the request is the last one.
+        self._takes_refusals = takes_refusals
         self._clock = clock
         self._draw = random.Random(seed)
         self._http = httpx.Client(
@@ -111,7 +115,7 @@ class HubClient:
                 url = self._draw.choice(list(self.urls))
                 self.sends += 1
                 answer = self._http.request(method, url + path, headers=headers, **request)
-                if answer.status_code not in _AGAIN:
+                if answer.status_code not in _AGAIN or self._is_refusal(answer):
                     self.answers_elsewhere += url != self.urls[0]
                     self.answered_by = url
                     return answer
@@ -120,6 +124,9 @@ class HubClient:
             if not self._clock.has_patience():
                 raise GaveUp(f"{method} {path}")
             time.sleep(_PAUSE_S)
+
+    def _is_refusal(self, answer: httpx.Response) -> bool:
+        return self._takes_refusals and answer.status_code == 429 and answer.json()["reason"] == "mailbox_full"
 
     def close(self) -> None:
         """Close the connections."""

@@ -225,6 +225,7 @@ PAIRS = [
     ("refused: unknown_recipient", nothing, refused("unknown_recipient"), "unknown_recipient"),
     ("refused: mailbox_full", nothing, refused("mailbox_full"), "mailbox_full"),
     ("refused: rate_limited", nothing, refused("rate_limited"), "rate_limited"),
+    ("refused: limit_reached", nothing, refused("limit_reached"), "limit_reached"),
     (
         "a record that sets the rules of MACs, without one: unauthenticated_record first",
         nothing,

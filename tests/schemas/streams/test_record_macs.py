@@ -25,6 +25,7 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record, verified_message
 from schemas.streams.principal.principals import addition_record
+from schemas.streams.refused.refusal import Refusal, refusal_record
 from schemas.streams.schedule.schedule_registry import (
     SCHEDULE_MISSED,
     ScheduleMissed,
@@ -176,6 +177,14 @@ def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partit
         assert log.told(made, key) == ("rejected", "unauthenticated_record"), (made.type, key.signer)
     assert log.told(of_file, file) == ("accepted", None)
     assert of_file.type == MESSAGE_POSTED
+
+
+@pytest.mark.requirement("LM-05")
+def test_the_mqtt_bridges_key_counts_for_the_refusals_of_its_door_alone(log: Partitions) -> None:
+    refusal = Refusal(request_id="r", reason="rate_limited", why="too many", principal="a", route="MQTT outbox")
+    key = KEYRING.mac_key(MQTT_BRIDGE)
+    assert log.told(refusal_record(refusal, "mqtt"), key) == ("rejected", "rate_limited")
+    assert log.told(refusal_record(refusal, "http"), key) == ("rejected", "unauthenticated_record")
 
 
 @pytest.mark.requirement("ST-05")

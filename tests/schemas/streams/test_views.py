@@ -96,7 +96,8 @@ COLUMNS = {
     ),
     "registry_limits": (
         "scope string!, name string!, pending_most int64, bytes_most int64, messages_per_minute int64, "
-        "bytes_per_minute int64, limited_by string!, limited_at time!"
+        "bytes_per_minute int64, limited_by string!, limited_at time!, live_jobs_most int64, "
+        "subscriptions_most int64"
     ),
     "registry_threads": (
         "thread string!, parent_thread string!, root_thread string!, opened_by string!, seen_by string!, "
