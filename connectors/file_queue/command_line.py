@@ -7,7 +7,7 @@ import os
 import sys
 
 from connectors.file_queue.message_queue import Queue
-from connectors.file_queue.message_record import BODY_LIMIT, TOPICS, to_indented, to_line
+from connectors.file_queue.message_record import BODY_LIMIT, PRIORITIES, TOPICS, to_indented, to_line
 from connectors.file_queue.queue_errors import QueueError
 
 TYPE_CHECKING = False
@@ -26,6 +26,7 @@ examples:
   trunkline queue poll --agent builder --topic ask --topic answer
   trunkline queue tail -n 3 | jq -r .body
   trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
+  trunkline queue send --topic ask --to builder --priority high --deliver-after-s 600 --body "And now?"
 
 A poll returns each message once: a printed message is taken. tail only reads.
 Exit codes: 0 ok, 1 the queue has failed, 2 wrong usage, 130 interrupted.
@@ -88,6 +89,14 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
     option("--thread", metavar="ID", help="the conversation that the message belongs to")
+    option(
+        "--deliver-after-s",
+        "--deliver-after",
+        metavar="SECONDS",
+        type=_seconds,
+        help="how long no agent gets it (default: no delay)",
+    )
+    option("--priority", choices=PRIORITIES, help="a poll returns higher ones first (default: normal)")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
     option(
         "--agent",
@@ -159,7 +168,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     queue = Queue(given.root)
     if given.command == "send":
         body = _body(given.body)
-        about = (given.session, given.sender, given.reply_to, given.thread)
+        about = (
+            given.session,
+            given.sender,
+            given.reply_to,
+            given.thread,
+            given.deliver_after_s,
+            given.priority,
+        )
         sent = queue.send(given.topic, body, given.to, given.ttl_s, *about)
         _print(f"{sent}\n".encode())
     elif given.command == "poll":
