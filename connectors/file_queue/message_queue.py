@@ -160,7 +160,11 @@ class Queue:
             if delay_s is None:
                 self._append(folder, where, line, side_file, text)
             else:
-                self._delay(folder, where, record, delay_s)
+                from connectors.file_queue.delayed_messages import store_delayed
+
+                self._lock(folder, where)
+                store_delayed(folder, record, time.time() + delay_s)
+                self._step("delayed")
         fields: dict[str, Any] = {
             "body_bytes": len(text),
             "externalized": side_file is not None,
@@ -186,13 +190,6 @@ class Queue:
                 folder.remove_bodies([side_file])
             self._append(folder, where, line, side_file, text)
         self._audit_message("deliver", where, record)
-
-    def _delay(self, folder: SessionFolder, session: str, record: dict[str, Any], delay_s: float) -> None:
-        from connectors.file_queue.delayed_messages import store_delayed
-
-        self._lock(folder, session)
-        store_delayed(folder, record, time.time() + delay_s)
-        self._step("delayed")
 
     def release(self, session: str | None = None) -> int:
         """Append the delayed messages of a session whose time has come, and return their number.
