@@ -368,7 +368,9 @@ def test_a_document_has_priority_times_and_limits_as_other_messages(organism: Or
     organism.post(search("brief"), head=to_fast, expires_in_s="0.2")
     rows = {one["body"].partition("<query>")[2].partition("<")[0]: one for one in organism.mailbox("fast")}
     assert {name: one["status"] for name, one in rows.items() if name != "brief"} == {
-        **{"low": "unread", "high": "unread", "late": "delayed"}
+        "low": "unread",
+        "high": "unread",
+        "late": "delayed",
     }
     assert rows["late"]["expires_at"] is not None
     wait_until(lambda: {one["status"] for one in organism.mailbox("fast", status="expired")}, 10, "it expires")
