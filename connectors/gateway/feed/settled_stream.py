@@ -32,6 +32,7 @@ from schemas.streams.job.job_registry import (
     JOB_TERMINAL,
     JobRow,
 )
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.session.session_registry import SESSION_STATES, TERMINATED, SessionRow
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
 from schemas.wire.moments import iso_moment
@@ -55,6 +56,7 @@ AGENT_CREATED, AGENT_CHANGED, AGENT_REMOVED = "agent:created", "agent:updated", 
 AGENT_EVENTS: Final = {AGENT_JOINED: AGENT_CREATED, AGENT_UPDATED: AGENT_CHANGED, AGENT_STOPPED: AGENT_REMOVED}
 _SHOWN: Final = ("type", "ce_id", "principal", "verdict", "reason", "why", "late", "seq", "status_after")
 # The records that come over MQTT. Their senders get receipts.
+FILE_DOOR: Final = "file"
 _RECEIPTED: Final = frozenset({JOB_EVENT, AGENT_SAID})
 
 
@@ -219,19 +221,28 @@ async def server_events(
         yield writer.event("gap", cursor, {"why": "too slow: what comes next is not in memory any more"})
 
 
-async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
-    """Yield lines of JSON with the verdicts on records that came over MQTT; `{}` at least every second.
+async def verdict_lines(follower: Follower, door: str) -> AsyncIterator[bytes]:
+    """Yield lines of JSON with the verdicts on records of a bridge; `{}` at least every second.
+
+    These are, for the door `mqtt`, events of jobs and messages of agents, and for `file`, messages of the file
+    queue.
 
     A line is `{"settled": [...]}`, and a verdict is `[partition, offset, verdict, reason]`. The stream starts
     with the records settled from now on. It ends without an error when `follower.goes_on` returns False, or
     when records that it has not read are no longer in memory.
     """
     cursor = follower.feed.newest
+    is_file = door == FILE_DOOR
     yield b"{}\n"
     with suppress(FellBehind):
         async for _, records in follower.batches(cursor, TICK_S):
-            found = [[*r.position, r.verdict, r.reason] for r in records if r.type in _RECEIPTED]
+            wanted = (r for r in records if (_is_of_file(r) if is_file else r.type in _RECEIPTED))
+            found = [[*r.position, r.verdict, r.reason] for r in wanted]
             yield orjson.dumps({"settled": found}) + b"\n" if found else b"{}\n"
+
+
+def _is_of_file(record: SettledRecord) -> bool:
+    return record.type == MESSAGE_POSTED and str(record.principal).startswith(f"{FILE_DOOR}/")
 
 
 def settled_as_json(record: SettledRecord) -> dict[str, Any]:

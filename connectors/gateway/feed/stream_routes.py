@@ -49,6 +49,13 @@ class EventFilter(QueryFilter):
     """Verdict on the records. Without it: any."""
 
 
+class VerdictFilter(QueryFilter):
+    """The records whose verdicts to stream."""
+
+    door: Literal["mqtt", "file"] = "mqtt"
+    """`mqtt`: events and messages that came over MQTT. `file`: messages of the file queue."""
+
+
 def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {media_type: {"schema": {"type": "string"}}}}, **ERRORS}
 
@@ -117,6 +124,6 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     @routes.get(
         "/api/hub/verdicts", Action.VERDICTS_READ, response_class=Response, responses=_documented(NDJSON)
     )
-    async def follow_verdicts(request: Request) -> Response:
-        """Stream the verdicts on records that came over MQTT, as lines of JSON; `{}` at least every second."""
-        return answer(request, verdict_lines, NDJSON)
+    async def follow_verdicts(request: Request, asked: Annotated[VerdictFilter, Query()]) -> Response:
+        """Stream the verdicts on records of a bridge, as lines of JSON; `{}` at least every second."""
+        return answer(request, lambda f: verdict_lines(f, asked.door), NDJSON)
