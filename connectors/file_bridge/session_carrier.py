@@ -158,27 +158,25 @@ class SessionCarrier:
                 return Carried(0, more=False, held={})
             end = min(cursor or 0, os.fstat(fd).st_size)
             reading, refused = Reading(min(held[recipient], end)), Refused({})
-            is_consumer, posted = recipient in consumers, 0
+            is_consumer, mine = recipient in consumers, list[int]()
 
             def postings() -> Iterator[Posting]:
-                nonlocal posted
                 for start, line_end, line in complete_lines(fd, reading.end, end):
                     message = parse_line(line)
                     if message is not None and (
                         message["to"] == recipient or (is_consumer and is_to_everybody(message))
                     ):
                         yield from self._postings(folder, start, line or b"", message, [recipient], refused)
-                        posted += 1
+                        mine.append(start)
                     reading.add(start, line_end, line)
-                    if posted >= most or len(reading.lines) == _LINES or refused.new or self._stop.is_set():
+                    if len(mine) >= most or len(reading.lines) == _LINES or refused.new or self._stop.is_set():
                         return
 
             self._carry(postings(), refused)
             where, why = refused.new.get(recipient, (reading.end, None))
             index = bisect_left(reading.starts, where)
             is_done = self._move_held(folder, fd, recipient, reading, index, end)
-            lines = posted if why is None else sum(start < where for start in reading.starts)
-            return Carried(lines, not is_done and why is None, refused.reasons())
+            return Carried(sum(start < where for start in mine), not is_done and why is None, refused.reasons())
 
     def _move_held(
         self, folder: SessionFolder, fd: int, recipient: str, reading: Reading, index: int, end: int
