@@ -20,10 +20,10 @@ import watchfiles
 
 from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
 from connectors.file_bridge.posting_rules import BridgeRules
-from connectors.file_bridge.progress import PollsRead, Progress, read_polls
-from connectors.file_bridge.put_off import HeldRetries, PutOff
+from connectors.file_bridge.progress import PollsRead, Progress, progress_file, read_polls
+from connectors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
-from connectors.file_bridge.records import claims_of
+from connectors.file_bridge.records import claims_of, claims_of_ids
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import Queue, QueueError
 from connectors.file_queue.delayed_messages import delayed_names
@@ -44,6 +44,9 @@ _ACK_GRACE_S: Final = 5.0
 # Polls that wait for their session, and claims that are appended at once.
 _HELD: Final = 1000
 _CLAIMS: Final = 1000
+# Messages that are remembered for each held agent.
+_TAKEN: Final = 200_000
+_POSTED_LATER: Final = "posted later"
 # How long the bridge waits for the limits and the verdicts of the gateway when it starts.
 _RULES_S: Final = 5.0
 _RULES_TICK_S: Final = 0.05
@@ -102,11 +105,11 @@ class FileBridge:
         self._rules = rules
         self._queue = Queue(self._root)
         self._retries = HeldRetries()
-        # Polls whose messages may be posted later, because the agent is held.
-        self._again: list[Mapping[str, Any]] = []
+        # Messages that held agents have taken from the files. Some may be posted later, and are claimed then.
+        self._taken: dict[HeldKey, set[str]] = {}
         self._agents = agents
         self._ready = ready
-        self._progress_file = settings.data_path / "file_bridge" / "progress.json"
+        self._progress_file = progress_file(settings)
         self._progress = Progress.load(self._progress_file)
         rules.own_before = self._progress.own_mailboxes
         self._publisher = RenewingPublisher(settings, signer=FILE_BRIDGE, close_s=_ACK_GRACE_S)
@@ -165,6 +168,7 @@ class FileBridge:
         behind = set(names) - left.keys()
         behind |= self._each(left, self._release)
         behind |= self._each(left, self._find_consumers)
+        self._note_taken(polls.polls)
         self._forget_gone(names)
         self._consumers.by_session = dict(self._found)
         behind |= self._each(left, self._carry_late)
@@ -228,6 +232,10 @@ class FileBridge:
                     return True
                 carried = carrier.carry_held(recipient, consumers, lines)
                 self._retries.tried(session, recipient, carried)
+                # Else a mailbox would stay full of messages that its reader has.
+                taken = self._taken.get(HeldKey(session, recipient), set())
+                ids = [one for one in carried.ids if one in taken]
+                self._append(list(claims_of_ids(session, recipient, ids, _POSTED_LATER)))
                 is_more |= carried.more
         return True
 
@@ -269,20 +277,26 @@ class FileBridge:
         found = [*self._held, *polls.polls]
         now = [poll for poll in found if poll["session"] not in behind]
         claims = [claim for poll in now for claim in claims_of(poll)]
-        # A poll of a held agent may have taken messages that are posted later, and are claimed then.
-        again = [*self._again, *filter(self._is_held, now)][-_HELD:]
-        self._again = [poll for poll in again if self._is_held(poll)]
-        free = (poll for poll in again if not self._is_held(poll))
-        claims += [claim for poll in free for claim in claims_of(poll, again=True)]
+        self._note_taken(now)
         for first in range(0, max(1, len(claims)), _CLAIMS):
             self._append(claims[first : first + _CLAIMS])
         self._held, self._audit = [poll for poll in found if poll["session"] in behind], polls.place
-        if not (self._held or self._again) and self._audit != self._progress.audit:
+        if not (self._held or self._taken) and self._audit != self._progress.audit:
             self._progress.audit = self._audit
             self._save()
 
-    def _is_held(self, poll: Mapping[str, Any]) -> bool:
-        return self._retries.has(poll["session"], poll["agent_id"])
+    def _note_taken(self, polls: Sequence[Mapping[str, Any]]) -> None:
+        """Remember which messages held agents have taken, and forget those of agents that are not held."""
+        self._taken = {key: ids for key, ids in self._taken.items() if self._retries.has(*key)}
+        for poll in polls:
+            key = HeldKey(poll["session"], poll["agent_id"])
+            if not self._retries.has(*key):
+                continue
+            taken = self._taken.setdefault(key, set())
+            if len(taken) < _TAKEN:
+                taken.update(poll["msg_ids"])
+            else:
+                log.warning("polls_dropped", polls=1)
 
     def _save(self) -> None:
         self._progress.save(self._progress_file)

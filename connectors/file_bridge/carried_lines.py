@@ -5,6 +5,7 @@ The place of a line is its offset in `messages.jsonl`, in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,12 +23,14 @@ class Consumed(NamedTuple):
 class Carried(NamedTuple):
     """The number of lines that were carried, and whether more lines wait.
 
-    `held` are recipients whose mailbox took no more, with the reason, such as `mailbox_full`.
+    `held` are recipients whose mailbox took no more, with the reason, such as `mailbox_full`. `ids` are the
+    messages that a held recipient got.
     """
 
     lines: int
     more: bool
     held: dict[str, str]
+    ids: Sequence[str] = ()
 
 
 class Posting(NamedTuple):

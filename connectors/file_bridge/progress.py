@@ -19,6 +19,7 @@ import msgspec
 from connectors.file_bridge.records import poll_in
 from connectors.file_queue.session_files import AUDIT, complete_lines, open_fd
 from schemas.keys.private_files import replace_file
+from schemas.settings.settings import Settings
 
 # How much of the audit is read at once.
 _BYTES: Final = 8 * 1024 * 1024
@@ -72,6 +73,11 @@ class Progress(msgspec.Struct):
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(self, order="deterministic"))
+
+
+def progress_file(settings: Settings) -> Path:
+    """Return the path of the bridge's progress file."""
+    return settings.data_path / "file_bridge" / "progress.json"
 
 
 def read_polls(root: str, place: AuditPlace) -> PollsRead:

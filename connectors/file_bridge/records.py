@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ DOOR: Final = "file"
 PRINCIPAL: Final = "unverified"
 TEXT: Final = "text/plain"
 NORMAL: Final = "normal"
-_AGAIN: Final = "/again"
 _BEGINNING: Final = b'{"msg_id":"'
 _TO_ONE: Final = re.compile(
     rb'\{"msg_id":"[\w.-]+","ts":"[\w:.+-]+","from":"[\w.-]+","to":"(?!all"|broadcast")[\w.-]+","topic":'
@@ -97,18 +96,23 @@ def refusal_of(session: str, line: bytes) -> OutgoingRecord:
     )
 
 
-def claims_of(poll: Mapping[str, Any], again: bool = False) -> Iterator[OutgoingRecord]:
+def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
     """Yield the records that mark the messages of a poll as taken by the agent that polled (FQ-16).
 
     `poll` is the poll's entry in the queue's audit file, as `poll_in` returns it. The ids of the records depend
-    on this entry alone, so repeated records are duplicates. With `again` they have other ids: such a claim is
-    for messages that were posted after the first one.
+    on this entry alone, so repeated records are duplicates.
     """
-    session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]
+    yield from claims_of_ids(poll["session"], poll["agent_id"], poll["msg_ids"], poll["ts"])
+
+
+def claims_of_ids(session: str, agent: str, taken: Sequence[str], about: str) -> Iterator[OutgoingRecord]:
+    """Yield the records that mark messages with these ids as taken by an agent.
+
+    The ids of the records depend on the arguments alone. `about` tells claims of the same messages apart.
+    """
     for first in range(0, len(taken), LIMIT_MOST):
         some = taken[first : first + LIMIT_MOST]
-        named = f"{session}/{agent}/{poll['ts']}/{'/'.join(some)}"
-        request = uuid.uuid5(_NAMESPACE, f"{named}{_AGAIN if again else ''}")
+        request = uuid.uuid5(_NAMESPACE, f"{session}/{agent}/{about}/{'/'.join(some)}")
         yield claim_of_record(session, agent, str(request), some, door=DOOR, principal=PRINCIPAL)
 
 

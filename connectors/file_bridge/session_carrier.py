@@ -158,7 +158,7 @@ class SessionCarrier:
                 return Carried(0, more=False, held={})
             end = min(cursor or 0, os.fstat(fd).st_size)
             reading, refused = Reading(min(held[recipient], end)), Refused({})
-            is_consumer, mine = recipient in consumers, list[int]()
+            is_consumer, mine = recipient in consumers, list[tuple[int, str]]()
 
             def postings() -> Iterator[Posting]:
                 for start, line_end, line in complete_lines(fd, reading.end, end):
@@ -167,7 +167,7 @@ class SessionCarrier:
                         message["to"] == recipient or (is_consumer and is_to_everybody(message))
                     ):
                         yield from self._postings(folder, start, line or b"", message, [recipient], refused)
-                        mine.append(start)
+                        mine.append((start, message["msg_id"]))
                     reading.add(start, line_end, line)
                     if len(mine) >= most or len(reading.lines) == _LINES or refused.new or self._stop.is_set():
                         return
@@ -176,7 +176,8 @@ class SessionCarrier:
             where, why = refused.new.get(recipient, (reading.end, None))
             index = bisect_left(reading.starts, where)
             is_done = self._move_held(folder, fd, recipient, reading, index, end)
-            return Carried(sum(start < where for start in mine), not is_done and why is None, refused.reasons())
+            ids = [one for start, one in mine if start < where]
+            return Carried(len(ids), not is_done and why is None, refused.reasons(), ids)
 
     def _move_held(
         self, folder: SessionFolder, fd: int, recipient: str, reading: Reading, index: int, end: int

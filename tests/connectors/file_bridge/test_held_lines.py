@@ -138,8 +138,8 @@ def test_a_full_mailbox_holds_its_lines_and_no_others_until_it_has_room(run: Run
     assert run.mailboxes.of("bo") == bo[:3]
     run.mailboxes.take("bo", bo[1:3])
     run.rules = NO_RULES
-    assert run.carry_held("bo", 2) == Carried(2, more=True, held={})
-    assert run.carry_held("bo") == Carried(1, more=False, held={})
+    assert run.carry_held("bo", 2) == Carried(2, more=True, held={}, ids=bo[3:5])
+    assert run.carry_held("bo") == Carried(1, more=False, held={}, ids=bo[5:])
     assert run.mailboxes.of("bo") == bo and run.mailboxes.of("bo", DUPLICATE) == []
     assert run.held() == []
 
@@ -154,7 +154,7 @@ def test_a_sender_above_its_rate_waits_without_a_record(tmp_path: Path) -> None:
     assert run.carry_held("bo").held == {"bo": RATE_LIMITED}
     assert run.mailboxes.settled == []
     rules.slow.clear()
-    assert run.carry_held("bo") == Carried(3, more=False, held={})
+    assert run.carry_held("bo") == Carried(3, more=False, held={}, ids=ids)
     assert run.mailboxes.of("bo") == ids and run.held() == []
 
 
