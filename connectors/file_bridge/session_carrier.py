@@ -38,9 +38,10 @@ from connectors.file_bridge.records import (
     sent_at_s,
 )
 from connectors.file_queue.cursors import agents, read_cursor, write_cursor
-from connectors.file_queue.message_record import CARRIED_MARK, EVERYBODY, parse_line, with_body
+from connectors.file_queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
+from connectors.file_queue.side_files import with_body
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import MAILBOX_FULL
 

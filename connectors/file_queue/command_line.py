@@ -34,6 +34,8 @@ Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _D
 see docs/how-to/use_the_file_queue.md.
 """
 _BODY_HELP = "the text; - or nothing: standard input, byte for byte, with its last newline"
+_TTL_HELP = "how long it may be delivered (default: without limit)"
+_DELAY_HELP = "how long no agent gets it (default: no delay)"
 _SESSION_HELP = "the session (default: $TRUNKLINE_QUEUE_SESSION or default)"
 
 
@@ -74,13 +76,7 @@ def parser() -> argparse.ArgumentParser:
     option("--topic", required=True, choices=sorted(TOPICS), help="what kind of message it is")
     option("--body", metavar="TEXT", default="-", help=_BODY_HELP)
     option("--to", metavar="NAME", help="the recipient; without it, or all or broadcast: every agent")
-    option(
-        "--ttl-s",
-        "--ttl",
-        metavar="SECONDS",
-        type=_seconds,
-        help="how long it may be delivered (default: without limit)",
-    )
+    option("--ttl-s", "--ttl", metavar="SECONDS", type=_seconds, help=_TTL_HELP)
     option(
         "--sender",
         "--from",
@@ -89,13 +85,7 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
     option("--thread", metavar="ID", help="the conversation that the message belongs to")
-    option(
-        "--deliver-after-s",
-        "--deliver-after",
-        metavar="SECONDS",
-        type=_seconds,
-        help="how long no agent gets it (default: no delay)",
-    )
+    option("--deliver-after-s", "--deliver-after", metavar="SECONDS", type=_seconds, help=_DELAY_HELP)
     option("--priority", choices=PRIORITIES, help="a poll returns higher ones first (default: normal)")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
     option(

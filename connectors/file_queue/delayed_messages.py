@@ -107,7 +107,7 @@ def release_due(
         QueueError: A line was written in part and could not be removed.
     """
     released: list[str] = []
-    # What killed senders have left. A sender has the lock until its file is whole.
+    # Killed senders have left these: a sender has the lock until its file is whole.
     if unfinished := [name for name in _names(folder) if name.startswith(".")]:
         _delete(folder, unfinished)
     if folder.has(MARK):

@@ -30,7 +30,6 @@ from connectors.file_queue.message_record import (
     reference,
     stamp,
     to_line,
-    with_body,
 )
 from connectors.file_queue.queue_errors import DiskErrors, QueueError
 from connectors.file_queue.queue_settings import (
@@ -194,19 +193,15 @@ class Queue:
     def release(self, session: str | None = None) -> int:
         """Append the delayed messages of a session whose time has come, and return their number.
 
-        `poll` and `expire` do this, too. It waits for the session's lock. 0 without such a session, or if the
-        queue is switched off. Raises ValueError, or QueueError.
+        `poll` and `expire` do this, too. It waits for the session's lock. 0 if the queue is off.
+        Raises ValueError, or QueueError, also without such a session.
         """
         where = self._named(session)
         if is_disabled(os.environ):
             return 0
-        with DiskErrors("the release", self._root):
-            try:
-                with SessionFolder(self._root, where, create=False) as folder:
-                    self._lock(folder, where)
-                    return self._release(folder, where)
-            except FileNotFoundError:
-                return 0
+        with DiskErrors("the release", self._root), SessionFolder(self._root, where, create=False) as folder:
+            self._lock(folder, where)
+            return self._release(folder, where)
 
     def _release(self, folder: SessionFolder, session: str) -> int:
         if not folder.has(DELAYED):
@@ -304,6 +299,8 @@ class Queue:
     def _scan(
         self, folder: SessionFolder, agent_id: str, wanted: list[str] | None, start: int
     ) -> tuple[list[dict[str, Any]], int]:
+        from connectors.file_queue.side_files import with_body
+
         fd = folder.open_file(MESSAGES)
         if fd is None:
             return [], 0

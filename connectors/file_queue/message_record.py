@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from connectors.file_queue.session_files import SessionFolder
-
 TOPICS = frozenset({"ask", "answer", "broadcast", "spawn-request", "status"})
 EVERYBODY = (None, "all", "broadcast")
 # The longest line and the longest body that are read.
@@ -134,20 +132,6 @@ def encoded_body(body: object) -> bytes:
     if len(text) > BODY_LIMIT:
         raise ValueError(f"the body has {len(text)} bytes; the limit is {BODY_LIMIT}")
     return text
-
-
-def with_body(folder: SessionFolder, message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message` with its whole body, which is read from its side-file if it has one (FQ-03).
-
-    If the side-file cannot be read, `body` stays the reference `@file:...`, and `_body_error` has the reason.
-    """
-    side_file = side_file_of(message)
-    if side_file is None:
-        return message
-    body, why = folder.read_body(side_file)
-    if body is None:
-        return {**message, "_body_error": why}
-    return {**message, "body": body, "_body_source": "side-file"}
 
 
 # Marks a line that the bridge has written. It comes from a mailbox and is not sent back.

@@ -6,7 +6,7 @@ import os
 import time
 
 from connectors.file_queue.cursors import all_cursors
-from connectors.file_queue.message_record import TOPICS, is_expired, is_name, parse_line, with_body
+from connectors.file_queue.message_record import TOPICS, is_expired, is_name, parse_line
 from connectors.file_queue.session_files import (
     BODIES,
     DELAYED,
@@ -15,6 +15,7 @@ from connectors.file_queue.session_files import (
     complete_lines,
     complete_lines_backward,
 )
+from connectors.file_queue.side_files import with_body
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

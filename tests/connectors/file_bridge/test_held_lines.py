@@ -42,7 +42,7 @@ class Limited:
         return self.of.get(recipient, {})
 
     def refusal(self, session: str, recipient: str, sender: str, body_bytes: int) -> str | None:
-        """Whether the sender has to wait."""
+        """The reason if the sender has to wait."""
         return RATE_LIMITED if sender in self.slow else None
 
 
