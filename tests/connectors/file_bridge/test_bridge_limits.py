@@ -32,7 +32,7 @@ def test_a_flood_waits_in_its_file_and_each_line_counts_once_when_there_is_room(
     assert taken[:FLOOD] == sent
     run.kill()
     run.start()
-    # What was taken from the file is claimed in the mailbox, so there is room again.
+    # Messages that were taken from the file are claimed in the mailbox, so there is room again.
     wait_until(lambda: set(run.mailbox("bob")) == set(sent), 60, "all lines are posted")
     run.wait_mailbox("bob", set(sent), status="claimed")
     verdicts = Counter(run.verdicts())
