@@ -17,7 +17,10 @@ import structlog
 
 from connectors.file_bridge.bridge import Consumers, FileBridge
 from connectors.file_bridge.mailbox_follower import MailboxFollower
+from connectors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRules
 from connectors.file_bridge.queue_root import queue_root
+from connectors.file_bridge.records import DOOR
+from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.terminal.json_log import configure_json_log
 from schemas.errors import TrunklineError
 from schemas.keys.umask import keep_files_private
@@ -79,14 +82,18 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
     if lock is None:
         return
     consumers = Consumers()
+    verdicts = VerdictStream(settings, VERDICT_WAIT_S, DOOR)
+    rules = BridgeRules(verdicts)
     ready = (lambda: None) if ready_file is None else ready_file.touch
-    follower = MailboxFollower(settings, stop, consumers)
+    follower = MailboxFollower(settings, stop, consumers, rules)
     with lock:
+        verdicts.start()
         follower.start()
         try:
-            FileBridge(settings, stop, consumers, follower.agents, ready).run()
+            FileBridge(settings, stop, consumers, rules, follower.agents, ready).run()
         finally:
             stop.set()
+            verdicts.close()
             follower.join(_STOP_S)
 
 

@@ -7,27 +7,29 @@ once. **Acknowledges** (moves its cursor) when Kafka has the records.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import structlog
 import watchfiles
 
 from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
-from connectors.file_bridge.progress import PollsRead, Progress, read_polls
-from connectors.file_bridge.queue_root import queue_root
-from connectors.file_bridge.records import claims_of
+from connectors.file_bridge.posting_rules import BridgeRules
+from connectors.file_bridge.progress import PollsRead, Progress, progress_file, read_polls
+from connectors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
+from connectors.file_bridge.queue_root import queue_root, wait_free
+from connectors.file_bridge.records import claims_of, claims_of_ids
 from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.file_queue import QueueError
+from connectors.file_queue import Queue, QueueError
+from connectors.file_queue.delayed_messages import delayed_names
 from connectors.file_queue.message_record import is_name
-from connectors.log.publisher import RecordRefused
+from connectors.file_queue.session_files import SessionFolder
+from connectors.log.publisher import Position, RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
 from schemas.errors import BackboneUnreachable
 from schemas.keys.record_macs import FILE_BRIDGE
@@ -42,60 +44,18 @@ _ACK_GRACE_S: Final = 5.0
 # Polls that wait for their session, and claims that are appended at once.
 _HELD: Final = 1000
 _CLAIMS: Final = 1000
+# Messages that are remembered for each held agent.
+_TAKEN: Final = 200_000
+_POSTED_LATER: Final = "posted later"
+# How long the bridge waits for the limits and the verdicts of the gateway when it starts.
+_RULES_S: Final = 5.0
+_RULES_TICK_S: Final = 0.05
+_LOCK_S: Final = 0.25
 # A look ends after this time even if there is more, so that new sessions and polls get their turn.
 _LOOK_S: Final = 1.0
 # Changes within this time count as one. They only trigger a look, which reads the files.
 _DEBOUNCE_MS: Final = 20
 _STEP_MS: Final = 10
-# The pauses before a session or a reader that failed is tried again.
-_PUT_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass
-class _Failing:
-    until: float = -math.inf
-    failures: int = 0
-    why: str | None = None
-
-
-class PutOff(Generic[Key]):
-    """A registry of pauses after failures, one for each key, so that one failing key does not delay the others.
-
-    A key names the thing that failed, such as a session. `report` is called with the key and the error's text
-    after a failure, but not again while the text stays the same. Nothing here blocks: the caller asks `waits`.
-    """
-
-    def __init__(self, report: Callable[[Key, str], object]) -> None:
-        self._report = report
-        self._failing: dict[Key, _Failing] = {}
-
-    def waits(self, key: Key) -> bool:
-        """Return whether the pause of `key` after its last failure is not over yet."""
-        return key in self._failing and time.monotonic() < self._failing[key].until
-
-    def failed(self, key: Key, error: Exception) -> None:
-        """Begin a pause for `key` after a failure, and report the error if its text is new for this key.
-
-        Failures in a row make the pause longer, up to five seconds.
-        """
-        found = self._failing.setdefault(key, _Failing())
-        found.until = time.monotonic() + _PUT_OFF_S[min(found.failures, len(_PUT_OFF_S) - 1)]
-        found.failures += 1
-        why = str(error)
-        if found.why != why:
-            found.why = why
-            self._report(key, why)
-
-    def went_well(self, key: Key) -> None:
-        """End the pause of `key` after a success. Its next failure is reported again."""
-        self._failing.pop(key, None)
-
-    def keep(self, keys: Collection[Key]) -> None:
-        """Remove the pauses of all keys that are not in `keys`, the keys of all things that still exist."""
-        for key in self._failing.keys() - set(keys):
-            del self._failing[key]
 
 
 class Consumers:
@@ -123,6 +83,7 @@ class FileBridge:
         settings: The settings of the queue and the log.
         stop: Ends `run` when it is set.
         consumers: The object into which each `look` writes the agents that poll the queue.
+        rules: The limits of mailboxes and senders.
         agents: Returns the names of the agents with a definition, None while they are not known, such as
             `MailboxFollower.agents`. These agents get the broadcasts of the session `default`, too.
         ready: Called whenever all messages and polls in the files have been appended.
@@ -133,6 +94,7 @@ class FileBridge:
         settings: Settings,
         stop: threading.Event,
         consumers: Consumers,
+        rules: BridgeRules,
         agents: Callable[[], frozenset[str] | None] = frozenset,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -140,10 +102,16 @@ class FileBridge:
         self._root = str(queue_root(settings))
         self._stop = stop
         self._consumers = consumers
+        self._rules = rules
+        self._queue = Queue(self._root)
+        self._retries = HeldRetries()
+        # Messages that held agents have taken from the files. Some may be posted later, and are claimed then.
+        self._taken: dict[HeldKey, set[str]] = {}
         self._agents = agents
         self._ready = ready
-        self._progress_file = settings.data_path / "file_bridge" / "progress.json"
+        self._progress_file = progress_file(settings)
         self._progress = Progress.load(self._progress_file)
+        rules.own_before = self._progress.own_mailboxes
         self._publisher = RenewingPublisher(settings, signer=FILE_BRIDGE, close_s=_ACK_GRACE_S)
         self._audit = self._progress.audit
         self._held: list[Mapping[str, Any]] = []
@@ -158,6 +126,10 @@ class FileBridge:
         does not match the settings.
         """
         failures = 0
+        # Without limits and verdicts the bridge would post more than a mailbox may have.
+        until = time.monotonic() + _RULES_S
+        while not self._rules.is_complete and time.monotonic() < until and not self._stop.wait(_RULES_TICK_S):
+            pass
         try:
             while not self._stop.is_set():
                 try:
@@ -187,16 +159,20 @@ class FileBridge:
         """
         # Read the polls first: the lines that they took are in the files then, and are carried before the
         # claims.
+        self._rules.begin()
         has_room = len(self._held) <= _HELD
         polls = read_polls(self._root, self._audit) if has_room else PollsRead([], self._audit)
         names = self._sessions()
         self._waiting.keep(names)
         left = {name: self._carrier(name) for name in names if not self._waiting.waits(name)}
         behind = set(names) - left.keys()
+        behind |= self._each(left, self._release)
         behind |= self._each(left, self._find_consumers)
+        self._note_taken(polls.polls)
         self._forget_gone(names)
         self._consumers.by_session = dict(self._found)
         behind |= self._each(left, self._carry_late)
+        behind |= self._each(left, self._carry_held)
         until = time.monotonic() + _LOOK_S
         while left and not self._stop.is_set() and time.monotonic() < until:
             # In turns, so that a session with many lines does not delay the others.
@@ -204,6 +180,7 @@ class FileBridge:
         if self._stop.is_set():
             return False
         self._claim(polls, behind | left.keys())
+        self._note_held()
         if not left and len(self._held) > _HELD:
             log.warning("polls_dropped", polls=len(self._held) - _HELD)
             self._held = self._held[-_HELD:]
@@ -229,9 +206,45 @@ class FileBridge:
             del left[name]
         return failed
 
-    def _find_consumers(self, session: str, carrier: SessionCarrier) -> bool:
-        self._found[session] = frozenset(carrier.consumers())
+    def _release(self, session: str, _: SessionCarrier) -> bool:
+        """Append the session's delayed messages whose time has come, also if nobody polls it."""
+        with SessionFolder(self._root, session, create=False) as folder:
+            if not delayed_names(folder, time.time()):
+                return True
+            wait_free(folder, _LOCK_S)
+        self._queue.release(session)
         return True
+
+    def _find_consumers(self, session: str, carrier: SessionCarrier) -> bool:
+        found = carrier.consumers()
+        self._found[session] = frozenset(found.agents)
+        self._retries.keep(session, found.held)
+        return True
+
+    def _carry_held(self, session: str, carrier: SessionCarrier) -> bool:
+        """Try the held recipients whose pause is over."""
+        consumers = sorted(self._progress.served.get(session, ()))
+        until, is_more = time.monotonic() + _LOOK_S, True
+        while is_more and time.monotonic() < until:
+            is_more = False
+            for recipient, lines in self._retries.due(session):
+                if self._stop.is_set():
+                    return True
+                carried = carrier.carry_held(recipient, consumers, lines)
+                self._retries.tried(session, recipient, carried)
+                # Else a mailbox would stay full of messages that its reader has.
+                taken = self._taken.get(HeldKey(session, recipient), set())
+                ids = [one for one in carried.ids if one in taken]
+                self._append(list(claims_of_ids(session, recipient, ids, _POSTED_LATER)))
+                is_more |= carried.more
+        return True
+
+    def _note_held(self) -> None:
+        """Save which recipients are held, for `trunkline doctor`, and which mailboxes have own limits."""
+        held, own = self._retries.reasons(), set(self._rules.own_mailboxes)
+        if (held, own) != (self._progress.held, self._progress.own_mailboxes):
+            self._progress.held, self._progress.own_mailboxes = held, own
+            self._save()
 
     def _carry_late(self, session: str, carrier: SessionCarrier) -> bool:
         """Carry earlier broadcasts for consumers that have not got them."""
@@ -252,6 +265,7 @@ class FileBridge:
         carried = carrier.carry_some(sorted(self._progress.served.get(session, ())))
         if carried.lines:
             log.info("carried", session=session, lines=carried.lines)
+        self._retries.begin(session, carried.held)
         return carried.more
 
     def _claim(self, polls: PollsRead, behind: set[str]) -> None:
@@ -261,13 +275,28 @@ class FileBridge:
         only after that.
         """
         found = [*self._held, *polls.polls]
-        claims = [claim for poll in found if poll["session"] not in behind for claim in claims_of(poll)]
+        now = [poll for poll in found if poll["session"] not in behind]
+        claims = [claim for poll in now for claim in claims_of(poll)]
+        self._note_taken(now)
         for first in range(0, max(1, len(claims)), _CLAIMS):
             self._append(claims[first : first + _CLAIMS])
         self._held, self._audit = [poll for poll in found if poll["session"] in behind], polls.place
-        if not self._held and self._audit != self._progress.audit:
+        if not (self._held or self._taken) and self._audit != self._progress.audit:
             self._progress.audit = self._audit
             self._save()
+
+    def _note_taken(self, polls: Sequence[Mapping[str, Any]]) -> None:
+        """Remember which messages held agents have taken, and forget those of agents that are not held."""
+        self._taken = {key: ids for key, ids in self._taken.items() if self._retries.has(*key)}
+        for poll in polls:
+            key = HeldKey(poll["session"], poll["agent_id"])
+            if not self._retries.has(*key):
+                continue
+            taken = self._taken.setdefault(key, set())
+            if len(taken) < _TAKEN:
+                taken.update(poll["msg_ids"])
+            else:
+                log.warning("polls_dropped", polls=1)
 
     def _save(self) -> None:
         self._progress.save(self._progress_file)
@@ -276,6 +305,7 @@ class FileBridge:
         """Forget deleted sessions, so that a new one of the same name begins anew."""
         for name in self._found.keys() - set(sessions):
             del self._found[name]
+            self._retries.forget(name)
         gone = self._progress.served.keys() - set(sessions)
         for name in gone:
             del self._progress.served[name]
@@ -284,7 +314,7 @@ class FileBridge:
 
     def _carrier(self, session: str) -> SessionCarrier:
         known = partial(known_messages, self._settings)
-        return SessionCarrier(self._root, session, self._append, known, self._stop)
+        return SessionCarrier(self._root, session, self._post, known, self._stop, self._rules)
 
     def _sessions(self) -> list[str]:
         found = []
@@ -301,17 +331,23 @@ class FileBridge:
             return []
         return sorted(found)
 
-    def _append(self, records: Sequence[OutgoingRecord]) -> None:
+    def _post(self, records: Sequence[OutgoingRecord]) -> list[str | None]:
+        """Append records, and return for each why its line must be carried again; None: it need not."""
+        return self._rules.reasons(self._append(records))
+
+    def _append(self, records: Sequence[OutgoingRecord]) -> list[Position]:
         """Append and wait for Kafka. Raises BackboneUnreachable."""
         publisher = self._publisher.live()
         waiting = [(record, publisher.append(record)) for record in records]
         timeout_s = self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S
+        positions = []
         for record, append in waiting:
             try:
-                append.result(timeout_s)
+                positions.append(append.result(timeout_s))
             except RecordRefused as error:
                 log.warning("record_refused", stream=record.stream, ce_id=record.ce_id, why=str(error))
-                self._publisher.live().append_cut(record).result(timeout_s)
+                positions.append(self._publisher.live().append_cut(record).result(timeout_s))
+        return positions
 
     def _wait(self) -> None:
         """Wait until something may have changed, at most `files.poll_s`."""

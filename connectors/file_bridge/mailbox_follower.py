@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.file_bridge.bridge import Consumers, PutOff
+from connectors.file_bridge.bridge import Consumers
+from connectors.file_bridge.posting_rules import BridgeRules, ask_limits
+from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import DOOR, line_of, may_be_of
 from connectors.file_queue import Queue, QueueError
@@ -28,6 +30,7 @@ from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, Event
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
 from schemas.wire.ids import MAILBOX
 from schemas.wire.verdicts import ACCEPTED
@@ -40,6 +43,8 @@ _TICK_S: Final = 0.2
 _AGENTS_S: Final = 5.0
 _AGAIN_S: Final = 1.0
 _LOCK_S: Final = 0.25
+# Messages that are due within this time are read together.
+_DUE_S: Final = 0.2
 _REMEMBERED: Final = 20_000
 
 
@@ -52,15 +57,20 @@ class MailboxFollower(threading.Thread):
         settings: The settings of the queue and the gateway.
         stop: Ends the thread when it is set.
         consumers: The agents that poll the queue. Only their mailboxes are followed.
+        rules: The object that gets the limits of mailboxes and senders from this thread.
     """
 
-    def __init__(self, settings: Settings, stop: threading.Event, consumers: Consumers) -> None:
+    def __init__(
+        self, settings: Settings, stop: threading.Event, consumers: Consumers, rules: BridgeRules
+    ) -> None:
         super().__init__(name="mailbox-follower", daemon=True)
         self._settings = settings
         self._root = str(queue_root(settings))
         self._queue = Queue(self._root)
         self._stopping = stop
         self._consumers = consumers
+        self._rules = rules
+        self._due: dict[tuple[str, str], float] = {}
         self._synced: set[tuple[str, str]] = set()
         self._handled: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._waiting = PutOff(_tell_waiting)
@@ -83,7 +93,7 @@ class MailboxFollower(threading.Thread):
             self._stopping.wait(_AGAIN_S)
 
     def _follow(self) -> None:
-        wanted = {"kind": MAILBOX, "type": MESSAGE_POSTED, "verdict": ACCEPTED}
+        wanted = {"kind": MAILBOX, "type": f"{MESSAGE_POSTED},{MESSAGE_DUE}", "verdict": ACCEPTED}
         self._synced.clear()
         with (
             GatewayClient(self._settings) as gateway,
@@ -98,14 +108,20 @@ class MailboxFollower(threading.Thread):
                 # Only with an open stream: it delivers all messages that arrive later.
                 if has_snapshot:
                     self._sync_new(gateway)
-                    self._ask_agents(gateway)
+                    self._ask_registries(gateway)
 
     def _take(self, event: ServerEvent) -> None:
         if event.name in (GAP, SNAPSHOT):
             self._synced.clear()
+        elif event.name == SETTLED and event.data["type"] == MESSAGE_DUE:
+            realm, _, name = str(event.data["stream"]).removeprefix(f"{MAILBOX}/").partition("/")
+            # The event has no message. The pending ones are read together for all that are due at this time.
+            if (realm, name) in self._synced:
+                self._due.setdefault((realm, name), time.monotonic() + _DUE_S)
         elif event.name == SETTLED and not str(event.data["principal"]).startswith(f"{DOOR}/"):
             body = event.data["body"]
-            if isinstance(body, dict):
+            # A delayed message is not in the mailbox yet.
+            if isinstance(body, dict) and body.get("deliver_after_ms") is None:
                 body = {"realm": DEFAULT_REALM, **body}
                 session, name = str(body["realm"]), str(body["to"])
                 # The session of a consumer that is gone must not be created again.
@@ -117,6 +133,8 @@ class MailboxFollower(threading.Thread):
         now = set(self._consumers.all())
         self._forget(self._synced - now)
         self._waiting.keep(now)
+        self._synced -= {key for key, at in self._due.items() if at <= time.monotonic()}
+        self._due = {key: at for key, at in self._due.items() if key in self._synced}
         for session, name in sorted(now - self._synced):
             if not self._waiting.waits((session, name)):
                 with self._on_its_own(session, name):
@@ -187,11 +205,13 @@ class MailboxFollower(threading.Thread):
         if len(self._handled) > _REMEMBERED:
             self._handled.popitem(last=False)
 
-    def _ask_agents(self, gateway: GatewayClient) -> None:
+    def _ask_registries(self, gateway: GatewayClient) -> None:
+        """Ask for the agents and the limits every few seconds."""
         if time.monotonic() - self._asked_agents_at < _AGENTS_S:
             return
         shown = gateway.get(path_of("agents"))["agents"]
         self._agents = frozenset(agent["name"] for agent in shown if agent["status"] == "defined")
+        self._rules.known = ask_limits(gateway)
         self._asked_agents_at = time.monotonic()
 
 

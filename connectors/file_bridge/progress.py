@@ -19,6 +19,7 @@ import msgspec
 from connectors.file_bridge.records import poll_in
 from connectors.file_queue.session_files import AUDIT, complete_lines, open_fd
 from schemas.keys.private_files import replace_file
+from schemas.settings.settings import Settings
 
 # How much of the audit is read at once.
 _BYTES: Final = 8 * 1024 * 1024
@@ -44,10 +45,15 @@ class Progress(msgspec.Struct):
     Attributes:
         served: By session, the agents that have got all broadcasts before the bridge's cursor.
         audit: The place up to which the polls in the audit were carried.
+        held: By session, the recipients whose lines wait in the files, with the reasons (LM-08).
+        own_mailboxes: The mailboxes of the realm `default` with limits of their own, by the gateway's last
+            answer.
     """
 
     served: dict[str, set[str]] = {}
     audit: AuditPlace = AuditPlace()
+    held: dict[str, dict[str, str]] = {}
+    own_mailboxes: set[str] = set()
 
     @classmethod
     def load(cls, path: Path) -> Progress:
@@ -67,6 +73,11 @@ class Progress(msgspec.Struct):
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(self, order="deterministic"))
+
+
+def progress_file(settings: Settings) -> Path:
+    """Return the path of the bridge's progress file."""
+    return settings.data_path / "file_bridge" / "progress.json"
 
 
 def read_polls(root: str, place: AuditPlace) -> PollsRead:

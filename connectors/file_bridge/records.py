@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ DOOR: Final = "file"
 # Any program that may write the files may write any name into them.
 PRINCIPAL: Final = "unverified"
 TEXT: Final = "text/plain"
+NORMAL: Final = "normal"
 _BEGINNING: Final = b'{"msg_id":"'
 _TO_ONE: Final = re.compile(
     rb'\{"msg_id":"[\w.-]+","ts":"[\w:.+-]+","from":"[\w.-]+","to":"(?!all"|broadcast")[\w.-]+","topic":'
@@ -41,7 +42,9 @@ def is_to_everybody(message: Line) -> bool:
     return message["to"] in EVERYBODY
 
 
-def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
+def posting_of(
+    message: Line, session: str, recipient: str, limits: Mapping[str, int | None] | None = None
+) -> OutgoingRecord:
     """Return the record that posts a message of the file queue to the mailbox `<session>/<recipient>`.
 
     The session of the queue is the realm of the mailbox. Raises ValueError if the message does not fit the
@@ -51,6 +54,7 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
         message: The fields of the message with its whole body, as `Queue.poll` returns them.
         session: The session of the queue.
         recipient: The agent's name. A message to every agent needs one record for each agent.
+        limits: The limits of the mailbox, as fields of the class `Message`; None for no limits.
     """
     try:
         posted = Message.model_validate(
@@ -60,6 +64,7 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
                 "from": message["from"],
                 "to": recipient,
                 "kind": message["topic"],
+                "priority": message.get("priority", NORMAL),
                 "body": message["body"],
                 "content_type": TEXT,
                 "in_reply_to": message["in_reply_to"],
@@ -67,6 +72,7 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
                 "sent_at": message["ts"],
                 "expires_at": _expires_at(message),
                 "broadcast_id": message["msg_id"] if is_to_everybody(message) else None,
+                **(limits or {}),
             }
         )
     except ValidationError as error:
@@ -96,10 +102,17 @@ def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
     `poll` is the poll's entry in the queue's audit file, as `poll_in` returns it. The ids of the records depend
     on this entry alone, so repeated records are duplicates.
     """
-    session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]
+    yield from claims_of_ids(poll["session"], poll["agent_id"], poll["msg_ids"], poll["ts"])
+
+
+def claims_of_ids(session: str, agent: str, taken: Sequence[str], about: str) -> Iterator[OutgoingRecord]:
+    """Yield the records that mark messages with these ids as taken by an agent.
+
+    The ids of the records depend on the arguments alone. `about` tells claims of the same messages apart.
+    """
     for first in range(0, len(taken), LIMIT_MOST):
         some = taken[first : first + LIMIT_MOST]
-        request = uuid.uuid5(_NAMESPACE, f"{session}/{agent}/{poll['ts']}/{'/'.join(some)}")
+        request = uuid.uuid5(_NAMESPACE, f"{session}/{agent}/{about}/{'/'.join(some)}")
         yield claim_of_record(session, agent, str(request), some, door=DOOR, principal=PRINCIPAL)
 
 
@@ -135,8 +148,8 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
     sent = _moment(message.get("sent_at") or sent_at) or _moment(sent_at)
     if sent is None:
         raise ValueError("not a time")
-    end = _moment(message.get("expires_at") or "")
-    thread = message.get("thread")
+    end = _expiry(message, sent_at)
+    thread, priority = message.get("thread"), message.get("priority", NORMAL)
     return {
         "msg_id": message["message_id"],
         "ts": _text(sent),
@@ -147,7 +160,17 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
         "in_reply_to": message.get("in_reply_to"),
         "ttl_s": None if end is None else max(0.0, (end - sent).total_seconds()),
         **({} if thread is None else {"thread": thread}),
+        **({} if priority == NORMAL else {"priority": priority}),
     }
+
+
+def _expiry(message: Mapping[str, Any], logged_at: str) -> datetime | None:
+    """Return when a message of another door expires: by its sender, or counted from the time in the log."""
+    expires_in_ms = message.get("expires_in_ms")
+    if expires_in_ms is None:
+        return _moment(message.get("expires_at") or "")
+    logged = _moment(logged_at)
+    return None if logged is None else logged + timedelta(milliseconds=expires_in_ms)
 
 
 def may_be_to_everybody(line: bytes) -> bool:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from connectors.file_queue.message_queue import Queue
-from connectors.file_queue.message_record import BODY_LIMIT, TOPICS, to_indented, to_line
+from connectors.file_queue.message_record import BODY_LIMIT, PRIORITIES, TOPICS, to_indented, to_line
 from connectors.file_queue.queue_errors import QueueError
 
 TYPE_CHECKING = False
@@ -26,6 +26,7 @@ examples:
   trunkline queue poll --agent builder --topic ask --topic answer
   trunkline queue tail -n 3 | jq -r .body
   trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
+  trunkline queue send --topic ask --to builder --priority high --deliver-after-s 600 --body "And now?"
 
 A poll returns each message once: a printed message is taken. tail only reads.
 Exit codes: 0 ok, 1 the queue has failed, 2 wrong usage, 130 interrupted.
@@ -33,6 +34,8 @@ Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _D
 see docs/how-to/use_the_file_queue.md.
 """
 _BODY_HELP = "the text; - or nothing: standard input, byte for byte, with its last newline"
+_TTL_HELP = "how long it may be delivered (default: without limit)"
+_DELAY_HELP = "how long no agent gets it (default: no delay)"
 _SESSION_HELP = "the session (default: $TRUNKLINE_QUEUE_SESSION or default)"
 
 
@@ -73,13 +76,7 @@ def parser() -> argparse.ArgumentParser:
     option("--topic", required=True, choices=sorted(TOPICS), help="what kind of message it is")
     option("--body", metavar="TEXT", default="-", help=_BODY_HELP)
     option("--to", metavar="NAME", help="the recipient; without it, or all or broadcast: every agent")
-    option(
-        "--ttl-s",
-        "--ttl",
-        metavar="SECONDS",
-        type=_seconds,
-        help="how long it may be delivered (default: without limit)",
-    )
+    option("--ttl-s", "--ttl", metavar="SECONDS", type=_seconds, help=_TTL_HELP)
     option(
         "--sender",
         "--from",
@@ -88,6 +85,8 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
     option("--thread", metavar="ID", help="the conversation that the message belongs to")
+    option("--deliver-after-s", "--deliver-after", metavar="SECONDS", type=_seconds, help=_DELAY_HELP)
+    option("--priority", choices=PRIORITIES, help="a poll returns higher ones first (default: normal)")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
     option(
         "--agent",
@@ -159,7 +158,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     queue = Queue(given.root)
     if given.command == "send":
         body = _body(given.body)
-        about = (given.session, given.sender, given.reply_to, given.thread)
+        about = (
+            given.session,
+            given.sender,
+            given.reply_to,
+            given.thread,
+            given.deliver_after_s,
+            given.priority,
+        )
         sent = queue.send(given.topic, body, given.to, given.ttl_s, *about)
         _print(f"{sent}\n".encode())
     elif given.command == "poll":

@@ -14,30 +14,39 @@ import time
 
 from connectors.file_queue.cursors import open_messages, read_cursor, write_cursor
 from connectors.file_queue.message_record import (
-    BODY_LIMIT,
     CARRIED,
+    checked_delay,
     checked_name,
+    checked_priority,
     checked_topic,
+    checked_topics,
     checked_ttl,
+    encoded_body,
     is_expired,
     is_for,
     new_id,
     parse_line,
+    rank,
     reference,
-    side_file_of,
     stamp,
     to_line,
 )
-from connectors.file_queue.queue_errors import DiskErrors, QueueDisabledError, QueueError
-from connectors.file_queue.queue_settings import DEFAULT_SENDER, QueueSettings, checked_threshold, is_disabled
+from connectors.file_queue.queue_errors import DiskErrors, QueueError
+from connectors.file_queue.queue_settings import (
+    DEFAULT_SENDER,
+    QueueSettings,
+    check_enabled,
+    checked_threshold,
+    is_disabled,
+)
 from connectors.file_queue.session_files import (
     AUDIT,
+    DELAYED,
     MESSAGES,
     PLAN,
     SessionFolder,
     append,
     complete_lines,
-    complete_lines_backward,
     write_audit,
 )
 
@@ -110,6 +119,8 @@ class Queue:
         sender: str | None = None,
         reply_to: str | None = None,
         thread: str | None = None,
+        deliver_after_s: float | None = None,
+        priority: str | None = None,
     ) -> str:
         """Append a message and return its new id.
 
@@ -122,11 +133,13 @@ class Queue:
             sender: The sender; None for the variable TRUNKLINE_QUEUE_AGENT_ID, else `anonymous`.
             reply_to: The id of the message that this one answers, or None.
             thread: The id of the conversation. None leaves the field out of the line.
+            deliver_after_s: The time in seconds before which no agent gets the message; None for no delay.
+            priority: `high`, `normal` or `low`. A poll returns higher ones first. None counts as `normal`.
 
         Raises ValueError, QueueError, or QueueDisabledError if the queue is switched off. After a QueueError
         about fsync it is unknown whether the message is kept. After any other error it was not sent.
         """
-        _check_enabled()
+        check_enabled(os.environ)
         record: dict[str, Any] = {
             "msg_id": new_id(),
             "ts": stamp(),
@@ -137,12 +150,26 @@ class Queue:
             "in_reply_to": None if reply_to is None else checked_name(reply_to, "the message replied to"),
             "ttl_s": checked_ttl(ttl_s),
             **({} if thread is None else {"thread": checked_name(thread, "the thread")}),
+            **({} if priority is None else {"priority": checked_priority(priority)}),
         }
+        delay_s = checked_delay(deliver_after_s, ttl_s)
         where = self._named(session)
         line, side_file, text = self._line(record)
         with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
-            self._append(folder, where, line, side_file, text)
-        fields = {"body_bytes": len(text), "externalized": side_file is not None, "ttl_s": ttl_s}
+            if delay_s is None:
+                self._append(folder, where, line, side_file, text)
+            else:
+                from connectors.file_queue.delayed_messages import store_delayed
+
+                self._lock(folder, where)
+                store_delayed(folder, record, time.time() + delay_s)
+                self._step("delayed")
+        fields: dict[str, Any] = {
+            "body_bytes": len(text),
+            "externalized": side_file is not None,
+            "ttl_s": ttl_s,
+        }
+        fields |= {} if delay_s is None else {"deliver_after_s": delay_s}
         self._audit_message("send", where, record, **fields)
         return str(record["msg_id"])
 
@@ -152,7 +179,7 @@ class Queue:
         The line is marked, so that the bridge does not send the message back. `record` has the fields that
         `parse_line` returns. Raises ValueError if they are no message, QueueError, or QueueDisabledError.
         """
-        _check_enabled()
+        check_enabled(os.environ)
         where = self._named(session)
         line, side_file, text = self._line({**record, **CARRIED})
         if parse_line(line[:-1]) is None:
@@ -163,9 +190,32 @@ class Queue:
             self._append(folder, where, line, side_file, text)
         self._audit_message("deliver", where, record)
 
+    def release(self, session: str | None = None) -> int:
+        """Append the delayed messages of a session whose time has come, and return their number.
+
+        `poll` and `expire` do this, too. It waits for the session's lock. 0 if the queue is off.
+        Raises ValueError, or QueueError, also without such a session.
+        """
+        where = self._named(session)
+        if is_disabled(os.environ):
+            return 0
+        with DiskErrors("the release", self._root), SessionFolder(self._root, where, create=False) as folder:
+            self._lock(folder, where)
+            return self._release(folder, where)
+
+    def _release(self, folder: SessionFolder, session: str) -> int:
+        if not folder.has(DELAYED):
+            return 0
+        from connectors.file_queue.delayed_messages import release_due
+
+        ids = release_due(folder, time.time(), self._line, self._step)
+        for start in range(0, len(ids), AUDITED_IDS):
+            self._audit("release", session=session, msg_ids=ids[start : start + AUDITED_IDS])
+        return len(ids)
+
     def _line(self, record: dict[str, Any]) -> tuple[bytes, str | None, bytes]:
         """Return a record's line, the name of its side-file if its body is long, and its body."""
-        text, msg_id = _encoded(record["body"]), record["msg_id"]
+        text, msg_id = encoded_body(record["body"]), record["msg_id"]
         if len(text) <= self.body_threshold:
             return to_line(record), None, text
         return to_line({**record, "body": reference(msg_id)}), f"{msg_id}.txt", text
@@ -212,20 +262,22 @@ class Queue:
     def poll(
         self, agent_id: str, topics: Iterable[str] | None = None, session: str | None = None
     ) -> list[dict[str, Any]]:
-        """Take the new messages for an agent and return them, oldest first. Each is returned only once.
+        """Take the new messages for an agent and return them. Each is returned only once.
 
-        With `topics`, only messages of these topics are returned, and the others are skipped for good. The
-        agent's cursor (how far it has read) is on the disk before this returns. It waits for the session's
-        lock, not for messages: the list is empty if nothing is new or the queue is off. Raises TopicError,
-        ValueError, or QueueError, also for an invalid cursor.
+        Those of a higher priority come first, and else the oldest. With `topics`, only messages of these topics
+        are returned, and the others are skipped for good. The agent's cursor (how far it has read) is on the
+        disk before this returns. It waits for the session's lock, not for messages: the list is empty if
+        nothing is new or the queue is off. Raises TopicError, ValueError, or QueueError, also for an invalid
+        cursor.
         """
         checked_name(agent_id, "the agent")
-        wanted = None if topics is None else sorted({checked_topic(topic) for topic in _listed(topics)})
+        wanted = None if topics is None else checked_topics(topics)
         where = self._named(session)
         if is_disabled(os.environ):
             return []
         with DiskErrors("the poll", self._root), SessionFolder(self._root, where, create=True) as folder:
             self._lock(folder, where)
+            self._release(folder, where)
             old = read_cursor(folder, agent_id)
             found, new = self._scan(folder, agent_id, wanted, old or 0)
             self._step("scanned")
@@ -235,25 +287,20 @@ class Queue:
                     folder.sync_path()
             self._step("cursor_written")
         ids = [message["msg_id"] for message in found]
+        moved = {"cursor_from": old or 0, "cursor_to": new}
         # In several lines, because readers ignore an over-long line.
         for start in range(0, len(ids) or 1, AUDITED_IDS):
             piece = ids[start : start + AUDITED_IDS]
-            self._audit(
-                "poll",
-                session=where,
-                agent_id=agent_id,
-                topics=wanted,
-                matched=len(piece),
-                cursor_from=old or 0,
-                cursor_to=new,
-                msg_ids=piece,
-            )
+            named = {"agent_id": agent_id, "topics": wanted, "matched": len(piece), **moved, "msg_ids": piece}
+            self._audit("poll", session=where, **named)
         self._step("audited")
         return found
 
     def _scan(
         self, folder: SessionFolder, agent_id: str, wanted: list[str] | None, start: int
     ) -> tuple[list[dict[str, Any]], int]:
+        from connectors.file_queue.side_files import with_body
+
         fd = folder.open_file(MESSAGES)
         if fd is None:
             return [], 0
@@ -277,7 +324,7 @@ class Queue:
             if end != start:
                 # If a power cut loses lines but not the cursor, new lines would be before the cursor.
                 os.fsync(fd)
-            return [with_body(folder, message) for message in found], end
+            return [with_body(folder, message) for message in sorted(found, key=rank)], end
 
     def tail(
         self, n: int = 10, include_expired: bool = False, session: str | None = None
@@ -285,25 +332,11 @@ class Queue:
         """Return the last `n` messages to any recipient, oldest first, without taking them; empty if none."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"n must be a number of messages, 0 or more, not {str(n)[:40]!r}")
+        from connectors.file_queue.queue_status import last_messages
+
         where = self._named(session)
-        found: list[dict[str, Any]] = []
         with DiskErrors("the look at the queue", self._root):
-            try:
-                folder = SessionFolder(self._root, where, create=False)
-            except FileNotFoundError:
-                return []
-            with folder:
-                if not n or (fd := folder.open_file(MESSAGES)) is None:
-                    return []
-                with fd:
-                    now = time.time()
-                    for line in complete_lines_backward(fd, os.fstat(fd).st_size):
-                        message = parse_line(line)
-                        if message is not None and (include_expired or not is_expired(message, now)):
-                            found.append(with_body(folder, message))
-                            if len(found) == n:
-                                break
-        return found[::-1]
+            return last_messages(self._root, where, n, include_expired)
 
     def expire(self, session: str | None = None) -> int:
         """Remove the expired messages of a session, and return their number; 0 without such a session.
@@ -319,6 +352,7 @@ class Queue:
             try:
                 with SessionFolder(self._root, where, create=False) as folder:
                     self._lock(folder, where)
+                    self._release(folder, where)
                     removed, orphans = expire_messages(folder, time.time(), self._step)
             except FileNotFoundError:
                 return 0
@@ -362,39 +396,3 @@ def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) 
     from connectors.file_queue.expiry import finish_expire
 
     return finish_expire(folder, step)
-
-
-def _check_enabled() -> None:
-    if is_disabled(os.environ):
-        raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
-
-
-def _listed(topics: Iterable[str]) -> Iterable[str]:
-    # A string is an iterable of its characters.
-    return (topics,) if isinstance(topics, str) else topics
-
-
-def _encoded(body: object) -> bytes:
-    if not isinstance(body, str):
-        raise ValueError(f"the body must be text, not {type(body).__name__}")
-    try:
-        text = body.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError("the body cannot be encoded as UTF-8") from error
-    if len(text) > BODY_LIMIT:
-        raise ValueError(f"the body has {len(text)} bytes; the limit is {BODY_LIMIT}")
-    return text
-
-
-def with_body(folder: SessionFolder, message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message` with its whole body, which is read from its side-file if it has one (FQ-03).
-
-    If the side-file cannot be read, `body` stays the reference `@file:...`, and `_body_error` has the reason.
-    """
-    side_file = side_file_of(message)
-    if side_file is None:
-        return message
-    body, why = folder.read_body(side_file)
-    if body is None:
-        return {**message, "_body_error": why}
-    return {**message, "body": body, "_body_source": "side-file"}

@@ -24,6 +24,11 @@ EVERYBODY = (None, "all", "broadcast")
 # The longest line and the longest body that are read.
 LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
 
+# In the order in which a poll returns messages. A line without a priority has the priority `normal`.
+PRIORITIES = ("high", "normal", "low")
+DELAY_MOST_S = 366 * 24 * 3600
+_DELAY_LEAST_S = 0.001
+
 _FIELDS = ("msg_id", "ts", "from", "to", "topic", "body", "in_reply_to", "ttl_s")
 
 # CM-01, as in schemas/wire/ids.py, which needs more than the standard library. A test compares the two.
@@ -71,11 +76,62 @@ def checked_topic(value: object) -> str:
     raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(sorted(TOPICS))}")
 
 
+def checked_topics(values: Iterable[object]) -> list[str]:
+    """Return these topics sorted, each once; a string is one topic. Raises TopicError like `checked_topic`."""
+    # A string is an iterable of its characters.
+    return sorted({checked_topic(value) for value in ((values,) if isinstance(values, str) else values)})
+
+
 def checked_ttl(value: object) -> float | None:
     """Return `value` if it is None (no limit) or a number of seconds, 0 or more; else raise ValueError."""
     if value is None or _is_ttl(value):
         return value  # type: ignore[return-value]
     raise ValueError(f"ttl_s must be a number of seconds, 0 or more, not {str(value)[:40]!r}")
+
+
+def checked_delay(value: object, ttl_s: float | None) -> float | None:
+    """Return `value` if it is None (no delay) or a number of seconds from 0.001 to 366 days; else ValueError.
+
+    It must be less than `ttl_s`, the time to live of the message, or ValueError is raised.
+    """
+    if value is None:
+        return None
+    if not _is_ttl(value) or not _DELAY_LEAST_S <= value <= DELAY_MOST_S:  # type: ignore[operator]
+        raise ValueError(
+            f"deliver_after_s must be a number of seconds from {_DELAY_LEAST_S} to {DELAY_MOST_S}, "
+            f"not {str(value)[:40]!r}"
+        )
+    if ttl_s is not None and ttl_s <= value:  # type: ignore[operator]
+        raise ValueError("the message would expire before it is delivered: ttl_s is not above deliver_after_s")
+    return value  # type: ignore[return-value]
+
+
+def checked_priority(value: object) -> str:
+    """Return `value` if it is a priority, `high`, `normal` or `low`; else raise ValueError."""
+    if isinstance(value, str) and value in PRIORITIES:
+        return value
+    raise ValueError(f"there is no priority {str(value)[:40]!r}; the priorities are {', '.join(PRIORITIES)}")
+
+
+def rank(message: Mapping[str, Any]) -> int:
+    """Return the place of a message's priority in `PRIORITIES`. A poll returns lower ones first.
+
+    `message` has the fields of a line, as `parse_line` returns them.
+    """
+    return PRIORITIES.index(message.get("priority", "normal"))
+
+
+def encoded_body(body: object) -> bytes:
+    """Return a message's body in UTF-8. Raises ValueError if it is no text, or longer than 16 MiB."""
+    if not isinstance(body, str):
+        raise ValueError(f"the body must be text, not {type(body).__name__}")
+    try:
+        text = body.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError("the body cannot be encoded as UTF-8") from error
+    if len(text) > BODY_LIMIT:
+        raise ValueError(f"the body has {len(text)} bytes; the limit is {BODY_LIMIT}")
+    return text
 
 
 # Marks a line that the bridge has written. It comes from a mailbox and is not sent back.
@@ -137,7 +193,8 @@ def parse_line(line: bytes | None) -> dict[str, Any] | None:
     """Parse a line of `messages.jsonl` and return its message, or None for an invalid line. It never raises.
 
     A message has these fields: `msg_id`, `ts`, `from`, `to`, `topic`, `body`, `in_reply_to`, `ttl_s`. It also
-    has `thread` if the line has a valid one. Any other field is ignored, and so is a `thread` that is no name.
+    has `thread` and `priority` if the line has valid ones. Any other field is ignored, and so are invalid
+    values of these two.
 
     Args:
         line: The line without its newline. None stands for a line that was too long to read, and gives None.
@@ -171,10 +228,13 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
         )
     except ValueError:
         return None
-    # Not checked as the others: lines had no `thread` at first, and readers ignored any field of this name.
+    # Not checked as the others: lines had neither field at first, and readers ignored any of that name.
     thread = found.get("thread")
     if is_name(thread):
         message["thread"] = thread
+    priority = found.get("priority")
+    if type(priority) is str and priority in PRIORITIES:
+        message["priority"] = priority
     return message if is_valid else None
 
 

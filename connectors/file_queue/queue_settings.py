@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from connectors.file_queue.queue_errors import QueueError
+from connectors.file_queue.queue_errors import QueueDisabledError, QueueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
     """
     word = _first(environ, "TRUNKLINE_QUEUE_DISABLED", "ZOS_MQ_DISABLED") or ""
     return word.strip().lower() not in _OFF
+
+
+def check_enabled(environ: Mapping[str, str]) -> None:
+    """Raise QueueDisabledError if TRUNKLINE_QUEUE_DISABLED switches the queue off."""
+    if is_disabled(environ):
+        raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
 
 
 def find_root(environ: Mapping[str, str]) -> str:

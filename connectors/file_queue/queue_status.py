@@ -1,4 +1,4 @@
-"""The numbers of messages and bytes in a file queue, for `trunkline queue status` (FQ-07)."""
+"""Looks at a file queue that change nothing: its last messages, and its numbers (FQ-07)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,46 @@ import time
 
 from connectors.file_queue.cursors import all_cursors
 from connectors.file_queue.message_record import TOPICS, is_expired, is_name, parse_line
-from connectors.file_queue.session_files import BODIES, MESSAGES, SessionFolder, complete_lines
+from connectors.file_queue.session_files import (
+    BODIES,
+    DELAYED,
+    MESSAGES,
+    SessionFolder,
+    complete_lines,
+    complete_lines_backward,
+)
+from connectors.file_queue.side_files import with_body
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SUMMED = ("messages", "expired", "unparseable", "bytes")
+_SUMMED = ("messages", "expired", "unparseable", "delayed", "bytes")
+
+
+def last_messages(root: str, session: str, n: int, include_expired: bool) -> list[dict[str, Any]]:
+    """Return the last `n` messages of a session to any recipient, oldest first; empty without such a session.
+
+    `root` is the queue's folder. Expired messages count with `include_expired` alone. It takes no lock. Raises
+    OSError if a file cannot be read.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        folder = SessionFolder(root, session, create=False)
+    except FileNotFoundError:
+        return []
+    with folder:
+        if not n or (fd := folder.open_file(MESSAGES)) is None:
+            return []
+        with fd:
+            now = time.time()
+            for line in complete_lines_backward(fd, os.fstat(fd).st_size):
+                message = parse_line(line)
+                if message is not None and (include_expired or not is_expired(message, now)):
+                    found.append(with_body(folder, message))
+                    if len(found) == n:
+                        break
+    return found[::-1]
 
 
 def queue_status(root: str, session: str | None) -> dict[str, Any]:
@@ -23,8 +56,9 @@ def queue_status(root: str, session: str | None) -> dict[str, Any]:
     if a file cannot be read.
 
     Returns:
-        The sums `messages`, `expired`, `unparseable` (invalid lines) and `bytes`; the messages `per_topic`; and
-        under `sessions` the same for each session, with each agent's cursor (None for an invalid one).
+        The sums `messages`, `expired`, `unparseable` (invalid lines), `delayed` and `bytes`; the messages
+        `per_topic`; and under `sessions` the same for each session, with each agent's cursor (None for an
+        invalid one).
     """
     sessions = {name: _session_status(root, name) for name in ([session] if session else _sessions(root))}
     sums = {what: sum(one[what] for one in sessions.values()) for what in _SUMMED}
@@ -48,6 +82,10 @@ def _session_status(root: str, session: str) -> dict[str, Any]:
         with SessionFolder(root, session, create=False) as folder:
             cursors = all_cursors(folder)
             found["bytes"] = _bytes_of_bodies(folder)
+            if folder.has(DELAYED):
+                from connectors.file_queue.delayed_messages import delayed_names
+
+                found["delayed"] = len(delayed_names(folder))
             fd = folder.open_file(MESSAGES)
             if fd is not None:
                 with fd:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MESSAGES, BODIES, CURSORS, LOCK = "messages.jsonl", "bodies", "cursors", ".lock"
 PLAN = "expire.plan"
+DELAYED = "delayed"
 AUDIT = "audit.jsonl"
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 CHUNK_BYTES = 256 * 1024

@@ -27,10 +27,10 @@ from typing import Final
 
 import structlog
 
+from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.mqtt_bridge.broker_bridge import BrokerBridge
 from connectors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.mqtt_bridge.job_brokers import JobBrokerBridges
-from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
 from connectors.terminal.json_log import configure_json_log
 from schemas.errors import TrunklineError
@@ -53,7 +53,7 @@ class MqttBridge:
     def __init__(self, settings: Settings, stop: threading.Event, ready_file: Path | None = None) -> None:
         self._stop = stop
         self._ready_file = ready_file
-        self._verdicts = VerdictStream(settings)
+        self._verdicts = VerdictStream(settings, settings.mqtt.receipt_verdict_wait_s)
         own = settings.model_copy(update={"mqtt": role_mqtt(settings, BRIDGE)})
         self._inboxes = AgentInboxes(
             own,

@@ -16,11 +16,11 @@ from typing import Final
 
 import structlog
 
+from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
-from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import backoff_s
 from schemas.errors import BackboneUnreachable, TrunklineError

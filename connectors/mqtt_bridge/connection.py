@@ -23,11 +23,11 @@ import structlog
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
+from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
-from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.ack_window import AckWindow, PendingAck
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription

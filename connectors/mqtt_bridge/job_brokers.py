@@ -19,8 +19,8 @@ import structlog
 from pydantic import ValidationError
 
 from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.mqtt_bridge.broker_bridge import BrokerBridge
-from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.broker_settings import broker_name, resolve_mqtt, same_broker
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring

@@ -9,6 +9,9 @@ from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayC
 from schemas.errors import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     import httpx2
 
 _PATH: Final = "/messages"
@@ -32,7 +35,12 @@ class PostedXml:
 
 
 def post_xml(
-    gateway: GatewayClient, document: bytes, *, sender: str | None = None, request_id: str
+    gateway: GatewayClient,
+    document: bytes,
+    *,
+    sender: str | None = None,
+    request_id: str,
+    sent: Mapping[str, Any] | None = None,
 ) -> PostedXml:
     """Post an XML document to the hub and return the hub's answer. Retries while the hub does not answer.
 
@@ -44,6 +52,7 @@ def post_xml(
         sender: The human listener in whose name the operator writes; None for the operator's own name.
         request_id: The idempotency key. Another call with the same key sends the same message, so it has no
             further effect.
+        sent: The query parameters `priority`, `expires_in_s` and `deliver_after_s`, those that are given.
 
     Raises:
         Refused: Too many messages wait, or the token is not accepted.
@@ -58,7 +67,7 @@ def post_xml(
         lambda answer: answer.status_code == _TOO_MANY or _is_xml(answer),
         content=document,
         headers={"Content-Type": "application/xml", "Idempotency-Key": request_id},
-        params={} if sender is None else {"as": sender},
+        params={**(sent or {}), **({} if sender is None else {"as": sender})},
         timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_TIMEOUT_S),
     )
     if answer.status_code == _TOO_MANY:

@@ -42,6 +42,8 @@ from schemas.settings.settings import MqttSettings, Settings
 
 _HTTP_TIMEOUT_S = 5.0
 _CONNECT_S = 2.0
+# The doctor names so many mailboxes for which lines of the file queue wait.
+_HELD_SHOWN = 5
 _MEND = "the listeners of the log stay; correct the file, then: trunkline organism reload"
 CHECKS = Checks()
 
@@ -196,8 +198,28 @@ def check_accounts(settings: Settings) -> Finding:
     return ok(f"no client without an account; the roles' passwords are in {private.found}")
 
 
-for _bridge in (BRIDGE, FILES):
-    CHECKS.add(_bridge)(partial(check_part, part=_bridge))
+CHECKS.add(BRIDGE)(partial(check_part, part=BRIDGE))
+
+
+@CHECKS.add(FILES)
+def check_files(settings: Settings) -> Finding:
+    """Check that the file bridge is ready, and that no mailbox keeps lines of the file queue waiting.
+
+    Waiting lines are a warning.
+    """
+    from connectors.file_bridge.progress import Progress, progress_file
+
+    part = check_part(settings, FILES)
+    found = Progress.load(progress_file(settings)).held
+    held = [f"{session}/{name} ({why})" for session, names in found.items() for name, why in names.items()]
+    if part.level == FAIL or not held:
+        return part
+    named = ", ".join(escaped(one) for one in sorted(held)[:_HELD_SHOWN])
+    more = f" and {len(held) - _HELD_SHOWN} more" if len(held) > _HELD_SHOWN else ""
+    return warn(
+        f"{part.found}; lines of the file queue wait for {named}{more}",
+        "let the readers take their messages, or raise their limits: trunkline principals limit",
+    )
 
 
 @CHECKS.add(GATEWAY)

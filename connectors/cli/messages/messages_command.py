@@ -116,6 +116,7 @@ def _broadcast(call: Call) -> int:
 @ACTIONS.add(
     argument("file", "the document, a <message> with a payload; - is standard input"),
     argument("--as", "in the name of a human listener (operator)", dest="sender", metavar="LISTENER"),
+    *SENT,
     request_id("the same message, not a second one"),
     example="trunkline messages xml question.xml",
 )
@@ -128,7 +129,8 @@ def _xml(call: Call) -> int:
 
     document = read_given(call.file, "FILE", call.settings.limits.payload_bytes)
     with call.gateway() as gateway, call.named_request("the message was delivered") as request_id:
-        posted = post_xml(gateway, document, sender=call.sender, request_id=request_id)
+        fields = sent_fields(call)
+        posted = post_xml(gateway, document, sender=call.sender, request_id=request_id, sent=fields)
     answer = {"thread": posted.thread, "messages": posted.messages, "huh": posted.huh, "request_id": request_id}
     if posted.huh is not None:
         from connectors.cli.organism.console_lines import shown_xml

@@ -17,7 +17,7 @@ from connectors.gateway.feed.settled_stream import (
     server_events,
     snapshot_rows,
 )
-from connectors.gateway.feed.verdict_lines import ReceiptVerdicts, verdict_lines
+from connectors.gateway.feed.verdict_lines import FILE_DOOR, ReceiptVerdicts, file_verdicts, verdict_lines
 from connectors.gateway.rules.owners import session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Gate, Routes
@@ -47,6 +47,13 @@ class EventFilter(QueryFilter):
     """Types of the records, such as `job.registered`, joined by commas. Without it: any."""
     verdict: Literal["accepted", "duplicate", "rejected"] | None = None
     """Verdict on the records. Without it: any."""
+
+
+class VerdictFilter(QueryFilter):
+    """The records whose verdicts to stream."""
+
+    door: Literal["mqtt", "file"] = "mqtt"
+    """`mqtt`: events and messages that came over MQTT. `file`: messages of the file queue."""
 
 
 def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:
@@ -117,7 +124,7 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     @routes.get(
         "/api/hub/verdicts", Action.VERDICTS_READ, response_class=Response, responses=_documented(NDJSON)
     )
-    async def follow_verdicts(request: Request) -> Response:
-        """Stream the verdicts on records that came over MQTT, as lines of JSON; `{}` at least every second."""
-        verdicts = ReceiptVerdicts(hub.limits.may_refuse)
-        return answer(request, lambda follower: verdict_lines(follower, verdicts), NDJSON)
+    async def follow_verdicts(request: Request, asked: Annotated[VerdictFilter, Query()]) -> Response:
+        """Stream the verdicts on records of a bridge, as lines of JSON; `{}` at least every second."""
+        verdicts_of = file_verdicts if asked.door == FILE_DOOR else ReceiptVerdicts(hub.limits.may_refuse).of
+        return answer(request, lambda follower: verdict_lines(follower, verdicts_of), NDJSON)

@@ -1,4 +1,4 @@
-"""The stream of verdicts for the MQTT bridge, which puts them into receipts (JE-17, LM-05).
+"""The stream of verdicts for the bridges. That of MQTT puts them into receipts (JE-17, LM-05).
 
 The verdict on an agent's message is that of its record in the agent's stream. But the sender wants to know,
 too, whether the message has come into the mailbox. If the mailbox may be full, the verdict waits for the record
@@ -24,6 +24,8 @@ from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED
 
+FILE_DOOR: Final = "file"
+_BY_FILES: Final = f"{FILE_DOOR}/"
 _BY_MQTT: Final = "mqtt/"
 _MOST: Final = 10_000
 
@@ -103,8 +105,21 @@ class ReceiptVerdicts:
             self._refused.popitem(last=False)
 
 
-async def verdict_lines(follower: Follower, verdicts: ReceiptVerdicts) -> AsyncIterator[bytes]:
-    """Yield lines of JSON with the verdicts on records that came over MQTT; `{}` at least every second.
+def file_verdicts(records: Sequence[SettledRecord]) -> list[Verdict]:
+    """Return the verdicts on postings of the file queue among settled records (LM-08)."""
+    return [
+        (*record.position, record.verdict, record.reason)
+        for record in records
+        if record.type == MESSAGE_POSTED and (record.principal or "").startswith(_BY_FILES)
+    ]
+
+
+async def verdict_lines(
+    follower: Follower, verdicts_of: Callable[[Sequence[SettledRecord]], list[Verdict]]
+) -> AsyncIterator[bytes]:
+    """Yield lines of JSON with the verdicts on records of a bridge; `{}` at least every second.
+
+    `verdicts_of` chooses the verdicts. It is called with the settled records in their order.
 
     A line is `{"settled": [...]}`, and a verdict is `[partition, offset, verdict, reason]`. The stream starts
     with the records settled from now on. It ends without an error when `follower.goes_on` returns False, or
@@ -114,7 +129,7 @@ async def verdict_lines(follower: Follower, verdicts: ReceiptVerdicts) -> AsyncI
     yield b"{}\n"
     with suppress(FellBehind):
         async for _, records in follower.batches(cursor, TICK_S):
-            found = verdicts.of(records)
+            found = verdicts_of(records)
             yield orjson.dumps({"settled": found}) + b"\n" if found else b"{}\n"
 
 

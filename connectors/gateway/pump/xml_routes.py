@@ -17,6 +17,8 @@ from pydantic import ConfigDict, Field
 
 from connectors.gateway.pump.pump_answers import newest_question, opens_thread, own_thread, place_of
 from connectors.gateway.pump.pump_leases import HUMAN
+from connectors.gateway.rules.message_limits import check_limits, limited, note_full
+from connectors.gateway.rules.message_models import SentMessage
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
 from connectors.gateway.services.conversations import Place, child_thread
@@ -25,7 +27,7 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
 from connectors.gateway.web.example_values import EXAMPLES
 from connectors.gateway.web.idempotency import WriteRequest
-from connectors.gateway.web.models import ERRORS, NamedThing, QueryFilter
+from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.rates.token_buckets import TokenBuckets
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
@@ -75,10 +77,11 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-class XmlSending(QueryFilter):
-    """The query parameter `as` of `POST /messages`."""
+class XmlSending(SentMessage):
+    """The query parameters of `POST /messages`."""
 
-    model_config = ConfigDict(populate_by_name=True)
+    # Not strict: in a query, numbers are text.
+    model_config = ConfigDict(populate_by_name=True, strict=False)
 
     sender: Annotated[NamedThing | None, Field(alias="as")] = None
     """Human listener in whose name the operator sends. Without it: the caller."""
@@ -107,7 +110,10 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
 
         The answer 202 lists the posted messages. An invalid document is answered with 400 or 413. A fault in
         the envelope or its recipient is answered with 422 and a `<huh>`. The status is 429 for a full queue or
-        a sender above its rate.
+        a sender above its rate: with the reason `mailbox_full` or `rate_limited` by the limits of principals.
+
+        The query parameters `priority`, `expires_in_s` and `deliver_after_s` are those of other messages. A
+        listener that has not got a message in its time never gets it.
         """
         caller = write.caller
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
@@ -120,10 +126,12 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
         opened: OpenedMessage | None = None
         try:
             opened = await _opened(hub, body)
-            messages = _addressed(hub, sender, opened, body, write.request_id)
-            if not (write.key is not None and _are_known(hub, messages)):
-                for message in messages:
+            messages = _addressed(hub, sender, opened, body, write.request_id, asked)
+            for message in messages:
+                # The messages of a repeated request need no room.
+                if hub.mailboxes.mailbox_of(message.message_id) is None:
                     check_room(hub, sender, message.recipient)
+                    check_limits(hub, message, f"POST {XML_MESSAGES}")
             messages, verdict = await _posted(hub, messages, caller.principal)
         except XmlRefused as refused:
             raise ApiError(413 if refused.reason == TOO_LARGE else 400, refused.reason, str(refused)) from None
@@ -156,7 +164,9 @@ async def _opened(hub: Hub, body: bytes) -> OpenedMessage:
     return await asyncio.to_thread(open_document, body, limits)
 
 
-def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, request_id: str) -> list[Message]:
+def _addressed(
+    hub: Hub, sender: str, opened: OpenedMessage, body: bytes, request_id: str, asked: XmlSending
+) -> list[Message]:
     """Return one message for each recipient. Raises Faulty."""
     thread = opened.thread or str(uuid.uuid5(uuid.UUID(request_id), "thread"))
     known = place_of(hub, thread)
@@ -181,6 +191,7 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
             "root_thread": thread,
             "on_behalf_of": sender,
             "broadcast_id": request_id if opened.to is None else None,
+            **asked.in_the_log(),
             **repaired,
         }
         if known is not None:
@@ -209,11 +220,6 @@ def _as_answer(hub: Hub, known: Place, thread: str, message_id: str) -> dict[str
     return {**about, "in_reply_to": question.message_id}
 
 
-def _are_known(hub: Hub, messages: list[Message]) -> bool:
-    """Return whether a repeated request has already posted its messages, so that they need no room."""
-    return all(hub.mailboxes.mailbox_of(message.message_id) is not None for message in messages)
-
-
 async def _posted(hub: Hub, messages: list[Message], principal: str) -> tuple[list[Message], str]:
     """Post all messages.
 
@@ -224,11 +230,14 @@ async def _posted(hub: Hub, messages: list[Message], principal: str) -> tuple[li
         ApiError: The fold rejected a message.
         Faulty: All listeners were removed.
     """
-    records = [posting_record(message, door=XML_DOOR, principal=principal) for message in messages]
+    records = [
+        posting_record(limited(hub, message), door=XML_DOOR, principal=principal) for message in messages
+    ]
     verdicts, posted = set(), []
     for message, settled in zip(messages, await hub.appender.settle_all(records), strict=True):
         if settled.why == CLOSED:
             continue
+        note_full(hub, message, settled)
         verdicts.add(refuse_rejected(settled).verdict)
         posted.append(message)
     if not posted:

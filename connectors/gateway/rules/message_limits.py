@@ -79,6 +79,17 @@ def _recorded(hub: Hub, sender: str, route: str) -> Iterator[None]:
         raise
 
 
+def limited(hub: Hub, message: Message) -> Message:
+    """Return a message with the limits of its recipient's mailbox, ready to be posted."""
+    return message.model_copy(update=hub.limits.of(message.recipient).of_mailbox)
+
+
+def note_full(hub: Hub, message: Message, settled: SettledRecord) -> None:
+    """Let the gateway refuse more messages to a mailbox for a second, if the fold called it full."""
+    if settled.reason == MAILBOX_FULL:
+        hub.limits.note_full(message.recipient)
+
+
 async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRecord:
     """Append a message with the limits of its recipient's mailbox, and return the settled record.
 
@@ -86,10 +97,8 @@ async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRec
         ApiError: The fold rejected the record: 429 with the reason `mailbox_full`, or another one.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
-    limited = message.model_copy(update=hub.limits.of(message.recipient).of_mailbox)
-    settled = await hub.appender.settle(posting_record(limited, **origin))
-    if settled.reason == MAILBOX_FULL:
-        hub.limits.note_full(message.recipient)
+    settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
+    note_full(hub, message, settled)
     return refuse_rejected(settled)
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from connectors.cli.doctor.doctor_command import CHECKS
 from connectors.cli.doctor.findings import FAIL, OK, WARN
-from connectors.cli.doctor.parts import check_gateway, check_organism, check_xml_pump
+from connectors.cli.doctor.parts import check_files, check_gateway, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
+from connectors.file_bridge.progress import Progress, progress_file
 from connectors.local_stack import free_port, state_file
 from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
 from connectors.tls_keys.tls_files import TlsFolder, create
@@ -52,6 +53,20 @@ def stack_of(settings: Settings, **parts: tuple[str, int, bool]) -> None:
 
 def test_every_part_of_the_stack_has_a_check() -> None:
     assert {"mqtt" if part == MOSQUITTO else part for part in ALL_PARTS} <= CHECKS.keys()
+
+
+@pytest.mark.requirement("LM-08")
+def test_lines_of_the_file_queue_that_wait_are_a_warning_with_few_names(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    stack_of(settings, files=("ready", 0, True))
+    assert check_files(settings).level == OK
+    held = {f"a{number}": "mailbox_full" for number in range(7)}
+    Progress(held={"default": held, "other": {"bo": "rate_limited"}}).save(progress_file(settings))
+    found = check_files(settings)
+    assert found.level == WARN and "default/a0 (mailbox_full)" in found.found
+    assert found.found.count("mailbox_full") == 5 and found.found.endswith(" and 3 more")
+    stack_of(settings, files=("ready", 0, False))
+    assert check_files(settings).level != OK
 
 
 def test_pumps_that_are_not_started_are_told_unless_none_is_to_run(tmp_path: Path) -> None:

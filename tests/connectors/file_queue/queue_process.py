@@ -21,6 +21,7 @@ WRITES = {
     "half_a_copy": ".messages.jsonl.new",
     "half_a_cursor": ".cursor.new",
     "half_a_side_file": ".txt",
+    "half_a_delayed_message": ".json.new",
 }
 STOP_AT = "stop_at_"
 
@@ -100,6 +101,8 @@ def _main(root: str, operation: str, kill_at: str, nth: str, *rest: str) -> None
         print(queue.send("ask", "killed" * 1000), flush=True)
     elif operation == "send small":
         print(queue.send("ask", "killed"), flush=True)
+    elif operation == "send later":
+        print(queue.send("ask", "killed" * 1000, deliver_after_s=0.001), flush=True)
     elif operation == "poll":
         print(*(message["msg_id"] for message in queue.poll("ann")), flush=True)
     elif operation == "expire":

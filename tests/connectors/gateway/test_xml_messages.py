@@ -353,3 +353,39 @@ def test_a_listener_shares_its_name_and_so_its_mailbox_with_nobody(organism: Org
     assert organism.operator.post("/api/hub/principals", json=body).json()["reason"] == "policy"
     body = {"agent_name": "fast", "public_key": new_key_pair()[1]}
     assert organism.operator.post("/api/hub/participants", json=body).json()["reason"] == "policy"
+
+
+@pytest.mark.requirement("XP-15")
+@pytest.mark.requirement("DL-22")
+@pytest.mark.requirement("LM-01")
+def test_a_document_has_priority_times_and_limits_as_other_messages(organism: Organism) -> None:
+    to_fast = "<to>fast</to>"
+    for bad in ({"priority": "urgent"}, {"expires_in_s": "0"}, {"expires_in_s": "1", "deliver_after_s": "1"}):
+        assert organism.post(search(), head=to_fast, **bad).json()["reason"] == "malformed"
+    organism.post(search("low"), head=to_fast, priority="low")
+    organism.post(search("late"), head=to_fast, deliver_after_s="1.5", expires_in_s="300")
+    organism.post(search("high"), head=to_fast, priority="high")
+    organism.post(search("brief"), head=to_fast, expires_in_s="0.2")
+    rows = {one["body"].partition("<query>")[2].partition("<")[0]: one for one in organism.mailbox("fast")}
+    assert {name: one["status"] for name, one in rows.items() if name != "brief"} == {
+        "low": "unread",
+        "high": "unread",
+        "late": "delayed",
+    }
+    assert rows["late"]["expires_at"] is not None
+    wait_until(lambda: {one["status"] for one in organism.mailbox("fast", status="expired")}, 10, "it expires")
+    got = [local(one["body"].encode())["query"] for one in organism.lease("fast")["messages"]]
+    wait_until(lambda: not organism.mailbox("fast", status="delayed"), 10, "it is delivered")
+    got += [local(one["body"].encode())["query"] for one in organism.lease("fast")["messages"]]
+    assert got == ["high", "low", "late"]
+    # The three are leased, so they count.
+    organism.operator.post("/api/hub/limits/name/fast", json={"pending_most": 3})
+    full = organism.post(search(), head=to_fast)
+    assert (full.status_code, full.json()["reason"]) == (429, "mailbox_full") and "Retry-After" in full.headers
+    token = add_principal(organism.operator, "ann", "worker")
+    organism.operator.post("/api/hub/limits/name/ann", json={"messages_per_minute": 1})
+    with organism.gateway.client(token) as ann:
+        answers = [organism.post(search(), ann, "<to>slow</to>") for _ in range(2)]
+        assert [one.status_code for one in answers] == [202, 429], answers[0].text
+        assert answers[1].json()["reason"] == "rate_limited"
+        assert organism.post(search(), ann, to_fast).json()["reason"] == "mailbox_full"

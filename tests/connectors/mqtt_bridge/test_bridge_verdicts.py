@@ -11,10 +11,10 @@ import time
 import pytest
 
 from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.job_tools.job_registry import register_job
 from connectors.log.publisher import Position, Publisher
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import program_environment, wait_until, with_mqtt
@@ -160,7 +160,7 @@ def test_while_the_gateway_is_away_receipts_say_null_at_once_and_nothing_stays_b
 
 
 def test_a_missing_gateway_costs_no_time(backbone_settings):
-    stream = VerdictStream(backbone_settings)
+    stream = VerdictStream(backbone_settings, WAIT_S)
     stream.start()
     answers = []
     stream.ask(Position(0, 1), lambda *answer: answers.append(answer))
@@ -171,7 +171,7 @@ def test_a_missing_gateway_costs_no_time(backbone_settings):
 def test_a_verdict_may_come_before_kafkas_answer_and_each_question_is_answered_once(
     verdicts, job, start_bridge
 ):
-    stream = VerdictStream(verdicts.settings)
+    stream = VerdictStream(verdicts.settings, WAIT_S)
     stream.start()
     verdicts.wait_follower()
     wait_until(lambda: stream.up, what="an open stream")

@@ -8,9 +8,9 @@ import threading
 import msgspec
 import pytest
 
+from connectors.gateway_client.verdict_stream import VerdictStream, _Line
 from connectors.log.publisher import Position
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
-from connectors.mqtt_bridge.verdict_stream import VerdictStream, _Line
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import decode

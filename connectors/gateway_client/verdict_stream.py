@@ -1,4 +1,4 @@
-"""The gateway's verdicts, for the receipts of the bridge (JE-17): one HTTP stream that is kept open.
+"""The gateway's verdicts on records of the bridges (JE-17, LM-05): one HTTP stream that is kept open.
 
 **Reads** `GET /api/hub/verdicts` (NDJSON, operator's token), and reconnects with back-off for ever.
 **Guarantees** that each question is answered once: with the verdict when it comes in time, and otherwise with
@@ -30,6 +30,7 @@ log = structlog.stdlib.get_logger(__name__)
 Answer = Callable[[str | None, str | None], object]
 
 VERDICTS_PATH: Final = "/api/hub/verdicts"
+_DEFAULT_DOOR: Final = "mqtt"
 # The gateway writes at least every second; one that is silent for longer hangs.
 _SILENCE_S: Final = 3.0
 _BACKOFF_MAX_S: Final = 2.0
@@ -48,11 +49,17 @@ class VerdictStream:
 
     Call `start` first and `close` at the end. A callback runs on the thread that calls `ask` or on one of the
     stream's two threads, and must not block.
+
+    Args:
+        settings: The settings with the gateway's address.
+        wait_s: How long a question waits for its verdict, in seconds.
+        door: The door whose records the verdicts are about, `mqtt` or `file`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, wait_s: float, door: str = _DEFAULT_DOOR) -> None:
         self._settings = settings
-        self._wait_s = settings.mqtt.receipt_verdict_wait_s
+        self._wait_s = wait_s
+        self._wanted = {} if door == _DEFAULT_DOOR else {"door": door}
         self._lock = threading.Condition()
         self._up = False
         self._early: OrderedDict[tuple[int, int], tuple[str, str | None]] = OrderedDict()
@@ -94,9 +101,9 @@ class VerdictStream:
         """Call `answer(verdict, reason)` once, when the gateway has settled the record at `position`.
 
         Does not wait. `verdict` is accepted, duplicate or rejected. It is None when no verdict comes within
-        `mqtt.receipt_verdict_wait_s`, or when the stream is not open or is lost. `reason` says why a record was
-        rejected; otherwise it is None. A verdict that comes after that time goes to `late`, if it is among the
-        last 10,000 and the stream is not lost.
+        `wait_s`, or when the stream is not open or is lost. `reason` says why a record was rejected; otherwise
+        it is None. A verdict that comes after that time goes to `late`, if it is among the last 10,000 and the
+        stream is not lost.
         """
         key = (position.partition, position.offset)
         with self._lock:
@@ -142,7 +149,7 @@ class VerdictStream:
         with (
             GatewayClient(self._settings) as gateway,
             gateway.connection(_SILENCE_S) as http,
-            http.stream("GET", VERDICTS_PATH) as answer,
+            http.stream("GET", VERDICTS_PATH, params=self._wanted) as answer,
         ):
             if answer.status_code != 200:
                 raise Refused(f"{VERDICTS_PATH}: HTTP status {answer.status_code}")

@@ -1,0 +1,95 @@
+"""Recipients whose mailbox takes no line at present: from which line on they have to get the rest (LM-08).
+
+Such a recipient is *held*. Its lines stay in the queue, and the bridge goes on with those of other recipients.
+The place of its first line that was not posted is a cursor like those of consumers, so an expire adjusts it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from connectors.file_queue.cursors import SUFFIX, agents, read_cursor, write_cursor
+from connectors.file_queue.message_record import is_name
+from connectors.file_queue.queue_errors import QueueError
+from connectors.file_queue.session_files import CURSORS, SessionFolder, complete_lines, remove
+
+PREFIX: Final = "trunkline-held."
+
+
+class NotHeld(QueueError):
+    """A mailbox takes no line, and the name of the recipient is too long for a cursor. The session waits."""
+
+
+def held_recipients(names: Sequence[str]) -> list[str]:
+    """Return the recipients that are held, given the names of all cursors of a session."""
+    return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+
+
+def held_cursors(folder: SessionFolder) -> dict[str, int]:
+    """Return the place of each held recipient: the offset in `messages.jsonl` of the first line that it lacks.
+
+    The caller has the session's lock. An invalid cursor counts as 0: posting a line again does no harm.
+    """
+    found: dict[str, int] = {}
+    for recipient in held_recipients(agents(folder)):
+        try:
+            offset = read_cursor(folder, PREFIX + recipient)
+        except QueueError:
+            offset = 0
+        if offset is not None:
+            found[recipient] = offset
+    return found
+
+
+def hold(folder: SessionFolder, recipient: str, offset: int) -> None:
+    """Hold a recipient from the line at `offset` on; from an earlier one if it is held from there already.
+
+    The caller has the session's lock. Raises NotHeld, and OSError if the cursor cannot be written.
+    """
+    name = PREFIX + recipient
+    if not is_name(name):
+        raise NotHeld(f"the mailbox of {recipient} takes no message, and its name is too long to go on without")
+    known = held_cursors(folder).get(recipient)
+    if known is None or offset < known:
+        write_cursor(folder, name, offset)
+
+
+def move_held(folder: SessionFolder, recipient: str, offset: int | None) -> None:
+    """Move the place of a held recipient, or let it go (None). The caller has the session's lock."""
+    if offset is not None:
+        write_cursor(folder, PREFIX + recipient, offset)
+        return
+    with folder.open_folder(CURSORS) as cursors:
+        remove(PREFIX + recipient + SUFFIX, cursors)
+
+
+def places_of(fd: int, start: int, size: int, lines: Sequence[bytes]) -> list[int]:
+    """Return where lines are that were read before an expire replaced the file.
+
+    Args:
+        fd: The descriptor of the new file.
+        start: The offset in it at which the reading of the old file began.
+        size: The length of the new file in bytes.
+        lines: The digests of the lines that were read, in order.
+
+    Returns:
+        The offset of each line in the new file. A removed line has the offset of the first later line that
+        stayed. At the end is the offset after the last line.
+    """
+    places: list[int] = []
+    end = start
+    for line_start, line_end, line in complete_lines(fd, start, size):
+        try:
+            found = lines.index(digest(line), len(places))
+        except ValueError:
+            break
+        places += [line_start] * (found + 1 - len(places))
+        end = line_end
+    return places + [end] * (len(lines) + 1 - len(places))
+
+
+def digest(line: bytes | None) -> bytes:
+    """Return a digest of a line; None stands for a line that was too long to read."""
+    return hashlib.blake2b(line or b"", digest_size=16).digest()
