@@ -21,6 +21,7 @@ from schemas.streams.session.session_fold import SESSION_KIND
 from schemas.streams.task.task_fold import TASK_KIND
 from schemas.streams.thread.threads import THREAD_KIND
 from schemas.streams.topic.topic_fold import TOPIC_KIND
+from schemas.streams.webhook.webhook_fold import WEBHOOK_KIND
 
 # In the order in which a micro-batch writes their views.
 KINDS: Final[dict[str, StreamKind]] = {
@@ -36,6 +37,7 @@ KINDS: Final[dict[str, StreamKind]] = {
         THREAD_KIND,
         TOPIC_KIND,
         SCHEDULE_KIND,
+        WEBHOOK_KIND,
         MAILBOX_KIND,
         REFUSED_KIND,
     )

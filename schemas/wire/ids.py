@@ -25,6 +25,7 @@ CONTROL: Final = "control"
 THREAD: Final = "thread"
 TOPIC: Final = "topic"
 SCHEDULE: Final = "schedule"
+WEBHOOK: Final = "webhook"
 
 
 def is_name(text: str) -> bool:

@@ -44,6 +44,7 @@ class Taking:
         limit: The largest number of messages.
         lease_s: The duration of the lease in seconds. None takes the messages for good.
         wait_s: How many seconds to wait for the first message.
+        attempts_most: How often each message may be leased before it is dead. None: `gateway.max_attempts`.
     """
 
     mailboxes: Sequence[Mailbox]
@@ -53,6 +54,7 @@ class Taking:
     limit: int
     lease_s: int | None = None
     wait_s: float = 0
+    attempts_most: int | None = None
 
     def request_id(self, attempt: int) -> str:
         """Return the id of the record that this request appends at an attempt, the first of which is 0."""
@@ -164,7 +166,8 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
     if taking.lease_s is None:
         record = claim_record(*mailbox, request_id, taking.limit, **taking.origin)
     else:
-        attempts, lease_ms = hub.settings.gateway.max_attempts, taking.lease_s * 1000
+        attempts = taking.attempts_most or hub.settings.gateway.max_attempts
+        lease_ms = taking.lease_s * 1000
         record = lease_record(
             *mailbox, request_id, taking.limit, lease_ms, attempts_most=attempts, **taking.origin
         )

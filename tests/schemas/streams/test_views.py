@@ -72,6 +72,10 @@ COLUMNS = {
         "expires_in_ms int64, missed string!, revision int64!, set_at time!, next_run_at time, "
         "last_run_at time, runs int64!, missed_runs int64!, late_runs int64!, removed_at time"
     ),
+    "registry_webhooks": (
+        "webhook string!, status string!, url string!, topic string, set_by string!, set_at time!, "
+        "revision int64!, changed_at time!, why_paused string, old_secret_ends_at time"
+    ),
     "registry_participants": (
         "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
         "started_at time!, updated_at time!, stopped_at time, stopped_why string"
@@ -129,6 +133,7 @@ KEYS = {
     "registry_subscriptions": ("topic", "subscriber"),
     "topic_messages": ("topic", "message_id"),
     "registry_schedules": ("schedule",),
+    "registry_webhooks": ("webhook",),
     "registry_participants": ("agent_name",),
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),
