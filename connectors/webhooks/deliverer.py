@@ -172,13 +172,13 @@ class Deliverer:
             return
         self.look(webhook)
 
-    async def stop(self) -> None:
-        """Take no further message, and wait up to five seconds for the calls under way."""
+    async def stop(self, wait_s: float = _STOP_S) -> None:
+        """Take no further message, and wait up to `wait_s` seconds for the calls under way."""
         self._is_stopping = True
         for task in list(self._serving.values()):
             task.cancel()
         if self._calls:
-            await asyncio.wait(self._calls, timeout=_STOP_S)
+            await asyncio.wait(self._calls, timeout=wait_s)
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)

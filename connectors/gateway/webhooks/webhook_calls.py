@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -88,11 +89,14 @@ def _as_mailbox_error() -> Iterator[None]:
 
 
 class WebhookMailboxes:
-    """The mailboxes of webhooks, in the form that the deliverer needs. See its protocol `Mailboxes`."""
+    """The mailboxes of webhooks, in the form that the deliverer needs. See its protocol `Mailboxes`.
 
-    def __init__(self, hub: Hub) -> None:
+    A lease lasts `lease_margin_s` seconds longer than a call may.
+    """
+
+    def __init__(self, hub: Hub, lease_margin_s: int = _LEASE_MARGIN_S) -> None:
         self._hub = hub
-        self._lease_s = int(hub.settings.webhooks.timeout_s) + _LEASE_MARGIN_S
+        self._lease_s = math.ceil(hub.settings.webhooks.timeout_s) + lease_margin_s
 
     def target(self, webhook: str) -> Target | None:
         """Return the address of an active webhook; None for any other one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -48,8 +49,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """Run a receiver on a free port of the loopback address."""
+def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    """Run a receiver on a free port of the loopback address, with TLS if a context is given."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -83,6 +84,8 @@ def receiving() -> Iterator[Receiver]:
     stopped = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     receiver = Receiver(server.server_address[1])
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -10,15 +10,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from connectors.gateway.webhooks.webhook_calls import WebhookMailboxes
+from connectors.live.settled_feed import SettledRecord
 from connectors.reactor.message_timers import MessageTimers
 from connectors.webhooks.deliverer import Deliverer
 from connectors.webhooks.webhook_client import WebhookClient
 from connectors.webhooks.webhook_health import WebhookHealth
+from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, WebhookSettings
 from schemas.streams.mailboxes.message import MessageRow, posting_record, verified_message
 from schemas.streams.webhook.webhook_registry import WebhookRow, setting_record
+from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import KEYRING, FoldedHub
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -38,6 +41,7 @@ class WebhookHub(FoldedHub):
         self.webhook_client = WebhookClient(section)
         self.webhook_health = WebhookHealth()
         self.deliverers: list[Deliverer] = []
+        self.is_away = self.is_dying = False
 
     def _changed(self, change: AppliedChange) -> None:
         super()._changed(change)
@@ -46,10 +50,18 @@ class WebhookHub(FoldedHub):
             for one in self.deliverers:
                 one.look(change.row.webhook)
 
-    def add(self, outgoing: Any) -> Any:
+    def add(self, outgoing: OutgoingRecord) -> SettledRecord:
         """Settle a record now, at the machine's time."""
         self.now_us = max(self.now_us + 1, time.time_ns() // 1000)
         return super().add(outgoing)
+
+    async def settle(self, outgoing: OutgoingRecord) -> SettledRecord:
+        """As of the appender, which may find Kafka away."""
+        if self.is_dying and outgoing.type == "message.acked":
+            await asyncio.sleep(3600)
+        if self.is_away:
+            raise BackboneUnreachable("Kafka is away")
+        return self.add(outgoing)
 
     def set(self, name: str, url: str, secret: str = SECRET, **more: Any) -> None:
         """Set a webhook."""
@@ -76,7 +88,12 @@ class WebhookHub(FoldedHub):
         """Run the deliverers of so many gateways, and the timers of leases."""
         hub: Any = self
         found = [
-            Deliverer(self.settings.webhooks, self.webhook_client, self.webhook_health, WebhookMailboxes(hub))
+            Deliverer(
+                self.settings.webhooks,
+                self.webhook_client,
+                self.webhook_health,
+                WebhookMailboxes(hub, lease_margin_s=0),
+            )
             for _ in range(gateways)
         ]
         self.deliverers += found
@@ -90,7 +107,7 @@ class WebhookHub(FoldedHub):
             timers.cancel()
             for one in found:
                 self.deliverers.remove(one)
-                await one.stop()
+                await one.stop(wait_s=0.5)
             await self.webhook_client.close()
 
     async def _expire_leases(self) -> None:
