@@ -198,31 +198,44 @@ class Deliverer:
             if pace.pause_s and not running and await _is_set(changed, pace.pause_s):
                 continue
             try:
-                delivery = await self._next(webhook, target)
+                is_ready = await self._mailboxes.wait(webhook, _WAIT_S)
+                # A slot is taken before the message, because the lease begins with the message.
+                if not is_ready or (running and self._shared.locked()):
+                    continue
+                slot = self._shared if running else None
+                delivery = await self._taken(webhook, target, slot)
                 trouble.reset()
             except MailboxError as error:
                 if trouble.is_to_log(str(error)):
                     log.warning("webhook_waits", webhook=webhook, why=str(error))
                 await asyncio.sleep(trouble.next_s())
                 continue
-            if delivery is None:
-                continue
-            is_shared = bool(running)
-            if is_shared:
-                await self._shared.acquire()
-            task = asyncio.create_task(self._deliver(target, delivery, pace, is_shared=is_shared))
-            for tasks in (running, self._calls):
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+            if delivery is not None:
+                task = asyncio.create_task(self._deliver(target, delivery, pace, slot))
+                for tasks in (running, self._calls):
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
 
-    async def _next(self, webhook: str, target: Target) -> Delivery | None:
-        """Wait for a message and lease it; None if there is none, or the webhook has changed meanwhile."""
-        if not await self._mailboxes.wait(webhook, _WAIT_S) or self._mailboxes.target(webhook) != target:
-            return None
-        return await self._mailboxes.take(webhook)
+    async def _taken(self, webhook: str, target: Target, slot: asyncio.Semaphore | None) -> Delivery | None:
+        """Take a slot, if one is needed, and lease a message.
 
-    async def _deliver(self, target: Target, delivery: Delivery, pace: _Pace, *, is_shared: bool) -> None:
-        """Call the address once, and end or keep the lease accordingly."""
+        Returns None without a slot if no message waits any more, or the webhook has changed meanwhile.
+        """
+        delivery = None
+        if slot is not None:
+            await slot.acquire()
+        try:
+            if self._mailboxes.target(webhook) == target:
+                delivery = await self._mailboxes.take(webhook)
+        finally:
+            if slot is not None and delivery is None:
+                slot.release()
+        return delivery
+
+    async def _deliver(
+        self, target: Target, delivery: Delivery, pace: _Pace, slot: asyncio.Semaphore | None
+    ) -> None:
+        """Call the address once, end or keep the lease accordingly, and give the slot back."""
         try:
             result = await self._client.call(target, delivery.message_id, delivery.event)
             self._health.note(target.webhook, result)
@@ -231,8 +244,8 @@ class Deliverer:
             if result.status == GONE:
                 await self._repeated(lambda: self._mailboxes.pause(target, "the address answered 410 Gone"))
         finally:
-            if is_shared:
-                self._shared.release()
+            if slot is not None:
+                slot.release()
 
     def _end(self, target: Target, delivery: Delivery, result: CallResult) -> Coroutine[Any, Any, None]:
         if result.is_ok:

@@ -103,8 +103,8 @@ def test_a_message_goes_to_somebody_known_and_has_a_type(recipient, kind, allowe
 
 
 SEND, PUBLISH, BROADCAST = Action.MESSAGE_SEND, Action.TOPIC_PUBLISH, Action.MESSAGE_BROADCAST
-SUBMIT, SCHEDULE = Action.TASK_SUBMIT, Action.SCHEDULE_SET
-RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE}
+SUBMIT, SCHEDULE, WEBHOOK = Action.TASK_SUBMIT, Action.SCHEDULE_SET, Action.WEBHOOK_SET
+RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE, WEBHOOK}
 
 
 @pytest.mark.requirement("HO-20")
@@ -120,6 +120,7 @@ RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE}
         (("message.none", "topic.publish"), {PUBLISH}),
         (("task.submit",), {SUBMIT}),
         (("message.send", "schedule.set"), {SEND, PUBLISH, SCHEDULE}),
+        (("message.send", "webhook.set"), {SEND, PUBLISH, WEBHOOK}),
         (("schedule.set",), RESTRICTED),
         # An unknown name of the two families grants nothing and still restricts.
         (("message.sned",), set()),
