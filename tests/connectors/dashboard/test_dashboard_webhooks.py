@@ -25,7 +25,7 @@ def test_a_webhook_is_shown_as_it_delivers_fails_and_is_paused_and_opens_its_mai
         page = live(open_page(dashboard.address))
         panel = page.locator("section[aria-labelledby='webhooks-title']")
         expect(panel).to_contain_text("No address is called.")
-        url = f"{receiver.url}&key=hidden"
+        url = f"{receiver.url}&key=canary"
         assert operator.post(f"{WEBHOOKS}/operator", json={"url": url}).is_success
         row = page.locator("[data-webhook='operator']")
         expect(row.locator(".state")).to_have_text("active")
@@ -44,6 +44,6 @@ def test_a_webhook_is_shown_as_it_delivers_fails_and_is_paused_and_opens_its_mai
         receiver.answers = [Answer(410)] * 100
         expect(row.locator(".state")).to_have_text("paused")
         expect(row).to_contain_text("the address answered 410 Gone")
-        assert "hidden" not in page.content()
+        assert "canary" not in page.content()
         row.locator("button").click()
         expect(page.locator("#drawer-title")).to_have_text("Mailbox operator")
