@@ -115,7 +115,6 @@ _MESSAGES: Final = {
     Action.SCHEDULE_READ: Reach.OWN,
     Action.SCHEDULE_LIST: Reach.ALL,
     # A webhook belongs to the owner of its mailbox. That of a topic has no owner, so it is the operator's.
-    Action.WEBHOOK_SET: Reach.OWN,
     Action.WEBHOOK_READ: Reach.OWN,
     Action.WEBHOOK_LIST: Reach.ALL,
 }
@@ -138,6 +137,7 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.TASK_CANCEL: Reach.OWN,
         Action.TASK_END: Reach.OWN,
         Action.TOKEN_REVOKE: Reach.OWN,
+        Action.WEBHOOK_SET: Reach.OWN,
         **_MESSAGES,
     },
     WORKER: {
@@ -146,8 +146,10 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.JOB_READ: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
         Action.MESSAGE_REPLAY: Reach.OWN,
+        Action.WEBHOOK_SET: Reach.OWN,
         **_MESSAGES,
     },
+    # An agent sets no webhook, because it would outlive the token of the agent's task.
     AGENT: {
         Action.MAILBOX_READ: Reach.OWN,
         Action.MESSAGE_REPLAY: Reach.OWN,
@@ -175,7 +177,6 @@ RESTRICTED_BY_CAPABILITIES: Final = frozenset(
         Action.MESSAGE_BROADCAST,
         Action.TOPIC_PUBLISH,
         Action.SCHEDULE_SET,
-        Action.WEBHOOK_SET,
         Action.TASK_SUBMIT,
     }
 )
@@ -268,7 +269,7 @@ def has_capability(caller: Caller, action: Action) -> bool:
 
     Capabilities restrict a right that the role has; they never grant one. The rule:
 
-    - Only sending, publishing, broadcasting, setting schedules and webhooks, and submitting tasks
+    - Only sending, publishing, broadcasting, setting schedules and submitting tasks
       (`RESTRICTED_BY_CAPABILITIES`) can be restricted. Every other action is permitted.
     - A list without any name that starts with `message.` or `task.` restricts nothing.
     - Any other list permits those restricted actions that it names, such as `message.send`. This one also

@@ -53,7 +53,7 @@ EXPECTED = {
     "schedule.remove": (ALL, OWN, OWN, NO, OWN),
     "schedule.read": (ALL, OWN, OWN, NO, OWN),
     "schedule.list": (ALL, ALL, ALL, NO, ALL),
-    "webhook.set": (ALL, OWN, OWN, NO, OWN),
+    "webhook.set": (ALL, OWN, OWN, NO, NO),
     "webhook.read": (ALL, OWN, OWN, NO, OWN),
     "webhook.list": (ALL, ALL, ALL, NO, ALL),
     "audit.read": (ALL, ALL, NO, ALL, NO),

@@ -103,8 +103,8 @@ def test_a_message_goes_to_somebody_known_and_has_a_type(recipient, kind, allowe
 
 
 SEND, PUBLISH, BROADCAST = Action.MESSAGE_SEND, Action.TOPIC_PUBLISH, Action.MESSAGE_BROADCAST
-SUBMIT, SCHEDULE, WEBHOOK = Action.TASK_SUBMIT, Action.SCHEDULE_SET, Action.WEBHOOK_SET
-RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE, WEBHOOK}
+SUBMIT, SCHEDULE = Action.TASK_SUBMIT, Action.SCHEDULE_SET
+RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE}
 
 
 @pytest.mark.requirement("HO-20")
@@ -120,7 +120,6 @@ RESTRICTED = {SEND, PUBLISH, BROADCAST, SUBMIT, SCHEDULE, WEBHOOK}
         (("message.none", "topic.publish"), {PUBLISH}),
         (("task.submit",), {SUBMIT}),
         (("message.send", "schedule.set"), {SEND, PUBLISH, SCHEDULE}),
-        (("message.send", "webhook.set"), {SEND, PUBLISH, WEBHOOK}),
         (("schedule.set",), RESTRICTED),
         # An unknown name of the two families grants nothing and still restricts.
         (("message.sned",), set()),
@@ -164,7 +163,7 @@ RIGHTS_OF_AN_AGENT = {
     Action.MAILBOX_READ: ITS_MAILBOX,
     Action.SCHEDULE_LIST: ANY,
     Action.WEBHOOK_LIST: ANY,
-    **dict.fromkeys((Action.WEBHOOK_SET, Action.WEBHOOK_READ), ITS_MAILBOX),
+    Action.WEBHOOK_READ: ITS_MAILBOX,
     **dict.fromkeys((Action.SCHEDULE_SET, Action.SCHEDULE_REMOVE, Action.SCHEDULE_READ), ITS_TASK),
 }
 
