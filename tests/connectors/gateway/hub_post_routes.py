@@ -102,15 +102,16 @@ def _schedule(hub):
     return path
 
 
-def _webhook(hub, *ends):
+def new_webhook(hub, *ends):
     """The path of the webhook of a new worker, which is set and then has these ends."""
     path = f"{WEBHOOKS}/{hub.principal('worker')[0]}"
     for end in ("", *ends):
-        body = {} if end else {"url": "https://example.org/a"}
+        body = {} if end else WEBHOOK
         assert hub.operator.post(f"{path}{end}", json=body).is_success
     return path
 
 
+WEBHOOK = {"url": "https://example.org/a"}
 SCHEDULE = {"recipient": "hub", "type": "a", "every_s": 3600}
 READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # Routes without an idempotency key: a pump's requests name messages and leases by ids of their own, and the
@@ -220,16 +221,16 @@ ROUTES = {
     f"{SCHEDULES}/{{name}}/remove": (lambda hub: f"{_schedule(hub)}/remove", {}, None),
     f"{WEBHOOKS}/{{name}}": (
         lambda hub: f"{WEBHOOKS}/{hub.principal('worker')[0]}",
-        {"url": "https://example.org/a"},
+        WEBHOOK,
         {"url": "https://example.org/b"},
     ),
     f"{WEBHOOKS}/{{name}}/pause": (
-        lambda hub: f"{_webhook(hub)}/pause",
+        lambda hub: f"{new_webhook(hub)}/pause",
         {"reason": "a"},
         {"reason": "b"},
     ),
-    f"{WEBHOOKS}/{{name}}/resume": (lambda hub: f"{_webhook(hub, '/pause')}/resume", {}, None),
-    f"{WEBHOOKS}/{{name}}/remove": (lambda hub: f"{_webhook(hub)}/remove", {}, None),
+    f"{WEBHOOKS}/{{name}}/resume": (lambda hub: f"{new_webhook(hub, '/pause')}/resume", {}, None),
+    f"{WEBHOOKS}/{{name}}/remove": (lambda hub: f"{new_webhook(hub)}/remove", {}, None),
     TASKS: (
         lambda hub: TASKS,
         {"agent_name": "idle", "description": "a"},

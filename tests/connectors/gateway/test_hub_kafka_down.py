@@ -20,7 +20,15 @@ from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.wire.verdicts import DUPLICATE
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
-from tests.connectors.gateway.hub_post_routes import OTHER_POSTS, SCHEDULE, SCHEDULES, dead_message
+from tests.connectors.gateway.hub_post_routes import (
+    OTHER_POSTS,
+    SCHEDULE,
+    SCHEDULES,
+    WEBHOOK,
+    WEBHOOKS,
+    dead_message,
+    new_webhook,
+)
 from tests.connectors.gateway.hub_stack import (
     AGENTS,
     CONTAINERS,
@@ -135,6 +143,9 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
     if collection == "schedules":
         hub.operator.post(f"{SCHEDULES}/{own}", json=SCHEDULE).raise_for_status()
         return {"name": own}
+    if collection == "webhooks":
+        ends = ("/pause",) if route.endswith("/resume") else ()
+        return {"name": new_webhook(hub, *ends).rpartition("/")[2]}
     if collection in ("tasks", "tokens"):
         task = hub.submit("idle")
         return {"task_id": task.id, "token_id": task.answer["task"]["token_id"]}
@@ -186,8 +197,9 @@ def questions(hub: HubStack, to_drain: str) -> list[Question]:
 
 
 def body_of(page: dict[str, Any], route: str, schema: dict[str, Any], names: dict[str, Any]) -> Any:
-    """The least that a route takes. A schedule needs one of two fields, neither of which is required."""
-    return SCHEDULE if route == f"{SCHEDULES}/{{name}}" else sample(page, schema, names)
+    """The least that a route takes. A schedule needs one of two fields, and a webhook's URL has a form."""
+    own = {f"{SCHEDULES}/{{name}}": SCHEDULE, f"{WEBHOOKS}/{{name}}": WEBHOOK}
+    return own[route] if route in own else sample(page, schema, names)
 
 
 def ask(client: httpx.Client, question: Question) -> Told:
