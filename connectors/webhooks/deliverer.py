@@ -187,7 +187,7 @@ class Deliverer:
         """Deliver messages until the webhook is paused or removed."""
         running: set[asyncio.Task[None]] = set()
         pace, revision = _Pace(self._settings.retry_first_s, self._fraction), None
-        trouble, changed = Backoff(0.5, 30.0), self._changed[webhook]
+        trouble, nothing, changed = Backoff(0.5, 30.0), Backoff(0.05, 2.0), self._changed[webhook]
         while (target := self._mailboxes.target(webhook)) is not None:
             if target.revision != revision:
                 pace, revision = _Pace(self._settings.retry_first_s, self._fraction), target.revision
@@ -210,7 +210,11 @@ class Deliverer:
                     log.warning("webhook_waits", webhook=webhook, why=str(error))
                 await asyncio.sleep(trouble.next_s())
                 continue
-            if delivery is not None:
+            if delivery is None:
+                # Another gateway was faster, or the log's clock is behind ours. Each try is a record.
+                await asyncio.sleep(nothing.next_s())
+            else:
+                nothing.reset()
                 task = asyncio.create_task(self._deliver(target, delivery, pace, slot))
                 for tasks in (running, self._calls):
                     tasks.add(task)

@@ -45,6 +45,7 @@ class Taking:
         lease_s: The duration of the lease in seconds. None takes the messages for good.
         wait_s: How many seconds to wait for the first message.
         attempts_most: How often each message may be leased before it is dead. None: `gateway.max_attempts`.
+        asks_most: How often to ask the log while other readers are faster, at most 32. Each time is a record.
     """
 
     mailboxes: Sequence[Mailbox]
@@ -55,6 +56,7 @@ class Taking:
     lease_s: int | None = None
     wait_s: float = 0
     attempts_most: int | None = None
+    asks_most: int = _ATTEMPTS
 
     def request_id(self, attempt: int) -> str:
         """Return the id of the record that this request appends at an attempt, the first of which is 0."""
@@ -115,7 +117,7 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 # If the same request was made before, the log gives the messages that it gave then.
                 taken, is_lost = await _ask(hub, taking, mailbox, taking.request_id(attempt))
                 attempt += 1
-                if not is_lost or attempt == _ATTEMPTS:
+                if not is_lost or attempt == taking.asks_most:
                     return taken
                 is_repeated = taking.is_repeatable
                 continue

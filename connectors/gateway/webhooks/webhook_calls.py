@@ -123,6 +123,7 @@ class WebhookMailboxes:
             limit=1,
             lease_s=self._lease_s,
             attempts_most=self._hub.settings.webhooks.max_attempts,
+            asks_most=1,
         )
         with _as_mailbox_error():
             taken = await take_messages(self._hub, taking)

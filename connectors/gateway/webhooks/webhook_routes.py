@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import Annotated, Any, Final
@@ -13,7 +14,15 @@ from connectors.gateway.rules.owners import owner_of_webhook
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import ApiError, existing, json_answer, malformed, not_found, row_as_json
+from connectors.gateway.web.answers import (
+    ApiError,
+    existing,
+    json_answer,
+    malformed,
+    not_found,
+    row_as_json,
+    too_many,
+)
 from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action, needs_owner
@@ -50,6 +59,8 @@ from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_RECIPIENT
 
 WEBHOOKS: Final = "/api/hub/webhooks"
 _WEBHOOK_PATH: Final = f"{WEBHOOKS}/{{name}}"
+# A test lasts as long as the address likes, up to the time limit of a call.
+_TESTS_AT_ONCE: Final = 8
 _UNKNOWN: Final = "no webhook with this name"
 _EXAMPLE: Final = {"url": "https://agents.example.org/inbox"}
 WebhookPath = Annotated[
@@ -182,13 +193,14 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
 
 def _add_test(routes: Routes, hub: Hub) -> None:
     """Add the route that calls a webhook with a test event."""
+    places = asyncio.Semaphore(_TESTS_AT_ONCE)
 
     @routes.post(f"{_WEBHOOK_PATH}/test", Action.WEBHOOK_SET, WebhookTestAnswer, owner_of_webhook(hub))
     async def test_webhook(write: WriteRequest, name: WebhookPath, body: NoFields | None = None) -> Response:
         """Call the address with a test event now, also if the webhook is paused, and return how that went.
 
         The event has the type `trunkline.webhook.test`. Nothing is recorded or repeated. The answer is 404 for
-        an unknown or removed webhook.
+        an unknown or removed webhook, and 429 while eight others are tested.
         """
         row = hub.live_view.get(WebhookRow, name)
         target = None if row is None or not row.is_live else target_of(hub, row)
@@ -196,7 +208,10 @@ def _add_test(routes: Routes, hub: Hub) -> None:
             raise not_found(_UNKNOWN)
         event_id, now_us = write.request_id, time.time_ns() // 1000
         event = cloud_event(TEST_EVENT, event_id, name, iso_moment(now_us), {"webhook": name})
-        result = await hub.webhook_client.call(target, event_id, event)
+        if places.locked():
+            raise too_many("too many tests of webhooks at once; try again later")
+        async with places:
+            result = await hub.webhook_client.call(target, event_id, event)
         answer = {
             "delivered": result.is_ok,
             "status": result.status,

@@ -293,3 +293,25 @@ def test_neither_the_log_nor_the_reason_of_a_failure_has_the_secret_the_path_or_
     for text in (str(lines), str(row), str(hub.webhook_health.of("ann"))):
         for hidden in ("hidden", SECRET, SECRET[6:], "/inbox"):
             assert hidden not in text
+
+
+@pytest.mark.requirement("WH-02")
+def test_a_mailbox_that_seems_to_have_messages_and_gives_none_costs_few_records(monkeypatch):
+    # As when this machine's clock is ahead of the log's, at the end of a lease.
+    hub = WebhookHub()
+    monkeypatch.setattr(hub.mailboxes, "ready", lambda *_: 1)
+    asked = []
+    true = hub.add
+    monkeypatch.setattr(hub, "add", lambda outgoing: asked.append(outgoing.type) or true(outgoing))
+
+    async def run():
+        hub.set("ann", receiver.url)
+        async with hub.delivering():
+            await asyncio.sleep(1.5)
+            leases = asked.count("message.leased")
+            hub.post("ann", 20)
+            await until(lambda: len(receiver.calls) == 20)
+        return leases
+
+    with receiving() as receiver:
+        assert 2 <= asyncio.run(run()) <= 7
