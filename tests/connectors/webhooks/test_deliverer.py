@@ -11,12 +11,21 @@ import structlog
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
-from schemas.streams.webhook.webhook_registry import WebhookResumed, WebhookRow, webhook_record
+from connectors.dashboard.shown_rows import record_as_json
+from connectors.gateway.feed.settled_stream import settled_as_json
+from schemas.streams.webhook.webhook_registry import (
+    WebhookResumed,
+    WebhookRow,
+    setting_record,
+    webhook_record,
+)
+from tests.connectors.agent_mcp.folded_hub import KEYRING
 from tests.connectors.webhooks.receiver import Answer, receiving
 from tests.connectors.webhooks.standard_webhooks import verify
 from tests.connectors.webhooks.webhook_hub import SECRET, WebhookHub, until
 
 FAILED = Answer(500)
+BY_OPERATOR = {"door": "http", "principal": "operator"}
 
 
 @pytest.mark.requirement("WH-02")
@@ -201,7 +210,7 @@ def test_an_address_that_is_gone_pauses_the_webhook_and_the_message_waits_withou
             await asyncio.sleep(0.3)
             calls = len(receiver.calls)
             resumed = WebhookResumed(name="ann", request_id="again")
-            hub.add(webhook_record(resumed, door="http", principal="operator"))
+            hub.add(webhook_record(resumed, **BY_OPERATOR))
             await until(lambda: hub.message("ann", message_id).status == "claimed")
         return calls
 
@@ -315,3 +324,34 @@ def test_a_mailbox_that_seems_to_have_messages_and_gives_none_costs_few_records(
 
     with receiving() as receiver:
         assert 2 <= asyncio.run(run()) <= 7
+
+
+@pytest.mark.requirement("WH-02")
+def test_a_new_address_is_called_at_once_although_the_old_one_was_down():
+    hub = WebhookHub(retry_first_s=30.0, retry_most_s=30.0)
+
+    async def run():
+        hub.set("ann", receiver.url.replace(str(receiver.port), "1"))
+        async with hub.delivering():
+            hub.post("ann", 6)
+            await until(lambda: hub.webhook_health.of("ann").failures_in_a_row >= 3)
+            hub.set("ann", receiver.url)
+            await until(lambda: len(receiver.calls) == 2, 5)
+
+    with receiving() as receiver:
+        asyncio.run(run())
+
+
+@pytest.mark.requirement("CM-05")
+def test_neither_hub_nor_dashboard_shows_the_sealed_secret_of_a_record():
+    hub = WebhookHub()
+    options = {"topic": None, "overlap_ms": 0, "request_id": "w1"}
+    record = setting_record("ann", "https://example.org/", SECRET, KEYRING, **BY_OPERATOR, **options)
+    settled = hub.add(record)
+    assert b"sealed_secret" in (settled.value or b"")
+    for shown in (
+        settled_as_json(settled),
+        record_as_json(settled, "operator"),
+        record_as_json(settled, "viewer"),
+    ):
+        assert "sealed" not in str(shown)
