@@ -244,9 +244,10 @@ class Deliverer:
             result = await self._client.call(target, delivery.message_id, delivery.event)
             self._health.note(target.webhook, result)
             pace.note(result)
-            await self._repeated(lambda: self._end(target, delivery, result))
             if result.status == GONE:
+                # Before the message comes back, or another gateway would call the address with it.
                 await self._repeated(lambda: self._mailboxes.pause(target, "the address answered 410 Gone"))
+            await self._repeated(lambda: self._end(target, delivery, result))
         finally:
             if slot is not None:
                 slot.release()

@@ -203,7 +203,8 @@ def test_an_address_that_is_gone_pauses_the_webhook_and_the_message_waits_withou
         hub.set("ann", receiver.url)
         (message_id,) = hub.post("ann")
         async with hub.delivering(gateways=2):
-            await until(lambda: hub.get(WebhookRow, "ann").status == "paused")
+            await until(lambda: hub.message("ann", message_id).status == "unread" and receiver.calls)
+            assert hub.get(WebhookRow, "ann").status == "paused"
             row = hub.message("ann", message_id)
             assert (row.status, row.attempts) == ("unread", 0)
             assert hub.get(WebhookRow, "ann").why_paused == "the address answered 410 Gone"
