@@ -32,6 +32,7 @@ from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
 from tests.random_schedules import schedule_record
 from tests.random_topics import topic_record
+from tests.random_webhooks import webhook_record
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
@@ -80,6 +81,7 @@ class RandomLog:
             (4, self._topic),
             (2, self._schedule),
             (2, self._blob),
+            (2, self._webhook),
             (5, mailboxes.message),
             (4, mailboxes.hand_out),
             (8, mailboxes.handed_out),
@@ -237,6 +239,9 @@ class RandomLog:
 
     def _blob(self) -> Raw:
         return raw(blob_record(self._draw))
+
+    def _webhook(self) -> Raw:
+        return raw(webhook_record(self._draw, self._keyring))
 
     def _mqtt_agent(self) -> Raw:
         return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))

@@ -76,6 +76,7 @@ COMMANDS: dict[str, Command] = {
     "messages": _in("messages.messages", "send, take, lease, follow and show messages", AGENTS),
     "topics": _in("messages.topics", "publish to subscribers; subscribe, list, show", AGENTS),
     "schedules": _in("messages.schedules", "post messages by cron or interval", AGENTS),
+    "webhooks": _in("messages.webhooks", "call an address with each message", AGENTS),
     "organism": _in("organism.organism", "show and change the XML pump's listeners", AGENTS),
     "console": _in("organism.console", "take part in the XML pump as a person", AGENTS),
     "sessions": _in("agents.sessions", "create, stop and list agent sessions", AGENTS),

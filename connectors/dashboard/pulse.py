@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from connectors.dashboard.shown_rows import milliseconds
+from connectors.dashboard.webhook_board import webhooks_as_json
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.settled_feed import SettledRecord
@@ -125,6 +126,7 @@ class Pulse:
             **figures,
             "jobs": self._hub.lists.jobs_by_state(),
             "kafka_is_away": self._hub.appender.away is not None,
+            "webhooks": webhooks_as_json(self._hub),
         }
 
     def _table_lag(self) -> tuple[int, int] | tuple[None, None]:
@@ -145,7 +147,7 @@ class Pulse:
     def history(self) -> list[dict[str, Any]]:
         """Return the figures of the last 300 calls of `beat` (about five minutes), oldest first.
 
-        They have the keys of the result of `beat`, except `jobs` and `kafka_is_away`, which matter only for the
-        present.
+        They have the keys of the result of `beat`, except `jobs`, `kafka_is_away` and `webhooks`, which matter
+        only for the present.
         """
         return list(self._history)

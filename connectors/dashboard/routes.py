@@ -16,6 +16,7 @@ from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import KEPT, Rejections
 from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_page, record_as_json
 from connectors.dashboard.task_board import TaskBoard
+from connectors.dashboard.webhook_board import webhooks_as_json
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, json_answer, not_found, unavailable
 from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
@@ -66,6 +67,7 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
             "jobs": hub.lists.jobs_by_state(),
             "first_jobs": jobs_page(hub.live_view, hub.lists, None, None, _FIRST_JOBS),
             "mailboxes": shown.pulse.mailboxes,
+            "webhooks": webhooks_as_json(hub),
             "rejections": _rejections(shown, None, role, _FIRST_REJECTED),
             "history": shown.pulse.history(),
         }

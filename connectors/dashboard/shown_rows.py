@@ -16,6 +16,7 @@ from schemas.streams.job.job_registry import (
 )
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskRow
+from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
 from schemas.wire.ids import CONTROL, PRINCIPAL
 
 _TEXT: Final = 300
@@ -145,4 +146,8 @@ def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
 
 def _may_be_raw(record: SettledRecord) -> bool:
     # The bodies of these records hold hashes and sealed secrets, which can be removed only from a JSON object.
-    return kind_of(record) not in _OPERATORS_KINDS and record.type not in (JOB_REGISTERED, JOB_SECRET_ROTATED)
+    return kind_of(record) not in _OPERATORS_KINDS and record.type not in (
+        JOB_REGISTERED,
+        JOB_SECRET_ROTATED,
+        WEBHOOK_SET,
+    )

@@ -32,6 +32,7 @@ from connectors.gateway.web.api_routes import add_api_page
 from connectors.gateway.web.lean_routes import LeanRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
+from connectors.gateway.webhooks.webhook_routes import add_webhook_routes
 from connectors.gateway.work.job_routes import add_job_routes
 from connectors.gateway.work.session_routes import add_session_routes
 from connectors.gateway.work.task_routes import add_task_routes
@@ -68,6 +69,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_blob_routes(routes, hub)
     add_topic_routes(routes, hub)
     add_schedule_routes(routes, hub)
+    add_webhook_routes(routes, hub)
     add_agent_routes(routes, hub)
     add_task_routes(routes, hub)
     add_participant_routes(routes, hub)

@@ -27,6 +27,7 @@ import structlog
 from connectors.background.background_service import BackgroundService
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.connection_budget import SWEEP_S, ConnectionFigures
+from connectors.gateway.webhooks.webhook_calls import WebhookCalls
 from connectors.gateway_client.gateway_tls import check_listeners, listener_context
 from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.gateway_program.doors import Door, doors_of
@@ -93,6 +94,7 @@ class GatewayProgram:
         services = services_of(settings, keyring, self._live_view)
         self._hub = Hub(settings, keyring, operator_token, self._live_view, services)
         self._reactor = Reactor(settings, self._live_view, own_answers=self._hub.own_answers)
+        self._webhooks = WebhookCalls(self._hub)
         self._doors = doors_of(self._hub)
         self._tls = listener_context(settings.gateway)
         self._not_served: dict[str, str] = {}
@@ -174,14 +176,16 @@ class GatewayProgram:
             if isinstance(listener, socket.socket) or listener.claim() is not None
         ]
         watch = asyncio.create_task(self._watch(mine, servers))
+        calls = asyncio.create_task(self._webhooks.run())
         try:
             serving = [asyncio.create_task(self._serve_door(*part)) for part in parts]
             # When one server ends, the others end, too, after their requests under way.
             await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
             self._end(servers)
-            await asyncio.gather(*serving)
+            await asyncio.gather(*serving, calls)
         finally:
             watch.cancel()
+            calls.cancel()
 
     async def _serve_door(
         self, door: Door, server: HttpServer, listener: socket.socket | ClaimedSocket

@@ -11,6 +11,7 @@ from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.principal.principals import ACTIVE, HUB, OPERATOR, PrincipalRow
+from schemas.streams.webhook.webhook_registry import WebhookRow
 
 R = TypeVar("R", bound=Row)
 # The status with which a row of each type stands for a mailbox.
@@ -45,4 +46,5 @@ def has_mailbox(get: GetRow, name: str) -> bool:
         row = get(row_type, name)
         if row is not None and row.status == status:
             return True
-    return False
+    webhook = get(WebhookRow, name)
+    return webhook is not None and webhook.has_own_mailbox

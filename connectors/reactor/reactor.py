@@ -45,6 +45,7 @@ from connectors.reactor.topic_deliveries import (
     ended_subscriptions,
 )
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
+from connectors.reactor.webhook_records import webhook_records
 from connectors.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
@@ -256,6 +257,7 @@ class Reactor:
         get = self._live_view.get
         found = derived_records(record, get, self._sessions.made_for)
         found += ended_subscriptions(record, get, self._topics.topics_of)
+        found += webhook_records(record, get)
         if depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
             settled = self._settled(Position(record.partition, record.offset))
             found += self._notices.first(records_by_verdict(record, settled.verdict, settled.reason, get))

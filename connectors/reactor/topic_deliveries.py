@@ -19,12 +19,9 @@ from pydantic import ValidationError
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.known_recipients import GetRow, has_mailbox
 from connectors.reactor.limits_of_principals import limits_of
+from connectors.reactor.webhook_records import ENDS_OF_MAILBOX
 from schemas.fold.settled import AppliedChange
-from schemas.streams.agents.agent_registry import AGENT_REMOVED
-from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REMOVED
-from schemas.streams.agents.participants import AGENT_STOPPED
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
-from schemas.streams.principal.principals import PRINCIPAL_REVOKED
 from schemas.streams.topic.topic_registry import (
     PUBLISHING,
     TOPIC_DELIVERED,
@@ -37,15 +34,15 @@ from schemas.streams.topic.topic_registry import (
     delivery_record,
     subscription_record,
 )
-from schemas.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, parse_stream_key
+from schemas.streams.webhook.webhook_registry import WEBHOOK_REMOVED
+from schemas.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, WEBHOOK, parse_stream_key
 from schemas.wire.moments import iso_moment
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import MalformedJsonError, canonical_plain, decode
 
 # The door of the copies. They are far more than all that the reactor derives otherwise, so they are apart.
 TOPIC_DOOR: Final = "topic"
-# These end the mailbox of the name of their stream, unless the name has one for another reason.
-_ENDS: Final = frozenset({AGENT_STOPPED, AGENT_REMOVED, AGENT_MQTT_REMOVED, PRINCIPAL_REVOKED})
+_ENDS: Final = ENDS_OF_MAILBOX | {WEBHOOK_REMOVED}
 _PUBLISHED: Final = TOPIC_PUBLISHED.encode()
 
 TopicsOf = Callable[[str], Iterable[str]]
@@ -140,8 +137,9 @@ def delivery_of(record: Record, get: GetRow) -> Delivery | None:
 def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> list[OutgoingRecord]:
     """Return the records that end the subscriptions of a name whose mailbox `record` has ended.
 
-    Such a record stops a participant, removes an agent or revokes a principal. The list is empty if the name
-    has a mailbox all the same. A subscription that begins later is not ended, even if the records come late.
+    Such a record stops a participant, removes an agent or a webhook, or revokes a principal. The list is empty
+    if the name has a mailbox all the same. A subscription that begins later is not ended, even if the records
+    come late.
 
     Args:
         record: A settled record of any type.
@@ -149,7 +147,7 @@ def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> lis
         topics_of: Returns the topics of a subscriber.
     """
     stream = parse_stream_key(record.key)
-    if stream is None or stream[0] not in (AGENT, PRINCIPAL):
+    if stream is None or stream[0] not in (AGENT, PRINCIPAL, WEBHOOK):
         return []
     try:
         envelope = read_envelope(record)

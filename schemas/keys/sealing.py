@@ -282,6 +282,11 @@ def mqtt_agent_secret_purpose(agent_name: str) -> str:
     return f"mqtt-agent-secret/{agent_name}"
 
 
+def webhook_secret_purpose(name: str) -> str:
+    """Return the `purpose` to pass to `Keyring.seal` and `Keyring.open` for the secret of a webhook."""
+    return f"webhook-secret/{name}"
+
+
 def broker_password_purpose(host: str | None, port: int | None, username: str | None) -> str:
     """Return the `purpose` to pass to `Keyring.seal` and `Keyring.open` for the password of a per-job broker.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from schemas.settings.setting_types import Heap, Host, HttpAddress, SparkMaster
+from schemas.settings.setting_types import Heap, Host, HttpAddress, Networks, SparkMaster
 
 _PORT_MOST = 65535
 _TOPIC_PREFIX = r"^[^+#\x00]*[^+#/\x00]$"
@@ -254,6 +254,33 @@ class XmlPumpSettings(Section):
     """Unix socket of the signed commands. Unset: `<data_dir>/run/commands.sock`."""
     command_keys_dir: Path | None = None
     """Folder of the public keys whose commands are accepted. Unset: `<data_dir>/keys/commands`."""
+
+
+class WebhookSettings(Section):
+    """The calls of webhooks, which every gateway makes (WH-02, WH-03)."""
+
+    allow_networks: Networks = ""
+    """Networks whose addresses may be called although they are not public, such as `10.0.0.0/8, fd00::/8`."""
+    allow_http: bool = False
+    """True if a webhook may have a URL without TLS."""
+    ca_certs: Path | None = None
+    """PEM file of the authorities that the calls trust. Unset: the system's authorities."""
+    connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    """How long a call waits for a connection, name look-up and TLS included."""
+    timeout_s: float = Field(default=15.0, gt=0, le=300)
+    """How long a call may take altogether."""
+    calls_at_once: int = Field(default=4, ge=1, le=64)
+    """Most calls of one webhook at once. With 1, messages are called one after the other."""
+    calls_shared: int = Field(default=64, ge=1, le=1000)
+    """Most calls at once besides the first of each webhook."""
+    webhooks_most: int = Field(default=500, ge=1, le=10_000)
+    """Most webhooks that may be set."""
+    max_attempts: int = Field(default=16, ge=1, le=1000)
+    """How often a webhook is called with one message before the message is dead."""
+    retry_first_s: float = Field(default=5.0, gt=0, le=3600)
+    """Pause after the first failed attempt. It doubles with each further one."""
+    retry_most_s: float = Field(default=3600.0, gt=0, le=43_200)
+    """Longest pause between two attempts."""
 
 
 class StorageSettings(Section):

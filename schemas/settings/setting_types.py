@@ -92,6 +92,19 @@ def _http_address(address: str) -> str:
     return address
 
 
+def networks_of(value: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Return the networks of a text such as `10.0.0.0/8, ::1`. Raises ValueError for one that is none."""
+    return tuple(ipaddress.ip_network(one.strip()) for one in value.split(",") if one.strip())
+
+
+def _networks(value: str) -> str:
+    try:
+        networks_of(value)
+    except ValueError as error:
+        raise ValueError(f"expected networks by commas, such as 10.0.0.0/8, ::1: {error}") from None
+    return value
+
+
 DataDirectory = Annotated[Path, BeforeValidator(_data_directory)]
 Heap = Annotated[str, AfterValidator(_heap)]
 """A JVM's heap size for Spark."""
@@ -101,6 +114,8 @@ Servers = Annotated[str, AfterValidator(_servers)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpAddress = Annotated[str, AfterValidator(_http_address)]
 """A URL with scheme and host."""
+Networks = Annotated[str, AfterValidator(_networks)]
+"""IP networks or addresses, by commas."""
 
 Listener = tuple[str, str, int]
 """A setting's name, and the host and port on which a server of this machine listens."""

@@ -32,6 +32,7 @@ from schemas.settings.sections import (
     SparkSettings,
     StorageSettings,
     ViewSettings,
+    WebhookSettings,
     XmlPumpSettings,
 )
 from schemas.settings.setting_types import DataDirectory, address_at, check_ports_differ, listener_at
@@ -91,6 +92,7 @@ class Settings(Section):
     views: ViewSettings = ViewSettings()
     files: FileSettings = FileSettings()
     xml_pump: XmlPumpSettings = XmlPumpSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     storage: StorageSettings = StorageSettings()
     audit: AuditSettings = AuditSettings()
 

@@ -22,6 +22,7 @@ from schemas.streams.session.session_fold import SESSION_KIND
 from schemas.streams.task.task_fold import TASK_KIND
 from schemas.streams.thread.threads import THREAD_KIND
 from schemas.streams.topic.topic_fold import TOPIC_KIND
+from schemas.streams.webhook.webhook_fold import WEBHOOK_KIND
 
 # In the order in which a micro-batch writes their views.
 KINDS: Final[dict[str, StreamKind]] = {
@@ -38,6 +39,7 @@ KINDS: Final[dict[str, StreamKind]] = {
         TOPIC_KIND,
         SCHEDULE_KIND,
         BLOB_KIND,
+        WEBHOOK_KIND,
         MAILBOX_KIND,
         REFUSED_KIND,
     )

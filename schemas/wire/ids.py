@@ -26,6 +26,7 @@ THREAD: Final = "thread"
 TOPIC: Final = "topic"
 SCHEDULE: Final = "schedule"
 BLOB: Final = "blob"  # its name is the SHA-256 of the content, in hex
+WEBHOOK: Final = "webhook"
 
 
 def is_name(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import mqtt_agent_secret_purpose
+from schemas.keys.sealing import mqtt_agent_secret_purpose, webhook_secret_purpose
 from schemas.streams.agents.mqtt_agents import sign_said
 from schemas.streams.agents.participants import key_id_of
 from schemas.streams.fold import settle
@@ -18,6 +18,7 @@ TASK_KEY: Final = b"task/t1"
 AGENT_KEY: Final = b"agent/coder"
 CONTAINER_KEY: Final = b"container/c1"
 SCHEDULE_KEY: Final = b"schedule/tea"
+WEBHOOK_KEY: Final = b"webhook/ann"
 TASK_TOKEN_SHA256: Final = "fedcba9876543210" * 4
 TASK_TOKEN_ID: Final = "fedcba987654"
 HOUR_MS: Final = 3_600_000
@@ -143,6 +144,17 @@ def schedule(request_id: str = "s1", **changed: Any) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
+def webhook(request_id: str = "w1", **changed: Any) -> dict[str, Any]:
+    """Return the body that sets a webhook, with fields changed."""
+    sealed = KEYRING.seal(b"whsec_c2VjcmV0", webhook_secret_purpose("ann"))
+    return {**of_webhook(request_id), "url": "https://example.org/in", "sealed_secret": sealed, **changed}
+
+
+def of_webhook(request_id: str = "w2", **changed: Any) -> dict[str, Any]:
+    """Return the body of a request about a webhook, with fields changed."""
+    return {"schema_version": 1, "name": "ann", "request_id": request_id, **changed}
+
+
 def missed_run(run_at: int, **changed: Any) -> dict[str, Any]:
     """Return the body of a missed run of the schedule, with fields changed."""
     return {"schema_version": 1, "name": "tea", "revision": 1, "run_at": run_at, **changed}
@@ -231,6 +243,10 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "schedule.removed": (SCHEDULE_KEY, {"schema_version": 1, "name": "tea", "request_id": "s2"}),
     "blob.stored": (BLOB_KEY, storing()),
     "blob.removed": (BLOB_KEY, of_blob()),
+    "webhook.set": (WEBHOOK_KEY, webhook()),
+    "webhook.paused": (WEBHOOK_KEY, of_webhook(reason="broken")),
+    "webhook.resumed": (WEBHOOK_KEY, of_webhook("w3")),
+    "webhook.removed": (WEBHOOK_KEY, of_webhook("w4")),
     **PUMP_GOOD,
     **TOPIC_GOOD,
 }
@@ -244,6 +260,7 @@ HUB_FIRST: Final = (
     "topic.subscribed",
     "schedule.set",
     "blob.stored",
+    "webhook.set",
 )
 
 

@@ -29,6 +29,7 @@ addLists(store, {
   agents: (agent) => openAgent(drawer, agent.agent),
   tasks: (task) => openTask(drawer, task.task_id),
   mailboxes: (box) => openMailbox(drawer, box.realm, box.recipient),
+  webhooks: (hook) => openMailbox(drawer, "default", hook.webhook),
   rejections: (one) => drawer.openReason(one.reason),
 });
 drawer.logInAgain = (why) => {
@@ -82,6 +83,7 @@ async function loadSnapshot() {
     store.takeAgents(found.agents, true);
     store.takeTasks(found.tasks.tasks, true);
     store.takeMailboxes(found.mailboxes);
+    store.takeWebhooks(found.webhooks);
     store.reasons = found.rejections.reasons;
     if (found.history.length > store.pulses.length) {
       store.pulses = found.history;
@@ -117,7 +119,7 @@ function show(isIn) {
 
 function showBoard() {
   show(true);
-  store.changed("jobs", "agents", "tasks", "mailboxes", "reasons", "figures");
+  store.changed("jobs", "agents", "tasks", "mailboxes", "webhooks", "reasons", "figures");
   if (returnTo) history.replaceState(null, "", returnTo);
   returnTo = "";
   if (!drawer.dialog.open) openAddressed();

@@ -1,4 +1,4 @@
-// The lists at the side: agents, tasks, mailboxes, rejections by reason.
+// The lists at the side: agents, tasks, mailboxes, webhooks, rejections by reason.
 
 import { KeyedList } from "/page/keyed_list.js";
 import { age, button, count, make, moment, now, setState, setText, shown, spans } from "/page/text.js";
@@ -80,6 +80,27 @@ const LISTS = [
       setText(row.note, [oldest, box.dead && `${count(box.dead)} dead`].filter(Boolean).join(" · "));
       const part = box.depth ? Math.max(1, (100 * box.depth) / box.deepest) : 0;
       row.meter.style.backgroundSize = `${part}% 100%`;
+    },
+  },
+  {
+    id: "webhooks",
+    title: "Webhooks",
+    nothing: "No address is called. trunkline webhooks set makes a webhook.",
+    part: "webhooks",
+    cells: { name: "row-name said", state: "state", note: "row-note said" },
+    items: (store) => store.webhooks.webhooks.map((hook) => ({ ...hook, key: hook.webhook })),
+    total: (hooks, store) => store.webhooks.total,
+    update(row, hook) {
+      row.item.dataset.webhook = shown(hook.webhook);
+      setText(row.name, hook.webhook);
+      setState(row.state, hook.state);
+      const parts = [hook.topic && `topic ${hook.topic}`, hook.host];
+      if (hook.failures_in_a_row) parts.push(`${count(hook.failures_in_a_row)} failures in a row`);
+      if (hook.state !== "active") parts.push(hook.why);
+      if (hook.pending) parts.push(`${count(hook.pending)} pending`);
+      if (hook.dead) parts.push(`${count(hook.dead)} dead`);
+      if (hook.last_success_ms !== null) parts.push(`delivered ${age(now() - hook.last_success_ms)} ago`);
+      setText(row.note, parts.filter(Boolean).join(" · "));
     },
   },
   {

@@ -13,6 +13,7 @@ export class Store {
   agents = new Map();
   tasks = new Map();
   mailboxes = { mailboxes: [], messages: 0, total: 0 };
+  webhooks = { webhooks: [], total: 0 };
   reasons = [];
   pulses = [];
   jobCounts = {};
@@ -118,6 +119,11 @@ export class Store {
     this.changed("mailboxes", "agents");
   }
 
+  takeWebhooks(found) {
+    this.webhooks = found;
+    this.changed("webhooks");
+  }
+
   takeMessages(messages) {
     const boxes = this.mailboxes.mailboxes;
     for (const message of messages) {
@@ -151,6 +157,7 @@ export class Store {
     this.pulses.push(pulse);
     if (this.pulses.length > PULSES_KEPT) this.pulses.shift();
     this.takeMailboxes({ mailboxes: pulse.mailboxes, messages: pulse.messages, total: pulse.total });
+    this.takeWebhooks(pulse.webhooks);
     this.reasons = pulse.reasons;
     this.changed("figures", "jobs", "agents", "tasks", "reasons");
   }

@@ -32,6 +32,7 @@ from schemas.streams.job.job_registry import (
     JobRow,
 )
 from schemas.streams.session.session_registry import SESSION_STATES, TERMINATED, SessionRow
+from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
 from schemas.wire.moments import iso_moment
 from schemas.wire.strict_json import MalformedJsonError, decode
@@ -241,7 +242,7 @@ def _shown_body(record: SettledRecord) -> Any:
         return None
     if record.stream.startswith(f"{PRINCIPAL}/"):
         body.pop("token_sha256", None)
-    if record.type in (JOB_REGISTERED, JOB_SECRET_ROTATED, AGENT_MQTT_REGISTERED):
+    if record.type in (JOB_REGISTERED, JOB_SECRET_ROTATED, AGENT_MQTT_REGISTERED, WEBHOOK_SET):
         body.pop("sealed_secret", None)
         if isinstance(body.get("broker"), dict):
             body["broker"].pop("sealed_password", None)

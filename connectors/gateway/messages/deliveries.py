@@ -44,6 +44,8 @@ class Taking:
         limit: The largest number of messages.
         lease_s: The duration of the lease in seconds. None takes the messages for good.
         wait_s: How many seconds to wait for the first message.
+        attempts_most: How often each message may be leased before it is dead. None: `gateway.max_attempts`.
+        asks_most: How often to ask the log while other readers are faster, at most 32. Each time is a record.
     """
 
     mailboxes: Sequence[Mailbox]
@@ -53,6 +55,8 @@ class Taking:
     limit: int
     lease_s: int | None = None
     wait_s: float = 0
+    attempts_most: int | None = None
+    asks_most: int = _ATTEMPTS
 
     def request_id(self, attempt: int) -> str:
         """Return the id of the record that this request appends at an attempt, the first of which is 0."""
@@ -113,7 +117,7 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 # If the same request was made before, the log gives the messages that it gave then.
                 taken, is_lost = await _ask(hub, taking, mailbox, taking.request_id(attempt))
                 attempt += 1
-                if not is_lost or attempt == _ATTEMPTS:
+                if not is_lost or attempt == taking.asks_most:
                     return taken
                 is_repeated = taking.is_repeatable
                 continue
@@ -164,7 +168,8 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
     if taking.lease_s is None:
         record = claim_record(*mailbox, request_id, taking.limit, **taking.origin)
     else:
-        attempts, lease_ms = hub.settings.gateway.max_attempts, taking.lease_s * 1000
+        attempts = taking.attempts_most or hub.settings.gateway.max_attempts
+        lease_ms = taking.lease_s * 1000
         record = lease_record(
             *mailbox, request_id, taking.limit, lease_ms, attempts_most=attempts, **taking.origin
         )

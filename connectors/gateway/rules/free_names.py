@@ -5,6 +5,7 @@ from __future__ import annotations
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import malformed
 from schemas.streams.principal.principals import ACTIVE, RESERVED_PRINCIPALS, PrincipalRow
+from schemas.streams.webhook.webhook_registry import WebhookRow
 
 
 def check_name_is_free(
@@ -25,14 +26,17 @@ def check_name_is_free(
             principal.
 
     Raises:
-        ApiError: 400 for a reserved name. 403 for the name of a listener, also of a removed one, or of a
-            principal.
+        ApiError: 400 for a reserved name. 403 for the name of a listener, also of a removed one, of a
+            principal, or of the webhook of a topic.
     """
     if name in RESERVED_PRINCIPALS:
         raise malformed(f"{field}: this name is reserved")
     row = hub.live_view.get(PrincipalRow, name) if is_participant else None
     if row is not None and row.status == ACTIVE:
         raise hub.refusals.forbidden("a principal has this name", principal, route)
+    webhook = hub.live_view.get(WebhookRow, name)
+    if webhook is not None and webhook.has_own_mailbox:
+        raise hub.refusals.forbidden("the webhook of a topic has this name", principal, route)
     # The name of a removed listener stays reserved, because its mailbox still exists.
     if hub.listeners.row(name) is not None:
         raise hub.refusals.forbidden("a listener has this name", principal, route)

@@ -116,6 +116,22 @@ def owner_of_mailbox(hub: Hub) -> OwnerOf:
     return owner
 
 
+def owner_of_webhook(hub: Hub) -> OwnerOf:
+    """Return a function with which the access check finds the owner of the webhook in a request's path.
+
+    The returned coroutine function takes the request, whose path has the webhook's name. The owner is that of
+    the mailbox of this name, as in `owner_of_mailbox`. So a webhook with a mailbox of its own has none.
+    """
+
+    async def owner(request: Request) -> str | None:
+        mailbox = (DEFAULT_REALM, str(request.path_params["name"]))
+        caller: Caller = request.state.caller
+        is_own = mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token)
+        return caller.principal if is_own else None
+
+    return owner
+
+
 def owner_of_schedule(hub: Hub, *, is_free_own: bool = False) -> OwnerOf:
     """Return a function with which the access check finds the owner of the schedule in a request's path.
 

@@ -40,6 +40,8 @@ from connectors.reactor.message_timers import MessageTimers
 from connectors.reactor.own_answers import OwnAnswers
 from connectors.reactor.schedule_timers import ScheduleTimers
 from connectors.reactor.topic_deliveries import TopicsBySubscriber
+from connectors.webhooks.webhook_client import WebhookClient
+from connectors.webhooks.webhook_health import WebhookHealth
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -90,6 +92,8 @@ class Hub:
         collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
+        self.webhook_client = WebhookClient(settings.webhooks)
+        self.webhook_health = WebhookHealth()
         self.appender = LogAppender(settings, live_view)
         self.own_answers = OwnAnswers()
         self.refusals = RefusalRecorder(self.appender.append_unattended)

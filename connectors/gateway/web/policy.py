@@ -9,8 +9,8 @@ the operator may change and end everything.
   the tokens of these tasks;
 - as a worker: the session of its name and the job that this session holds;
 - as an agent: the task whose token it presents;
-- in every role: the mailbox of its name, the subscriptions of this mailbox to topics, and the schedules that it
-  set.
+- in every role: the mailbox of its name, the subscriptions of this mailbox to topics, its webhook, and the
+  schedules that it set.
 
 A thing that does not exist has no owner. The capabilities of a task's token can restrict an agent further, see
 `has_capability`. Raise `schemas.streams.refused.refusal.POLICY_VERSION` whenever a rule changes.
@@ -60,6 +60,9 @@ class Action(StrEnum):
     SCHEDULE_REMOVE = "schedule.remove"
     SCHEDULE_READ = "schedule.read"
     SCHEDULE_LIST = "schedule.list"
+    WEBHOOK_SET = "webhook.set"
+    WEBHOOK_READ = "webhook.read"
+    WEBHOOK_LIST = "webhook.list"
     AUDIT_READ = "audit.read"
     AGENT_READ = "agent.read"
     TASK_SUBMIT = "task.submit"
@@ -111,6 +114,9 @@ _MESSAGES: Final = {
     Action.SCHEDULE_REMOVE: Reach.OWN,
     Action.SCHEDULE_READ: Reach.OWN,
     Action.SCHEDULE_LIST: Reach.ALL,
+    # A webhook belongs to the owner of its mailbox. That of a topic has no owner, so it is the operator's.
+    Action.WEBHOOK_READ: Reach.OWN,
+    Action.WEBHOOK_LIST: Reach.ALL,
 }
 
 RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
@@ -131,6 +137,7 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.TASK_CANCEL: Reach.OWN,
         Action.TASK_END: Reach.OWN,
         Action.TOKEN_REVOKE: Reach.OWN,
+        Action.WEBHOOK_SET: Reach.OWN,
         **_MESSAGES,
     },
     WORKER: {
@@ -139,8 +146,10 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.JOB_READ: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
         Action.MESSAGE_REPLAY: Reach.OWN,
+        Action.WEBHOOK_SET: Reach.OWN,
         **_MESSAGES,
     },
+    # An agent sets no webhook, because it would outlive the token of the agent's task.
     AGENT: {
         Action.MAILBOX_READ: Reach.OWN,
         Action.MESSAGE_REPLAY: Reach.OWN,
@@ -261,8 +270,7 @@ def has_capability(caller: Caller, action: Action) -> bool:
     Capabilities restrict a right that the role has; they never grant one. The rule:
 
     - Only sending, publishing, broadcasting, setting schedules and submitting tasks
-      (`RESTRICTED_BY_CAPABILITIES`) can be
-      restricted. Every other action is permitted.
+      (`RESTRICTED_BY_CAPABILITIES`) can be restricted. Every other action is permitted.
     - A list without any name that starts with `message.` or `task.` restricts nothing.
     - Any other list permits those restricted actions that it names, such as `message.send`. This one also
       permits publishing.

@@ -15,7 +15,7 @@ from schemas.wire.wire_body import Name, Note, WireBody
 REQUEST_REFUSED: Final = "request.refused"
 
 # Incremented when the rules of schemas/policy change, so that an auditor can tell which rules applied.
-POLICY_VERSION: Final = 10
+POLICY_VERSION: Final = 11
 ANONYMOUS: Final = "anonymous"
 RefusalReason = Literal[
     "unauthorized",

@@ -11,7 +11,7 @@ from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS, MAILBOXES = "/api/hub/participants", "/api/hub/mailboxes"
 AGENTS, LIMITS, TOPICS = "/api/hub/agents", "/api/hub/limits", "/api/hub/topics"
-SCHEDULES = "/api/hub/schedules"
+SCHEDULES, WEBHOOKS = "/api/hub/schedules", "/api/hub/webhooks"
 _numbers = itertools.count(1)
 
 
@@ -95,19 +95,33 @@ def lease_named(how):
     return {"lease_id": lease_id, "message_ids": [str(request_uuid("operator", f"to-{how}"))]}
 
 
-def _schedule(hub):
+def new_schedule(hub):
     """The path of a new schedule."""
     path = f"{SCHEDULES}/{fresh('schedule')}"
     assert hub.operator.post(path, json=SCHEDULE).is_success
     return path
 
 
+def new_webhook(hub, *ends):
+    """The path of the webhook of a new worker, which is set and then has these ends."""
+    path = f"{WEBHOOKS}/{hub.principal('worker')[0]}"
+    for end in ("", *ends):
+        body = {} if end else WEBHOOK
+        assert hub.operator.post(f"{path}{end}", json=body).is_success
+    return path
+
+
+WEBHOOK = {"url": "https://example.org/a"}
 SCHEDULE = {"recipient": "hub", "type": "a", "every_s": 3600}
+# The bodies of routes for which the least that the schema allows is not enough: a schedule needs one of two
+# fields, and a webhook's URL has a form.
+LEAST = {f"{SCHEDULES}/{{name}}": SCHEDULE, f"{WEBHOOKS}/{{name}}": WEBHOOK}
 READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # Routes without an idempotency key: a pump's requests name messages and leases by ids of their own, and the
 # event of a job has its seq. XML is tested in test_xml_messages.py.
 OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")}
-OTHER_POSTS |= {"/messages", f"{JOBS}/{{job_id}}/events"}
+# A test of a webhook records nothing.
+OTHER_POSTS |= {"/messages", f"{JOBS}/{{job_id}}/events", f"{WEBHOOKS}/{{name}}/test"}
 # Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
 # the same by what it says (docs/explanation/guarantees.md), so that there is no other content.
 ROUTES = {
@@ -207,7 +221,19 @@ ROUTES = {
         SCHEDULE,
         {**SCHEDULE, "every_s": 7200},
     ),
-    f"{SCHEDULES}/{{name}}/remove": (lambda hub: f"{_schedule(hub)}/remove", {}, None),
+    f"{SCHEDULES}/{{name}}/remove": (lambda hub: f"{new_schedule(hub)}/remove", {}, None),
+    f"{WEBHOOKS}/{{name}}": (
+        lambda hub: f"{WEBHOOKS}/{hub.principal('worker')[0]}",
+        WEBHOOK,
+        {"url": "https://example.org/b"},
+    ),
+    f"{WEBHOOKS}/{{name}}/pause": (
+        lambda hub: f"{new_webhook(hub)}/pause",
+        {"reason": "a"},
+        {"reason": "b"},
+    ),
+    f"{WEBHOOKS}/{{name}}/resume": (lambda hub: f"{new_webhook(hub, '/pause')}/resume", {}, None),
+    f"{WEBHOOKS}/{{name}}/remove": (lambda hub: f"{new_webhook(hub)}/remove", {}, None),
     TASKS: (
         lambda hub: TASKS,
         {"agent_name": "idle", "description": "a"},

@@ -24,6 +24,8 @@ OTHER_ANSWERS = {
     "/api/hub/jobs/{job_id}/events": {404},
     # Another agent may have got the key by an example before.
     "/api/hub/participants/{name}/keys": {200, 403},
+    # No webhook has this name.
+    "/api/hub/webhooks/{name}/test": {404},
     # The organism of the test has no listener.
     "/messages": {422},
 }

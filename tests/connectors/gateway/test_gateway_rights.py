@@ -81,6 +81,7 @@ def questions(held, free, mine, role):
         **message_questions(hub),
         **topic_questions(hub, role),
         **schedule_questions(hub, role),
+        **webhook_questions(hub, role),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
         f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),
@@ -136,6 +137,22 @@ def schedule_questions(hub, role):
         f"{hub}/schedules/{{name}} GET": Ask("odw", "GET", path),
         f"{hub}/schedules/{{name}}/remove POST": Ask("odw", "POST", f"{path}/remove", {}),
         f"{hub}/schedules GET": Ask("odw", "GET", f"{hub}/schedules"),
+    }
+
+
+def webhook_questions(hub, role):
+    """Routes about the webhook of the role's own mailbox. A viewer has none."""
+    path, body = f"{hub}/webhooks/the-{role}", {"url": "https://example.org/"}
+    route, roles = f"{hub}/webhooks/{{name}}", "odw" if role != "viewer" else "o"
+    return {
+        f"{hub}/webhooks GET": Ask("odw", "GET", f"{hub}/webhooks"),
+        f"{route} POST": Ask(roles, "POST", path, body),
+        f"{route} GET": Ask(roles, "GET", path),
+        **{
+            f"{route}/{how} POST": Ask(roles, "POST", f"{path}/{how}", {})
+            for how in ("pause", "resume", "remove")
+        },
+        f"{route}/test POST": Ask(roles, "POST", f"{path}/test", {}, found=False),
     }
 
 

@@ -20,7 +20,7 @@ from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.wire.verdicts import DUPLICATE
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
-from tests.connectors.gateway.hub_post_routes import OTHER_POSTS, SCHEDULE, SCHEDULES, dead_message
+from tests.connectors.gateway.hub_post_routes import LEAST, OTHER_POSTS, dead_message, new_schedule, new_webhook
 from tests.connectors.gateway.hub_stack import (
     AGENTS,
     CONTAINERS,
@@ -133,8 +133,9 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
             hub.operator.post(f"/api/hub/topics/{own}/subscribe", json={"subscriber": to}).raise_for_status()
         return {"topic": own}
     if collection == "schedules":
-        hub.operator.post(f"{SCHEDULES}/{own}", json=SCHEDULE).raise_for_status()
-        return {"name": own}
+        return {"name": new_schedule(hub).rpartition("/")[2]}
+    if collection == "webhooks":
+        return {"name": new_webhook(hub, *["/pause"] * route.endswith("/resume")).rpartition("/")[2]}
     if collection in ("tasks", "tokens"):
         task = hub.submit("idle")
         return {"task_id": task.id, "token_id": task.answer["task"]["token_id"]}
@@ -170,7 +171,7 @@ def questions(hub: HubStack, to_drain: str) -> list[Question]:
                     action,
                     next(iter(answer["content"])),
                     route.format(**things(hub, route, own)) if action else route,
-                    None if body is None else body_of(page, route, body["schema"], names),
+                    None if body is None else LEAST.get(route) or sample(page, body["schema"], names),
                     own,
                 )
             )
@@ -183,11 +184,6 @@ def questions(hub: HubStack, to_drain: str) -> list[Question]:
 
     wait_until(is_quiet, what="all agents run")
     return found
-
-
-def body_of(page: dict[str, Any], route: str, schema: dict[str, Any], names: dict[str, Any]) -> Any:
-    """The least that a route takes. A schedule needs one of two fields, neither of which is required."""
-    return SCHEDULE if route == f"{SCHEDULES}/{{name}}" else sample(page, schema, names)
 
 
 def ask(client: httpx.Client, question: Question) -> Told:

@@ -162,6 +162,8 @@ RIGHTS_OF_AN_AGENT = {
     Action.TASK_END: ITS_TASK,
     Action.MAILBOX_READ: ITS_MAILBOX,
     Action.SCHEDULE_LIST: ANY,
+    Action.WEBHOOK_LIST: ANY,
+    Action.WEBHOOK_READ: ITS_MAILBOX,
     **dict.fromkeys((Action.SCHEDULE_SET, Action.SCHEDULE_REMOVE, Action.SCHEDULE_READ), ITS_TASK),
 }
 

@@ -14,6 +14,7 @@ from schemas.streams.principal.principals import PRINCIPAL_TRANSITIONS
 from schemas.streams.schedule.schedule_registry import SCHEDULE_TRANSITIONS
 from schemas.streams.session.session_registry import SESSION_TRANSITIONS
 from schemas.streams.task.task_registry import TASK_TRANSITIONS
+from schemas.streams.webhook.webhook_registry import WEBHOOK_TRANSITIONS
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import GOOD, good_record, known_stream
 
@@ -29,6 +30,7 @@ from tests.schemas.stream_records import GOOD, good_record, known_stream
         (TASK_TRANSITIONS, "running", "task.completed", ("rejected", "after_terminal")),
         (PRINCIPAL_TRANSITIONS, "active", "principal.revoked", ("duplicate", None)),
         (SCHEDULE_TRANSITIONS, "active", "schedule.removed", ("rejected", "after_terminal")),
+        (WEBHOOK_TRANSITIONS, "active", "webhook.removed", ("rejected", "after_terminal")),
     ],
 )
 def test_a_transition_that_the_table_lacks_is_not_made(monkeypatch, transitions, state, record_type, changed):

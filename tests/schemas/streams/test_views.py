@@ -76,6 +76,10 @@ COLUMNS = {
         "digest string!, status string!, bytes int64!, content_type string!, object string!, "
         "stored_by string!, stored_at time!, keep_s int64!, keep_until time!, removed_at time"
     ),
+    "registry_webhooks": (
+        "webhook string!, status string!, url string!, topic string, set_by string!, set_at time!, "
+        "revision int64!, changed_at time!, why_paused string, old_secret_ends_at time"
+    ),
     "registry_participants": (
         "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
         "started_at time!, updated_at time!, stopped_at time, stopped_why string"
@@ -136,6 +140,7 @@ KEYS = {
     "topic_messages": ("topic", "message_id"),
     "registry_schedules": ("schedule",),
     "blobs": ("digest",),
+    "registry_webhooks": ("webhook",),
     "registry_participants": ("agent_name",),
     "registry_keys": ("agent_name", "key_id"),
     "registry_mqtt_agents": ("agent_name",),

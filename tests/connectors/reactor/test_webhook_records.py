@@ -1,0 +1,86 @@
+"""Derived records of webhooks: the subscription to a topic, and the removal with the mailbox (WH-01)."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.reactor.known_recipients import has_mailbox
+from connectors.reactor.topic_deliveries import ended_subscriptions
+from connectors.reactor.webhook_records import webhook_records
+from schemas.streams.principal.principals import addition_record, revocation_record
+from schemas.streams.topic.topic_registry import SubscriptionRow
+from schemas.streams.webhook.webhook_registry import (
+    WebhookRemoved,
+    WebhookRow,
+    setting_record,
+    webhook_record,
+)
+from tests.connectors.folded_log import FoldedLog
+from tests.schemas.job_records import KEYRING
+from tests.schemas.stream_records import as_read
+
+pytestmark = pytest.mark.requirement("WH-01")
+
+BY = {"door": "http", "principal": "operator"}
+
+
+class Log:
+    """A folded log, and what the reactor derives from each record."""
+
+    def __init__(self):
+        self.folded = FoldedLog(KEYRING)
+        self.count = 0
+
+    def add(self, outgoing):
+        """Settle a record; return what is derived from it."""
+        self.count += 1
+        record = as_read(outgoing, self.count)
+        self.folded.add(record)
+        topics = [row.topic for _, _, row in self.folded.rows["registry_subscriptions"].values()]
+        get = self.folded.get
+        return [*ended_subscriptions(record, get, lambda _: topics), *webhook_records(record, get)]
+
+    def add_all(self, outgoing):
+        """Settle a record and all that is derived from it."""
+        found = self.add(outgoing)
+        for one in found:
+            self.add_all(one)
+        return [one.type for one in found]
+
+
+def setting(name="hook", topic=None, request_id="w1"):
+    options = {"topic": topic, "overlap_ms": 0, "request_id": request_id}
+    return setting_record(name, "https://example.org/", "whsec_x", KEYRING, **BY, **options)
+
+
+def removal(name="hook", request_id="x1"):
+    return webhook_record(WebhookRemoved(name=name, request_id=request_id), **BY)
+
+
+def test_the_mailbox_of_a_topics_webhook_exists_and_is_subscribed_until_the_webhook_is_removed():
+    log = Log()
+    assert not has_mailbox(log.folded.get, "hook")
+    assert log.add_all(setting(topic="news")) == ["topic.subscribed"]
+    assert has_mailbox(log.folded.get, "hook")
+    row = log.folded.get(SubscriptionRow, "news/hook")
+    assert (row.status, row.subscribed_by) == ("subscribed", "reactor/reactor")
+    assert log.add_all(removal()) == ["topic.unsubscribed"]
+    assert not has_mailbox(log.folded.get, "hook")
+    assert log.folded.get(SubscriptionRow, "news/hook").status == "unsubscribed"
+
+
+def test_the_same_records_are_derived_again_under_the_same_ids():
+    first, second = Log().add(setting(topic="news")), Log().add(setting(topic="news"))
+    assert [one.ce_id for one in first] == [one.ce_id for one in second]
+    log = Log()
+    log.add_all(setting(topic="news"))
+    assert [one.ce_id for one in log.add(setting(topic="news"))] == [one.ce_id for one in first]
+
+
+def test_a_webhook_of_a_principals_mailbox_is_subscribed_to_nothing_and_removed_with_the_principal():
+    log = Log()
+    log.add_all(addition_record("ann", "worker", "0" * 64, **BY))
+    assert log.add_all(setting("ann")) == []
+    assert log.add_all(revocation_record("ann", **BY)) == ["webhook.removed"]
+    assert log.folded.get(WebhookRow, "ann").status == "removed"
+    assert log.add(revocation_record("ann", **BY)) == []
