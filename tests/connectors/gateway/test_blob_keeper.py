@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Log(FoldedLog):
         self.offset = 0
         self.begun_at = time.time_ns() // 1000
         self.is_behind = False
+        # What the live view reads when it catches up with the log.
+        self.arriving: Callable[[], None] = lambda: None
         self.appended: list[OutgoingRecord] = []
         self.store = BlobStore(str(folder), folder)
         self.keeper = BlobKeeper(self, self.appended.append, self.store)  # type: ignore[arg-type]
@@ -67,6 +70,7 @@ class Log(FoldedLog):
         """Fail if the live view is behind, as `LiveView.catch_up`."""
         if self.is_behind:
             raise BackboneUnreachable("not settled in time")
+        self.arriving()
 
     def upload(self, at_s: float = 0, request_id: str = "u1", **changed: Any) -> None:
         """Store the blob."""
@@ -210,5 +214,9 @@ def test_the_sweep_deletes_objects_of_no_blob_alone(tmp_path: Path) -> None:
     log.keeper.sweep(-1)
     assert [log.store.size(name) for name in names] == [5, 5]
     log.is_behind = False
+    log.arriving = lambda: log.upload(0, "u2", object=names[1])
     log.keeper.sweep(-1)
-    assert [log.store.size(name) for name in names] == [5, None]
+    assert [log.store.size(name) for name in names] == [5, 5]
+    log.arriving = lambda: None
+    log.keeper.sweep(-1)
+    assert [log.store.size(name) for name in names] == [None, 5]

@@ -5,7 +5,9 @@ A store at a URI is a folder here, too, but is reached by the client of object s
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import io
 import os
 import time
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from connectors.gateway.blobs.blob_store import BlobMissing, BlobStore
+from connectors.gateway.messages.blobs import OpenBlob
+from schemas.streams.blob.blob_registry import BlobReference
 
 pytestmark = pytest.mark.requirement("DL-25")
 
@@ -79,6 +83,27 @@ def test_a_missing_object_or_one_of_another_length_is_not_opened(store: BlobStor
     store.delete(name)
     store.delete(name)
     assert store.size(name) is None
+
+
+@pytest.mark.parametrize("size", [1, 1024 * 1024, 3 * 1024 * 1024 + 1])
+def test_the_last_part_of_a_damaged_object_is_kept_back(size: int) -> None:
+    given, damage = bytes(size), list[str]()
+
+    async def read(digest: str) -> bytes:
+        reference = BlobReference(digest=digest, bytes=size, content_type="text/plain")
+        blob = OpenBlob(reference, io.BytesIO(given), lambda: damage.append(digest))
+        found = b""
+        try:
+            async for part in blob.parts():
+                found += part
+        except OSError:
+            assert digest == "ab" * 32
+        return found
+
+    assert asyncio.run(read(hashlib.sha256(given).hexdigest())) == given
+    assert damage == []
+    assert len(asyncio.run(read("ab" * 32))) < size
+    assert damage == ["ab" * 32]
 
 
 @pytest.mark.requirement("DL-26")
