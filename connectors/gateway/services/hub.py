@@ -28,6 +28,7 @@ from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, 
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
 from connectors.gateway.web.access_log import StrangersRequests
+from connectors.gateway.web.fair_turns import FairTurns
 from connectors.gateway.web.identities import Identities
 from connectors.gateway.web.metrics import Metrics
 from connectors.gateway.web.refusals import DOOR, RefusalRecorder
@@ -90,6 +91,7 @@ class Hub:
         self.strangers = StrangersRequests()
         self.appender = LogAppender(settings, live_view)
         self.own_answers = OwnAnswers()
+        self.turns = FairTurns()
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(

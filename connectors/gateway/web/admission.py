@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.api_document import BEARER
 from connectors.gateway.web.bounded_http import note_principal
+from connectors.gateway.web.fair_turns import FairTurns
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
@@ -120,6 +121,7 @@ class Gate:
         refusals: Records refusals.
         body_limit_bytes: The largest body of a request.
         on_expired: Called with the row of a task's token that was used after its expiry. It must not block.
+        turns: The turns in which the requests of principals begin.
     """
 
     def __init__(
@@ -128,14 +130,18 @@ class Gate:
         refusals: RefusalRecorder,
         body_limit_bytes: int,
         on_expired: Callable[[TokenRow], None],
+        turns: FairTurns,
     ) -> None:
         self._identities = identities
         self._refusals = refusals
         self._on_expired = on_expired
+        self._turns = turns
         self.body_limit_bytes = body_limit_bytes
 
     async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
         """Return the caller of a request if it may perform an action; otherwise record the refusal and raise.
+
+        Before that, wait until it is the principal's turn.
 
         Args:
             request: The HTTP request. `request.state.caller` is set to the caller.
@@ -156,6 +162,7 @@ class Gate:
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
         request.state.caller = caller
         note_principal(request.scope, caller.principal)
+        await self._turns.wait(caller.principal)
         try:
             owner = await owner_of(request) if needs_owner(caller, action) else None
         except ApiError as error:
