@@ -27,7 +27,7 @@ from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
-from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
+from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
 from connectors.agent_mcp.topic_tools import TopicTools
@@ -162,6 +162,7 @@ class AgentMcp:
         except ValidationError as error:
             return tool_error(MALFORMED, first_fault(error))
         except ApiError as error:
+            await self._hub.pace.hold(f"{DOOR}/{agent}", error)
             return tool_error(error.reason, str(error.detail))
         except BackboneUnreachable as error:
             return tool_error(UNREACHABLE, f"{error}; try again, with the same idempotencyKey")

@@ -119,6 +119,7 @@ def one_round(found: Door, clients: CalmClients, flooder: Flooder, seconds: floa
     clients.window = found.calm
     time.sleep(seconds)
     clients.window = found.flood
+    say(f"{found.order.door} floods")
     flooder.begin(seconds)
     time.sleep(seconds)
     clients.window = None

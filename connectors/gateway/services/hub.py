@@ -31,6 +31,7 @@ from connectors.gateway.web.access_log import StrangersRequests
 from connectors.gateway.web.fair_turns import FairTurns
 from connectors.gateway.web.identities import Identities
 from connectors.gateway.web.metrics import Metrics
+from connectors.gateway.web.refusal_pace import RefusalPace
 from connectors.gateway.web.refusals import DOOR, RefusalRecorder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
@@ -91,7 +92,7 @@ class Hub:
         self.strangers = StrangersRequests()
         self.appender = LogAppender(settings, live_view)
         self.own_answers = OwnAnswers()
-        self.turns = FairTurns()
+        self.turns, self.pace = FairTurns(), RefusalPace()
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(

@@ -23,6 +23,7 @@ from connectors.gateway.web.fair_turns import FairTurns
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
+from connectors.gateway.web.refusal_pace import RefusalPace
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError
@@ -122,6 +123,7 @@ class Gate:
         body_limit_bytes: The largest body of a request.
         on_expired: Called with the row of a task's token that was used after its expiry. It must not block.
         turns: The turns in which the requests of principals begin.
+        pace: Holds the answers of requests that exceed a limit.
     """
 
     def __init__(
@@ -131,11 +133,13 @@ class Gate:
         body_limit_bytes: int,
         on_expired: Callable[[TokenRow], None],
         turns: FairTurns,
+        pace: RefusalPace,
     ) -> None:
         self._identities = identities
         self._refusals = refusals
         self._on_expired = on_expired
         self._turns = turns
+        self._pace = pace
         self.body_limit_bytes = body_limit_bytes
 
     async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
@@ -173,6 +177,13 @@ class Gate:
             self._refusals.record(POLICY, decision.why, caller.principal, route)
             raise ApiError(403, POLICY, decision.why)
         return caller
+
+    async def hold(self, error: Exception, caller: Caller) -> None:
+        """Wait before the answer to an admitted caller's request that exceeds a limit (429).
+
+        The wait is short, and there is none for the first refusals or after any other error.
+        """
+        await self._pace.hold(caller.principal, error)
 
     def note_fault(
         self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = _reason_alone
@@ -259,6 +270,7 @@ class AdmittedRoute(APIRoute):
                 return await answered(handle, strict, path)
             except (ApiError, RequestValidationError) as error:
                 gate.note_fault(error, caller, route, why_refused)
+                await gate.hold(error, caller)
                 raise
 
         return admitted

@@ -1,12 +1,15 @@
-"""Requests begin in turns by principal, one in each step of the event loop (LM-06)."""
+"""Requests begin in turns by principal, and refusals of those beyond a limit are held (LM-06)."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from connectors.gateway.web.answers import not_found, too_many
 from connectors.gateway.web.fair_turns import FairTurns
+from connectors.gateway.web.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
 
 pytestmark = pytest.mark.requirement("LM-06")
 
@@ -66,3 +69,29 @@ def test_a_request_that_is_alone_waits_for_nothing_also_after_others() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(alone())
+
+
+def test_a_principal_gets_some_refusals_at_once_then_few_in_a_second_and_each_within_seconds() -> None:
+    now = 100.0
+    pace = RefusalPace(lambda: now)
+    assert [pace.held_s("loud") for _ in range(BURST)] == [0.0] * BURST
+    held = [pace.held_s("loud") for _ in range(500)]
+    assert held[:3] == pytest.approx([1 / PER_SECOND, 2 / PER_SECOND, 3 / PER_SECOND])
+    assert max(held) == held[-1] == HELD_MOST_S
+    assert pace.held_s("calm") == 0.0
+    now += HELD_MOST_S + BURST / PER_SECOND
+    assert [pace.held_s("loud") for _ in range(BURST)] == [0.0] * BURST
+
+
+def test_only_the_refusal_of_a_request_beyond_a_limit_is_held() -> None:
+    async def held_s(error: Exception) -> float:
+        pace = RefusalPace()
+        while not pace.held_s("loud"):
+            pass
+        began = time.monotonic()
+        await pace.hold("loud", error)
+        return time.monotonic() - began
+
+    assert asyncio.run(held_s(too_many("too many"))) > 0.02
+    assert asyncio.run(held_s(not_found("no such thing"))) < 0.02
+    assert asyncio.run(held_s(ValueError())) < 0.02
