@@ -14,7 +14,7 @@ turns:
 
 `worst_ratio` is the p99 of the principal that suffered most, in the flood's turns divided by that in the calm
 ones; `worst_control_ratio` divides by that in the control's turns. `memory_share` is the gateway's memory after
-the flood, divided by 1.2 times that before it and 4 kB for each record of the flood in the ledger.
+the flood, divided by 1.2 times that before it and 4 kB for each record that was added meanwhile.
 `refusal_share` is the number of rows of refusals that the flood left in the ledger, divided by what the bounded
 rate of refusals allows. Limits that were not held are in `not_held`, and the exit code is 1.
 
@@ -75,7 +75,8 @@ class Door:
     recovery_s: list[float] = field(default_factory=list)
     before_mb: dict[str, float] = field(default_factory=dict)
     after_mb: dict[str, float] = field(default_factory=dict)
-    lasted_s: float = 0.0
+    began_at: float = 0.0
+    ended_at: float = 0.0
 
 
 def order_of(door: str, settings: Settings, operator: httpx.Client, per_minute: int | None) -> Order:
@@ -190,11 +191,19 @@ def refusals_in(counts: Mapping[str, int]) -> int:
     )
 
 
-def figures(found: Door, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the figures of a door. `counts` are the rows of the flood in the ledger."""
-    rows, refusals = sum(counts.values()), refusals_in(counts)
-    allowed_mb = 1.2 * found.before_mb["gateway"] + rows * RECORD_BYTES / 1e6
-    allowed_rows = REASONS * (REFUSALS_AT_ONCE + 1 + found.lasted_s / REFUSAL_EVERY_S)
+def logged_during(rows: Iterable[Mapping[str, Any]], found: Door) -> int:
+    """Count the rows that Kafka got in the time of a door's turns."""
+    return sum(found.began_at <= row["logged_at"].timestamp() <= found.ended_at for row in rows)
+
+
+def figures(found: Door, counts: Mapping[str, int], records: int) -> dict[str, Any]:
+    """Return the figures of a door.
+
+    `counts` are the rows of the flood in the ledger, `records` all rows of the time of its turns.
+    """
+    refusals, lasted_s = refusals_in(counts), found.ended_at - found.began_at
+    allowed_mb = 1.2 * found.before_mb["gateway"] + records * RECORD_BYTES / 1e6
+    allowed_rows = REASONS * (REFUSALS_AT_ONCE + 1 + lasted_s / REFUSAL_EVERY_S)
     calm_ratio, control_ratio = p99_ratio(found.flood, found.calm), p99_ratio(found.flood, found.control)
     answers: Counter[str] = sum((Counter(turn.answers) for turn in found.turns), Counter())
     seconds = sum(turn.seconds for turn in found.turns)
@@ -224,7 +233,7 @@ def ledger_rows(settings: Settings, stack: LocalStack) -> list[dict[str, Any]]:
     """Return the rows of the ledger, once no more come."""
     reader, count = LedgerReader(settings), -1
     deadline = time.monotonic() + LEDGER_S
-    columns = ["principal", "stream_id", "type", "verdict", "reason", "value"]
+    columns = ["principal", "stream_id", "type", "verdict", "reason", "value", "logged_at"]
     while True:
         stack.look_after()
         time.sleep(3)
@@ -246,14 +255,17 @@ def measure(args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
             time.sleep(WARM_S)
             for door, found in doors.items():
                 with flooding(found.order, args.nice) as flooder:
-                    found.before_mb, began = memory_mb(stack), time.monotonic()
+                    found.before_mb, found.began_at = memory_mb(stack), time.time()
                     for number in range(args.rounds):
                         one_round(found, clients, flooder, args.seconds, args.nice)
                         ratios = p99_ratio(found.flood, found.calm)
                         say(f"{door}, round {number + 1}: p99 ratios {ratios}, {found.turns[-1].answers}")
-                    found.after_mb, found.lasted_s = memory_mb(stack), time.monotonic() - began
+                    found.after_mb, found.ended_at = memory_mb(stack), time.time()
         rows = ledger_rows(settings, stack)
-    result = {door: figures(found, rows_of(rows, found.order)) for door, found in doors.items()}
+    result = {
+        door: figures(found, rows_of(rows, found.order), logged_during(rows, found))
+        for door, found in doors.items()
+    }
     worst = {
         f"worst_{name}": max((one[name] for one in result.values() if one[name] is not None), default=None)
         for name in ("memory_share", "refusal_share")

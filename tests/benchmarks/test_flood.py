@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.benchmarks.bench_report import not_held
 from tests.benchmarks.calm_clients import Window
-from tests.benchmarks.flood import AT_MOST, DOORS, Door, benchmark, figures, refusals_in, rows_of
+from tests.benchmarks.flood import AT_MOST, DOORS, Door, benchmark, figures, logged_during, refusals_in, rows_of
 from tests.benchmarks.flooders import BURN, Flooded, Order, flooding
 
 pytestmark = pytest.mark.requirement("LM-06")
@@ -37,7 +38,8 @@ def door(calm_ms: float, flood_ms: float, control_ms: float, after_mb: float = 3
         turns=[Flooded({"200": 10, "429": 90}, 10.0, 5.0), Flooded({"429": 100}, 10.0, 5.0)],
         before_mb={"gateway": 300.0},
         after_mb={"gateway": after_mb},
-        lasted_s=40.0,
+        began_at=1000.0,
+        ended_at=1040.0,
     )
 
 
@@ -48,26 +50,31 @@ def row(principal: str, stream: str, record_type: str, verdict: str, **more: Any
 
 
 def test_the_worst_ratio_is_that_of_the_principal_that_suffered_most() -> None:
-    found = figures(door(20.0, 50.0, 25.0), {"message.posted accepted": 10})
+    found = figures(door(20.0, 50.0, 25.0), {"message.posted accepted": 10}, 10)
     assert found["p99_ratio"] == {"http": 1.0, "mqtt": 2.5}
     assert (found["worst_ratio"], found["worst_control_ratio"]) == (2.5, 2.0)
     assert (found["sent_per_s"], found["flooder_cores"]) == (10, 0.5)
     assert found["answers"] == {"200": 10, "429": 190}
 
 
-def test_memory_may_grow_by_a_fifth_and_by_the_records_of_the_flood() -> None:
-    assert figures(door(20.0, 20.0, 20.0, after_mb=360.0), {})["memory_share"] == 1.0
-    assert figures(door(20.0, 20.0, 20.0, after_mb=400.0), {})["memory_share"] > 1.1
-    assert (
-        figures(door(20.0, 20.0, 20.0, after_mb=400.0), {"message.posted accepted": 10_000})["memory_share"]
-        == 1.0
-    )
+def test_memory_may_grow_by_a_fifth_and_by_the_records_that_were_added() -> None:
+    def share(after_mb: float, records: int) -> float:
+        return float(figures(door(20.0, 20.0, 20.0, after_mb), {}, records)["memory_share"])
+
+    assert share(360.0, 0) == 1.0
+    assert share(400.0, 0) > 1.1
+    assert share(400.0, 10_000) == 1.0
+
+
+def test_the_records_of_a_door_are_those_of_its_turns() -> None:
+    rows = [{"logged_at": datetime.fromtimestamp(moment, UTC)} for moment in (999, 1000, 1039, 1041)]
+    assert logged_during(rows, door(20.0, 20.0, 20.0)) == 2
 
 
 def test_refusals_may_be_as_many_as_their_bounded_rate_allows() -> None:
     rate = {"request.refused rejected rate_limited": 30}
-    assert figures(door(20.0, 20.0, 20.0), rate)["refusal_share"] == 1.0
-    unbounded = figures(door(20.0, 20.0, 20.0), {"job.event rejected malformed": 3000})
+    assert figures(door(20.0, 20.0, 20.0), rate, 30)["refusal_share"] == 1.0
+    unbounded = figures(door(20.0, 20.0, 20.0), {"job.event rejected malformed": 3000}, 3000)
     assert (unbounded["refusal_rows"], unbounded["refusal_share"]) == (3000, 100.0)
 
 
@@ -128,7 +135,7 @@ def test_a_flooder_that_cannot_flood_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_flood_at_one_door_is_measured_and_leaves_few_rows() -> None:
-    bench = [sys.executable, str(PROJECT_ROOT / "tests" / "benchmarks" / "flood.py")]
+    bench = [sys.executable, "-m", "tests.benchmarks.flood"]
     asked = ["--doors", "http", "--seconds", "3", "--rounds", "1", "--per-minute", "60", "--json"]
     done = subprocess.run([*bench, *asked], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
