@@ -28,7 +28,7 @@ from connectors.agent_mcp.blob_tools import BlobTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
-from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
+from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
 from connectors.agent_mcp.topic_tools import TopicTools
@@ -165,6 +165,7 @@ class AgentMcp:
             return tool_error(MALFORMED, first_fault(error))
         except ApiError as error:
             wait = (error.headers or {}).get("Retry-After") if error.status_code == _TOO_MANY else None
+            await self._hub.pace.hold(f"{DOOR}/{agent}", error)
             return tool_error(error.reason, str(error.detail), None if wait is None else int(wait))
         except BackboneUnreachable as error:
             return tool_error(UNREACHABLE, f"{error}; try again, with the same idempotencyKey")

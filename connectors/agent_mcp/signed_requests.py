@@ -104,6 +104,7 @@ class SignedRequests:
             body = await request.body()
             agent_name, signature = self._signer(request, body)
             note_principal(scope, f"{DOOR}/{agent_name}")
+            await self._hub.turns.wait(f"{DOOR}/{agent_name}")
             scope[DOCUMENT] = document = _decoded(body)
             scope[TOOL] = tool = _called_tool(document)
             if tool is not None and not self._only_reads(tool):

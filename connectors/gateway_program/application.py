@@ -47,7 +47,14 @@ def build_application(hub: Hub) -> FastAPI:
     The hub need not be open yet, but must be open before the first request.
     """
     # Not the documentation pages of FastAPI, because they load scripts from other hosts.
-    gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
+    gate = Gate(
+        hub.identities,
+        hub.refusals,
+        hub.settings.limits.payload_bytes,
+        hub.prune_token,
+        hub.turns,
+        hub.pace,
+    )
     pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = HubApplication(hub, gate, title=TITLE, version=VERSION, **pages)
     app.router.route_class = AdmittedRoute

@@ -16,6 +16,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.api_document import BEARER
 from connectors.gateway.web.bounded_http import note_principal
@@ -122,6 +124,8 @@ class Gate:
         refusals: Records refusals.
         body_limit_bytes: The largest body of a request.
         on_expired: Called with the row of a task's token that was used after its expiry. It must not block.
+        turns: The turns in which the requests of principals begin.
+        pace: Holds the answers of requests that exceed a limit.
     """
 
     def __init__(
@@ -130,14 +134,20 @@ class Gate:
         refusals: RefusalRecorder,
         body_limit_bytes: int,
         on_expired: Callable[[TokenRow], None],
+        turns: FairTurns,
+        pace: RefusalPace,
     ) -> None:
         self._identities = identities
         self._refusals = refusals
         self._on_expired = on_expired
+        self._turns = turns
+        self._pace = pace
         self.body_limit_bytes = body_limit_bytes
 
     async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
         """Return the caller of a request if it may perform an action; otherwise record the refusal and raise.
+
+        Before that, wait until it is the principal's turn.
 
         Args:
             request: The HTTP request. `request.state.caller` is set to the caller.
@@ -158,6 +168,7 @@ class Gate:
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
         request.state.caller = caller
         note_principal(request.scope, caller.principal)
+        await self._turns.wait(caller.principal)
         try:
             owner = await owner_of(request) if needs_owner(caller, action) else None
         except ApiError as error:
@@ -168,6 +179,13 @@ class Gate:
             self._refusals.record(POLICY, decision.why, caller.principal, route)
             raise ApiError(403, POLICY, decision.why)
         return caller
+
+    async def hold(self, error: Exception, caller: Caller) -> None:
+        """Wait before the answer to an admitted caller's request that exceeds a limit (429).
+
+        The wait is short, and there is none for the first refusals or after any other error.
+        """
+        await self._pace.hold(caller.principal, error)
 
     def note_fault(
         self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = _reason_alone
@@ -254,6 +272,7 @@ class AdmittedRoute(APIRoute):
                 return await answered(handle, strict, path)
             except (ApiError, RequestValidationError) as error:
                 gate.note_fault(error, caller, route, why_refused)
+                await gate.hold(error, caller)
                 raise
 
         return admitted

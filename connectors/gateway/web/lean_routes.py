@@ -98,6 +98,7 @@ class _LeanRoute:
         except (HTTPException, TrunklineError) as error:
             if isinstance(error, ApiError):
                 gate.note_fault(error, caller, self._name, self._why_refused)
+                await gate.hold(error, caller)
             return error_answer(error)
 
     def _headers_of(self, scope: Scope) -> dict[str, str]:

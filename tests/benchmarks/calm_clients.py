@@ -1,0 +1,191 @@
+"""Principals that behave, for a benchmark of a flood: each measures its own round trips at its own door.
+
+A round trip begins with a message of the principal to itself, and ends when it has the message in hand. A
+principal makes one round trip after the other, with a pause, so a slow one delays its next one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Self
+
+import httpx
+
+from connectors.agent_sdk.inbox_message import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_queue import Queue
+from schemas.settings.settings import Settings
+from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
+from tests.agent_signatures import signed_headers
+from tests.benchmarks.mcp_load import request
+from tests.connectors.gateway.hub_access import add_principal
+
+PAUSE_S: Final = 0.05
+WITHIN_S: Final = 20.0
+_MESSAGES: Final = "/api/hub/messages"
+_MCP: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+Trip = Callable[[], None]
+"""Makes one round trip. Raises if it fails or is not over within WITHIN_S."""
+
+
+def worker_client(settings: Settings, operator: httpx.Client, name: str) -> httpx.Client:
+    """Add a worker; return its client of the hub."""
+    headers = {"Authorization": f"Bearer {add_principal(operator, name, 'worker')}"}
+    return httpx.Client(base_url=settings.gateway_url, headers=headers, timeout=WITHIN_S, trust_env=False)
+
+
+@contextmanager
+def http_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
+    """Send, lease and acknowledge over HTTP."""
+    name = "calm_http"
+    with worker_client(settings, operator, name) as hub:
+
+        def trip() -> None:
+            body = {"recipient": name, "type": "note", "payload": {"text": "next step"}}
+            sent = hub.post(_MESSAGES, json=body).raise_for_status().json()["message_id"]
+            asked = {"limit": 1, "lease": 60, "wait": 10}
+            leased = hub.get(_MESSAGES, params=asked).raise_for_status().json()
+            ids = [one["id"] for one in leased["messages"]]
+            if ids != [sent]:
+                raise RuntimeError(f"leased {len(ids)} messages instead of the one that was sent")
+            done = {"lease_id": leased["lease_id"], "message_ids": ids}
+            hub.post(f"{_MESSAGES}/ack", json=done).raise_for_status()
+
+        yield trip
+
+
+@contextmanager
+def mqtt_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
+    """Publish on the outbox, and wait for receipt and inbox."""
+    name = "calm_mqtt"
+    told = operator.post(f"/api/hub/agents/{name}/mqtt", json={}).raise_for_status().json()
+    credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+    inbox: queue.SimpleQueue[InboxMessage] = queue.SimpleQueue()
+    with MqttAgent(settings, credentials, settings.data_path / name, inbox.put) as agent:
+
+        def trip() -> None:
+            sent = str(uuid.uuid4())
+            agent.send(name, "note", "next step", message_id=sent)
+            while inbox.get(timeout=WITHIN_S).message_id != sent:
+                pass  # it belongs to a round trip that was too slow
+
+        yield trip
+
+
+@contextmanager
+def mcp_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
+    """Call `send_to_agent`, `lease_messages` and `ack_messages`."""
+    name, (private, public) = "calm_mcp", new_key_pair()
+    key = load_private_key(private)
+    body = {"agent_name": name, "public_key": public, "task": "takes part"}
+    operator.post("/api/hub/participants", json=body).raise_for_status()
+    with httpx.Client(base_url=settings.mcp_server_url, timeout=WITHIN_S, trust_env=False) as client:
+
+        def call(tool: str, **arguments: Any) -> dict[str, Any]:
+            content = request("tools/call", {"name": tool, "arguments": arguments})
+            headers = _MCP | signed_headers(name, key, content)
+            answer = client.post("/mcp", content=content, headers=headers).raise_for_status()
+            result = answer.json().get("result")
+            if result is None or result.get("isError"):
+                raise RuntimeError(answer.text[:300])
+            return dict(result["structuredContent"])
+
+        def trip() -> None:
+            call("send_to_agent", targetAgentId=name, message="next step")
+            leased = call("lease_messages", limit=1, timeoutSeconds=10)
+            ids = [one["id"] for one in leased["messages"]]
+            call("ack_messages", leaseId=leased["leaseId"], messageIds=ids)
+
+        yield trip
+
+
+@contextmanager
+def file_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
+    """Write a line into the file queue, and take the message from the mailbox over HTTP."""
+    name, files = "calm_file", Queue(queue_root(settings))
+    with worker_client(settings, operator, name) as hub:
+
+        def trip() -> None:
+            sent, deadline = (
+                files.send("status", "next step", to=name, sender=name),
+                time.monotonic() + WITHIN_S,
+            )
+            while time.monotonic() < deadline:
+                asked = {"limit": 10, "wait": 10}
+                found = hub.get(_MESSAGES, params=asked).raise_for_status().json()["messages"]
+                if any(one["id"] == sent for one in found):
+                    return
+            raise RuntimeError(f"no message within {WITHIN_S:g} s")
+
+        yield trip
+
+
+CALM: Final = {"http": http_trips, "mqtt": mqtt_trips, "mcp": mcp_trips, "file": file_trips}
+
+
+class Window:
+    """The round trips that began in some turns: their times by principal, and what failed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.took_ms: defaultdict[str, list[float]] = defaultdict(list)
+        self.failures: Counter[str] = Counter()
+
+    def all_ms(self) -> list[float]:
+        """Return the times of all principals."""
+        return [value for values in self.took_ms.values() for value in values]
+
+
+class CalmClients:
+    """All principals of `CALM`, each on a thread of its own. A context manager.
+
+    Attributes:
+        window: Gets the round trips that begin from now on. None: they are not kept.
+    """
+
+    def __init__(self, settings: Settings, operator: httpx.Client) -> None:
+        self._settings, self._operator = settings, operator
+        self._stop = threading.Event()
+        self._open = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self.window: Window | None = None
+        self.last_ms: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            trips = {
+                name: opened.enter_context(make(self._settings, self._operator)) for name, make in CALM.items()
+            }
+            self._open = opened.pop_all()
+        for name, trip in trips.items():
+            thread = threading.Thread(target=self._run, args=(name, trip), name=f"calm-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * WITHIN_S)
+        self._open.close()
+
+    def _run(self, name: str, trip: Trip) -> None:
+        while not self._stop.wait(PAUSE_S):
+            window, began = self.window, time.monotonic()
+            try:
+                trip()
+            except Exception as error:
+                # It counts with the time that it took.
+                if window is not None:
+                    window.failures[f"{name}: {type(error).__name__}: {str(error)[:120]}"] += 1
+            took_ms = (time.monotonic() - began) * 1000
+            self.last_ms[name] = took_ms
+            if window is not None:
+                window.took_ms[name].append(took_ms)
