@@ -114,7 +114,7 @@ def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_on
     settings = with_mqtt(backbone_settings, port=proxy.port)
     tally = Tally()
     with Publisher(settings) as publisher:
-        verdicts = Mock(ask=lambda _position, answer: answer(None, None))
+        verdicts = Mock(ask=lambda _position, answer, _late: answer(None, None))
         earlier, later = (BridgeConnection(settings, publisher, tally, set(), verdicts) for _ in range(2))
         earlier.open()
         with kafka_broker.standing_still():
