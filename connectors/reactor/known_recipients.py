@@ -30,6 +30,12 @@ class GetRow(Protocol):
         """Return the row of type `row_type` with the key `key`, or None if there is no such row."""
 
 
+def is_listener(get: GetRow, name: str) -> bool:
+    """Return whether `name` is an active listener of the XML pump, which alone reads its mailbox."""
+    row = get(ListenerRow, name)
+    return row is not None and row.status == ACTIVE
+
+
 def has_mailbox(get: GetRow, name: str) -> bool:
     """Return whether messages can be sent to `name`, because the realm `default` has a mailbox of this name.
 

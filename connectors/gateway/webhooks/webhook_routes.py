@@ -37,7 +37,7 @@ from connectors.gateway.webhooks.webhook_models import (
     WebhookTestAnswer,
 )
 from connectors.live.settled_feed import SettledRecord
-from connectors.reactor.known_recipients import has_mailbox
+from connectors.reactor.known_recipients import has_mailbox, is_listener
 from connectors.webhooks.addresses import AddressRefusedError
 from connectors.webhooks.signatures import new_webhook_secret
 from schemas.keys.sealing import Keyring
@@ -141,6 +141,8 @@ def _check_setting(hub: Hub, write: Write, name: str, body: WebhookRequest) -> N
         why = "no mailbox of this name is known"
         hub.refusals.record(UNKNOWN_RECIPIENT, why, write.principal, route)
         raise ApiError(404, UNKNOWN_RECIPIENT, why)
+    if is_listener(hub.live_view.get, name):
+        raise hub.refusals.forbidden("the XML pump reads the mailbox of this listener", write.principal, route)
     most = hub.settings.webhooks.webhooks_most
     if not is_live and len(hub.live_view.live(WebhookRow)) >= most:
         raise hub.refusals.forbidden(f"there may be {most} webhooks", write.principal, route)
