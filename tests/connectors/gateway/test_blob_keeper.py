@@ -46,7 +46,7 @@ class Log(FoldedLog):
         self.offset = 0
         self.begun_at = time.time_ns() // 1000
         self.is_behind = False
-        """The records that the live view reads when it catches up with the log."""
+        # Called when the live view catches up with the log, for records that come then.
         self.arriving: Callable[[], None] = lambda: None
         self.appended: list[OutgoingRecord] = []
         self.store = BlobStore(str(folder), folder)
