@@ -69,7 +69,7 @@ class MqttSettings(Section):
     """Keep-alive of the bridge. A standby bridge takes over after 1.5 times this without a sign of life."""
     session_expiry_s: int = Field(default=7 * 24 * 3600, ge=1)
     """How long the broker keeps the session of a bridge that is away."""
-    bridge_inflight: int = Field(default=1000, ge=1, le=65535)
+    bridge_inflight: int = Field(default=100, ge=1, le=65535)
     """How many unacknowledged messages the broker sends to the bridge at once."""
     receipt_verdict_wait_s: float = Field(default=1.0, ge=0)
     """How long a receipt waits for the gateway's verdict after Kafka acknowledged the record."""
