@@ -65,7 +65,7 @@ say = teller("flood")
 
 @dataclass
 class Door:
-    """What was measured at one door."""
+    """The measurements at one door."""
 
     order: Order
     calm: Window = field(default_factory=Window)

@@ -28,7 +28,7 @@ def window(**took_ms: list[float]) -> Window:
 
 
 def door(calm_ms: float, flood_ms: float, control_ms: float, after_mb: float = 330.0) -> Door:
-    """What was measured at a door in 20 s: one principal is as usual, and the other has these p99s."""
+    """Measurements at a door in 40 s: one principal is as usual, and the other has these p99s."""
     usual = [10.0] * 100
     return Door(
         Order("http", Settings(), "loud", sink="sink"),

@@ -11,6 +11,8 @@ from typing import Final
 import structlog
 
 from connectors.background.background_service import BackgroundService
+from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
@@ -28,10 +30,8 @@ from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, 
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
 from connectors.gateway.web.access_log import StrangersRequests
-from connectors.gateway.web.fair_turns import FairTurns
 from connectors.gateway.web.identities import Identities
 from connectors.gateway.web.metrics import Metrics
-from connectors.gateway.web.refusal_pace import RefusalPace
 from connectors.gateway.web.refusals import DOOR, RefusalRecorder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher

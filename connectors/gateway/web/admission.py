@@ -16,14 +16,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.api_document import BEARER
 from connectors.gateway.web.bounded_http import note_principal
-from connectors.gateway.web.fair_turns import FairTurns
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
-from connectors.gateway.web.refusal_pace import RefusalPace
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError

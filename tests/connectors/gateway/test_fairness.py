@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
 from connectors.gateway.web.answers import not_found, too_many
-from connectors.gateway.web.fair_turns import FairTurns
-from connectors.gateway.web.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
 
 pytestmark = pytest.mark.requirement("LM-06")
 

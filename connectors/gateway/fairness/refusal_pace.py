@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
-from connectors.gateway.web.answers import ApiError
+from starlette.exceptions import HTTPException
 
 # A principal gets so many refusals at once, and then so many in a second.
 BURST: Final = 20
@@ -49,8 +49,8 @@ class RefusalPace:
         return max(0.0, at - now)
 
     async def hold(self, principal: str, error: Exception) -> None:
-        """Wait before the answer to a refused request, if `error` is an ApiError with the status 429."""
-        if isinstance(error, ApiError) and error.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+        """Wait before the answer to a refused request, if `error` is an HTTPException with the status 429."""
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.TOO_MANY_REQUESTS:
             held_s = self.held_s(principal)
             if held_s:
                 await asyncio.sleep(held_s)
