@@ -142,7 +142,8 @@ def test_a_flood_at_one_door_is_measured_and_leaves_few_rows() -> None:
     found = json.loads(done.stdout)
     http = found["doors"]["http"]
     assert 60 <= http["answers"]["200"] <= 70
-    assert http["answers"]["429"] > 100
+    # Held answers: a client that is not held up gets thousands.
+    assert 20 < http["answers"]["429"] < 500
     assert http["ledger_rows"]["message.posted accepted"] == http["answers"]["200"]
     assert 1 <= http["refusal_rows"] <= 10
     assert found["worst_memory_share"] <= 1
