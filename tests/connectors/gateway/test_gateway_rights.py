@@ -65,6 +65,7 @@ def questions(held, free, mine, role):
         **mailbox_questions(hub, role),
         f"{hub}/messages POST": Ask("odw", "POST", f"{hub}/messages", {"recipient": "hub", "type": "x"}),
         f"{hub}/messages GET": Ask("odw", "GET", f"{hub}/messages"),
+        f"{hub}/blobs PUT": Ask("odw", "PUT", f"{hub}/blobs", {}),
         f"{hub}/audit GET": Ask("odv", "GET", f"{hub}/audit"),
         f"{hub}/agents GET": Ask("odv", "GET", f"{hub}/agents"),
         f"{hub}/agents/{{name}} GET": Ask("odv", "GET", f"{hub}/agents/nobody", found=False),
@@ -111,6 +112,7 @@ def mailbox_questions(hub, role):
         f"{route}/messages/{{message_id}}/replay POST": Ask(
             roles, "POST", f"{path}/messages/m1/replay", found=False
         ),
+        f"{route}/messages/{{message_id}}/blob GET": Ask(roles, "GET", f"{path}/messages/m1/blob", found=False),
         f"{route}/clear POST": Ask("o", "POST", f"{path}/clear", {}),
         f"{hub}/messages/dead GET": Ask("o", "GET", f"{hub}/messages/dead"),
     }
