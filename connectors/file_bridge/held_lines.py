@@ -1,4 +1,4 @@
-"""Recipients whose mailbox takes no line at present: from which line on they have to get the rest (LM-05).
+"""Recipients whose mailbox takes no line at present: from which line on they have to get the rest (LM-08).
 
 Such a recipient is *held*. Its lines stay in the queue, and the bridge goes on with those of other recipients.
 The place of its first line that was not posted is a cursor like those of consumers, so an expire adjusts it.

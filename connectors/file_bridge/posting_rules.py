@@ -1,4 +1,4 @@
-"""The limits of mailboxes and senders for the lines that the bridge posts (LM-05), as the gateway knows them.
+"""The limits of mailboxes and senders for the lines that the bridge posts (LM-08), as the gateway knows them.
 
 **Reads** `GET /api/hub/limits`, and `GET /api/hub/principals` for limits of roles. **Owns** the rates of this
 bridge: it counts what each sender sends through the files, as each gateway does for itself.
@@ -13,13 +13,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.log.publisher import Position
+from connectors.rates.token_buckets import TokenBuckets
 from connectors.reactor.limits_of_principals import Limits, limits_of
-from connectors.retry.token_buckets import TokenBuckets
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import PrincipalRow
@@ -29,7 +28,6 @@ from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
 NO_VERDICT: Final = "no_verdict"
 # A posting waits so long for its verdict.
 VERDICT_WAIT_S: Final = 10.0
-_LIMITS: Final = ("pending_most", "bytes_most", "messages_per_minute", "bytes_per_minute")
 
 
 class Verdicts(Protocol):
@@ -67,6 +65,16 @@ class _NoRules:
 NO_RULES: Final[PostingRules] = _NoRules()
 
 
+class _Row:
+    """A row as JSON, with its fields as attributes. A missing field is None."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values.get(name)
+
+
 class KnownLimits:
     """The limits that the gateway has answered, for principals and other names.
 
@@ -76,12 +84,12 @@ class KnownLimits:
     """
 
     def __init__(self, rows: list[Mapping[str, Any]], roles: Mapping[str, str]) -> None:
-        self._rows = {f"{row['scope']}/{row['name']}": SimpleNamespace(**row) for row in rows}
+        self._rows = {f"{row['scope']}/{row['name']}": _Row(row) for row in rows}
         self._roles = roles
         self.own_mailboxes = frozenset(
             str(row["name"])
             for row in rows
-            if row["scope"] == NAME and not (row["pending_most"] is None and row["bytes_most"] is None)
+            if row["scope"] == NAME and not (row.get("pending_most") is None and row.get("bytes_most") is None)
         )
 
     def of(self, name: str) -> Limits:
@@ -93,7 +101,7 @@ class KnownLimits:
             return self._rows.get(key)
         role = self._roles.get(key)
         if row_type is PrincipalRow:
-            return None if role is None else SimpleNamespace(role=role)
+            return None if role is None else _Row({"role": role})
         return key
 
 
@@ -104,7 +112,7 @@ def ask_limits(gateway: GatewayClient) -> KnownLimits:
     if any(row["scope"] == ROLE for row in rows):
         principals = gateway.get(path_of("principals"))["principals"]
         roles = {row["principal"]: row["role"] for row in principals}
-    return KnownLimits([{name: row.get(name) for name in ("scope", "name", *_LIMITS)} for row in rows], roles)
+    return KnownLimits(rows, roles)
 
 
 class BridgeRules:

@@ -45,7 +45,7 @@ class Progress(msgspec.Struct):
     Attributes:
         served: By session, the agents that have got all broadcasts before the bridge's cursor.
         audit: The place up to which the polls in the audit were carried.
-        held: By session, the recipients whose lines wait in the files, with the reasons (LM-05).
+        held: By session, the recipients whose lines wait in the files, with the reasons (LM-08).
         own_mailboxes: The mailboxes of the realm `default` with limits of their own, by the gateway's last
             answer.
     """

@@ -1,4 +1,4 @@
-"""Pauses after failures, one for each key, and the times at which held recipients are tried again (LM-05)."""
+"""Pauses after failures, one for each key, and the times at which held recipients are tried again (LM-08)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import structlog
 
 from connectors.file_bridge.carried_lines import Carried
-from connectors.retry.token_buckets import TokenBuckets
+from connectors.rates.token_buckets import TokenBuckets
 
 log = structlog.stdlib.get_logger(__name__)
 

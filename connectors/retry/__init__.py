@@ -1,4 +1,4 @@
-"""Pauses between attempts, and rates of events, for every program that waits for another one.
+"""Pauses between attempts, for every program that waits for another one.
 
 Imports nothing else of this project.
 """

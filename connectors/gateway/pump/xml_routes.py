@@ -29,8 +29,8 @@ from connectors.gateway.web.example_values import EXAMPLES
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.rates.token_buckets import TokenBuckets
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
-from connectors.retry.token_buckets import TokenBuckets
 from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused

@@ -14,8 +14,8 @@ from typing import Final
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.web.answers import RETRY_AFTER_S, too_many
 from connectors.live.live_view import LiveView
+from connectors.rates.token_buckets import TokenBuckets
 from connectors.reactor.limits_of_principals import Limits, limits_of
-from connectors.retry.token_buckets import TokenBuckets
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
 

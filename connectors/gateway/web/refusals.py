@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from connectors.gateway.web.answers import ApiError
-from connectors.retry.token_buckets import TokenBuckets
+from connectors.rates.token_buckets import TokenBuckets
 from schemas.streams.refused.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import POLICY

@@ -55,7 +55,7 @@ def test_every_part_of_the_stack_has_a_check() -> None:
     assert {"mqtt" if part == MOSQUITTO else part for part in ALL_PARTS} <= CHECKS.keys()
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_lines_of_the_file_queue_that_wait_are_a_warning_with_few_names(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     stack_of(settings, files=("ready", 0, True))

@@ -1,4 +1,4 @@
-"""Records of lines, and lines of messages: expiry, priority and claims (LM-05, DL-21)."""
+"""Records of lines, and lines of messages: expiry, priority and claims (LM-08, DL-21)."""
 
 from __future__ import annotations
 

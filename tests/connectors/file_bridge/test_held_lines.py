@@ -1,4 +1,4 @@
-"""Full mailboxes and senders above their rate: lines wait in the files, and each counts once (LM-05).
+"""Full mailboxes and senders above their rate: lines wait in the files, and each counts once (LM-08).
 
 The real fold settles what the carrier appends.
 """
@@ -114,7 +114,7 @@ def limited_run(tmp_path: Path) -> Run:
     return Run(tmp_path, Limited(bo={"pending_most": 2}))
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_full_mailbox_holds_its_lines_and_no_others_until_it_has_room(run: Run) -> None:
     bo, cy = [], []
     for _ in range(5):
@@ -144,7 +144,7 @@ def test_a_full_mailbox_holds_its_lines_and_no_others_until_it_has_room(run: Run
     assert run.held() == []
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_sender_above_its_rate_waits_without_a_record(tmp_path: Path) -> None:
     rules = Limited()
     run = Run(tmp_path, rules)
@@ -158,7 +158,7 @@ def test_a_sender_above_its_rate_waits_without_a_record(tmp_path: Path) -> None:
     assert run.mailboxes.of("bo") == ids and run.held() == []
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_broadcast_reaches_those_with_room_and_the_others_later(run: Run) -> None:
     first = [run.send("bo") for _ in range(2)]
     told = run.send(None)
@@ -175,7 +175,7 @@ def test_a_broadcast_reaches_those_with_room_and_the_others_later(run: Run) -> N
     assert run.held() == []
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_body_that_no_room_is_enough_for_holds_nobody(tmp_path: Path) -> None:
     run = Run(tmp_path, Limited(bo={"bytes_most": 10}))
     long = run.queue.send("ask", "longer than ten", to="bo", sender="ann")
@@ -184,7 +184,7 @@ def test_a_body_that_no_room_is_enough_for_holds_nobody(tmp_path: Path) -> None:
     assert (run.mailboxes.of("bo", REJECTED), run.mailboxes.of("bo")) == ([long], [short])
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_name_too_long_for_a_cursor_keeps_its_session_waiting(tmp_path: Path) -> None:
     name = "b" * 128
     rules = Limited(**{name: {"pending_most": 0}})
@@ -197,7 +197,7 @@ def test_a_name_too_long_for_a_cursor_keeps_its_session_waiting(tmp_path: Path) 
     assert run.mailboxes.of(name) == [sent]
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 @pytest.mark.parametrize("when", ["hold", "cursor"])
 def test_a_bridge_killed_while_it_holds_a_recipient_loses_nothing_and_posts_nothing_twice(
     run: Run, when: str, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +218,7 @@ def test_a_bridge_killed_while_it_holds_a_recipient_loses_nothing_and_posts_noth
     assert run.mailboxes.of("bo") == bo and run.held() == []
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_in_any_order_each_line_counts_once(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
@@ -265,8 +265,7 @@ def test_whatever_happens_in_any_order_each_line_counts_once(tmp_path: Path, see
 
 
 def _row(scope: str, name: str, **limits: int) -> dict[str, Any]:
-    none = dict.fromkeys(("pending_most", "bytes_most", "messages_per_minute", "bytes_per_minute"))
-    return {"scope": scope, "name": name, **none, **limits}
+    return {"scope": scope, "name": name, **limits}
 
 
 class Answers:
@@ -280,7 +279,7 @@ class Answers:
         answer(*self.verdicts.pop(0))
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_the_limits_of_a_name_count_before_those_of_its_role_and_of_all() -> None:
     rows = [
         *(_row("all", "all", pending_most=1, bytes_most=1), _row("role", "worker", pending_most=2)),
@@ -292,7 +291,7 @@ def test_the_limits_of_a_name_count_before_those_of_its_role_and_of_all() -> Non
     assert known.own_mailboxes == {"bo"}
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_without_verdicts_postings_have_no_limits_and_mailboxes_with_own_limits_wait() -> None:
     answers = Answers()
     rules = BridgeRules(answers)
@@ -311,7 +310,7 @@ def test_without_verdicts_postings_have_no_limits_and_mailboxes_with_own_limits_
     assert rules.limits("cy")["bytes_most"] == 9
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_verdict_that_is_full_or_missing_is_a_reason_and_any_other_is_none() -> None:
     said = [
         (ACCEPTED, None),
@@ -326,7 +325,7 @@ def test_a_verdict_that_is_full_or_missing_is_a_reason_and_any_other_is_none() -
     assert rules.reasons(positions) == [None, MAILBOX_FULL, NO_VERDICT, None, None]
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_rate_counts_messages_and_bytes_of_a_sender_and_a_long_body_takes_a_minute() -> None:
     rules = BridgeRules(Answers())
     rules.known = KnownLimits(
@@ -338,7 +337,7 @@ def test_a_rate_counts_messages_and_bytes_of_a_sender_and_a_long_body_takes_a_mi
     assert ask("cy", 10**9) is None
 
 
-@pytest.mark.requirement("LM-05")
+@pytest.mark.requirement("LM-08")
 def test_a_held_recipient_is_tried_with_growing_pauses_and_freed_with_growing_portions() -> None:
     now = [0.0]
     retries = HeldRetries(lambda: now[0])
