@@ -1,4 +1,4 @@
-"""The gateway's verdicts on records of the bridges (JE-17, LM-05): one HTTP stream that is kept open.
+"""The gateway's verdicts on records of the bridges (JE-17, LM-08): one HTTP stream that is kept open.
 
 **Reads** `GET /api/hub/verdicts` (NDJSON, operator's token), and reconnects with back-off for ever.
 **Guarantees** that each question is answered once: with the verdict when it comes in time, and otherwise with
