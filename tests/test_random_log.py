@@ -93,7 +93,7 @@ def test_fold_and_model_agree_on_the_random_log_which_comes_through_every_step_o
 def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_runs() -> None:
     streams: dict[bytes, Entries] = {}
     reached = set[tuple[str, str]]()
-    for offset, made in enumerate(RandomLog(5, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(2, KEYRING).records(RECORDS)):
         if made.key is not None and made.key.startswith(b"schedule/"):
             record = logged(made, offset, START_US + offset * 10_000)
             settled = settle(record, streams.setdefault(made.key, Entries()), KEYRING, Entries())
@@ -111,7 +111,7 @@ def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_r
 def test_the_random_log_comes_through_uploads_and_early_removals_of_blobs() -> None:
     streams: dict[bytes, Entries] = {}
     reached = set[tuple[str, str]]()
-    for offset, made in enumerate(RandomLog(5, KEYRING).records(RECORDS)):
+    for offset, made in enumerate(RandomLog(2, KEYRING).records(RECORDS)):
         if made.key is not None and made.key.startswith(b"blob/"):
             record = logged(made, offset, START_US + offset * 1000)
             settled = settle(record, streams.setdefault(made.key, Entries()), KEYRING, Entries())
