@@ -70,7 +70,9 @@ _Blob = Annotated[
 ]
 
 
-class _SentMessage(ToolArguments):
+class TimedMessage(ToolArguments):
+    """Write a message, with its priority and its times."""
+
     priority: Annotated[Priority, Field(description="High ones are read first.")] = "normal"
     ttl_seconds: Annotated[
         float | None,
@@ -80,7 +82,6 @@ class _SentMessage(ToolArguments):
         float | None,
         Field(ge=0, le=TTL_MOST_S, description="It comes into the mailbox so many seconds after this call."),
     ] = None
-    blob: _Blob = None
 
     @model_validator(mode="after")
     def _times_fit(self) -> Self:
@@ -95,6 +96,10 @@ class _SentMessage(ToolArguments):
             "expires_in_ms": milliseconds_of(self.ttl_seconds),
             "deliver_after_ms": milliseconds_of(self.delay_seconds or None),
         }
+
+
+class _SentMessage(TimedMessage):
+    blob: _Blob = None
 
 
 class SendToAgent(_SentMessage):

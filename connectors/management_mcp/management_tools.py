@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
+from connectors.agent_mcp.tool_arguments import TimedMessage
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import BackboneUnreachable
@@ -52,7 +53,7 @@ class StopAgent(ToolArguments):
     agent_id: Annotated[Name, Field(description="Which agent.")]
 
 
-class SendMessage(ToolArguments):
+class SendMessage(TimedMessage):
     """Write to the mailbox of an agent, a session or a principal, in the operator's name."""
 
     target_agent_id: Annotated[Name, Field(description="The name of the mailbox to write to.")]
@@ -148,7 +149,14 @@ class ManagementTools:
             NotFound: There is no mailbox of this name.
             BackboneUnreachable: The gateway did not answer. The error names the key with which to try again.
         """
-        body = {"recipient": asked.target_agent_id, "type": "message", "payload": {"text": asked.message}}
+        body = {
+            "recipient": asked.target_agent_id,
+            "type": "message",
+            "payload": {"text": asked.message},
+            "priority": asked.priority,
+            "expires_in_s": asked.ttl_seconds,
+            "deliver_after_s": asked.delay_seconds or None,
+        }
         sent = self._post_once(path_of("messages"), body, "send", asked, call, "the message was sent")
         return {"messageId": sent["message_id"]}
 

@@ -84,6 +84,10 @@ def test_the_operators_host_sends_a_message_and_reads_and_marks_the_answer(
             again = await done(host, "send_message", targetAgentId="ann", message="hello", idempotencyKey="k")
             assert again == sent
             assert (await refused(host, "send_message", targetAgentId="nobody", message="x"))[0] == "not_found"
+            times = {"priority": "high", "ttlSeconds": 3600, "delaySeconds": 600}
+            await done(host, "send_message", targetAgentId="ann", message="later", **times)
+            (later,) = [one for one in mailbox(operator, "ann") if one["status"] == "delayed"]
+            assert (later["priority"], later["expires_at"] > later["deliver_at"]) == ("high", True)
             own = (await done(host, "send_message", targetAgentId="operator", message="to me"))["messageId"]
             (found,) = (await done(host, "get_messages", unreadOnly=True))["messages"]
             assert (found["id"], found["from"], found["content"]) == (own, "operator", '{"text":"to me"}')
