@@ -89,6 +89,7 @@ def test_nobody_at_the_address_and_no_http_there_are_failures():
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [("120", 120.0), (formatdate(time.time() + 3600, usegmt=True), 3600.0), ("soon", None), ("-5", None)],
+    ids=["seconds", "date", "no number", "negative"],
 )
 def test_the_seconds_of_retry_after_are_read_from_a_number_or_a_date(value, seconds):
     with receiving() as receiver:
