@@ -27,6 +27,8 @@ from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
 
 # The reason why a line waits although its mailbox may have room.
 NO_VERDICT: Final = "no_verdict"
+# The reason why a line with a long body waits: its blob cannot be stored.
+NO_GATEWAY: Final = "no_gateway"
 # A posting waits so long for its verdict.
 VERDICT_WAIT_S: Final = 10.0
 
