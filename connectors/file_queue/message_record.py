@@ -275,7 +275,7 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
     if is_name(thread):
         message["thread"] = thread
     blob = found.get("blob")
-    if type(blob) is dict and _is_blob(blob, msg_id):
+    if type(blob) is dict and _is_blob(blob, str(msg_id)):
         message["blob"] = blob
     priority = found.get("priority")
     if type(priority) is str and priority in PRIORITIES:
