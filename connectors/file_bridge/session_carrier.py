@@ -372,6 +372,8 @@ class SessionCarrier:
         try:
             body = body_in(folder, message, self._blobs)
             for recipient in recipients:
+                if body.blob is not None and not self._rules.takes_blobs(self._session, recipient):
+                    raise ValueError("a listener of the XML pump gets no blobs")
                 limits = self._rules.limits(recipient)
                 record = posting_of({**message, "body": body.text}, self._session, recipient, limits, body.blob)
                 why = self._rules.refusal(self._session, recipient, message["from"], body.size)

@@ -33,6 +33,11 @@ def _send(run: BridgeRun, content: bytes, kind: str, payload: object) -> str:
     return str(answer.json()["message_id"])
 
 
+def _object(run: BridgeRun, content: bytes) -> Path:
+    (found,) = Path(run.settings.blobs_root).glob(f"{hashlib.sha256(content).hexdigest()}.*")
+    return found
+
+
 def _delivered(run: BridgeRun) -> set[str]:
     return {line["msg_id"] for line in lines_of(run.root) if line["to"] == "bob"}
 
@@ -78,15 +83,22 @@ def test_long_bodies_go_both_ways_as_blobs_and_a_line_cannot_name_one(run: Bridg
     run.kill()
     picture = _send(run, PICTURE, "image/png", {"see": "this"})
     gone = _send(run, b"z" * MIB, "text/plain", {})
-    for path in Path(run.settings.blobs_root).rglob(f"{hashlib.sha256(b'z' * MIB).hexdigest()}.*"):
-        path.unlink()
+    damaged = _send(run, b"d" * MIB, "text/plain", {})
+    _object(run, b"z" * MIB).unlink()
+    _object(run, b"d" * MIB).write_bytes(b"e" * MIB)
     run.start()
     wait_until(lambda: {text, picture, gone} <= _delivered(run), 30, "all are in the file")
+    # A content that does not have its digest waits, and the sender can mend it.
+    wait_until(lambda: run.says("reader_waits", agent="bob"), 30, "the bridge says that it waits")
+    assert damaged not in _delivered(run)
+    _upload(run, b"d" * MIB, "text/plain")
+    wait_until(lambda: damaged in _delivered(run), 30, "the damaged one was mended")
     got = _polled(run)
+    assert got[damaged]["body"] == "d" * MIB
     assert got[text]["body"] == TEXT and got[text]["_body_source"] == "side-file"
     assert json.loads(got[picture]["body"]) == {"see": "this"}
     assert Path(got[picture]["_blob_path"]).read_bytes() == PICTURE
     assert "was removed before" in got[gone]["body"] and "_blob_error" in got[gone]
-    assert len([line for line in lines_of(run.root) if line["to"] == "bob"]) == 3
+    assert len([line for line in lines_of(run.root) if line["to"] == "bob"]) == 4
     accepted = [one for (_, one, said), count in run.verdicts().items() if said == "accepted" and count == 1]
     assert {long, short, text, picture, gone} <= set(accepted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import pytest
 
 from connectors.file_bridge.fetched_blobs import blob_of_message, is_body, line_with_blob
 from connectors.file_bridge.long_bodies import Blobs, GatewayBlobs, NotUploaded, Parts, body_in
+from connectors.file_bridge.posting_rules import NO_RULES, BridgeRules, KnownLimits, PostingRules
 from connectors.file_bridge.records import posting_of
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import Queue
 from connectors.file_queue.message_record import parse_line, to_line
 from connectors.file_queue.session_files import SessionFolder
+from connectors.log.publisher import Position
 from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.blob.blob_registry import BlobReference
@@ -65,14 +67,24 @@ class Store:
         return BlobReference(digest=digest, bytes=len(self.texts[-1]), content_type=FILE_BLOB_TYPE)
 
 
+class NoVerdicts:
+    """A gateway that does not answer."""
+
+    up = False
+
+    def ask(self, position: Position, answer: Callable[[str | None, str | None], None]) -> None:
+        """Answer at once."""
+        answer(None, None)
+
+
 def _away(tmp_path: Path) -> GatewayBlobs:
     limits = LimitSettings(payload_bytes=MOST, blob_bytes=10 * MOST)
     return GatewayBlobs(Settings(data_dir=tmp_path / "data", limits=limits), lambda: False)
 
 
-def _carrier(root: Path, log: Log, blobs: Blobs) -> SessionCarrier:
+def _carrier(root: Path, log: Log, blobs: Blobs, rules: PostingRules = NO_RULES) -> SessionCarrier:
     known, stop = lambda _realm, _ids: set(), threading.Event()
-    return SessionCarrier(str(root), "default", log.append, known, stop, blobs=blobs)
+    return SessionCarrier(str(root), "default", log.append, known, stop, rules, blobs)
 
 
 def _bodies(log: Log) -> dict[str, dict[str, Any]]:
@@ -117,6 +129,17 @@ def test_a_side_file_that_is_no_text_is_refused_and_not_uploaded(tmp_path: Path)
     (tmp_path / "sessions" / "default" / "bodies" / f"{sent}.txt").write_bytes(b"\xff" * 2 * MOST)
     assert _carrier(tmp_path, log, store).carry_some([]).held == {}
     assert [record.stream for record in log.records] == ["refused/file"]
+
+
+def test_a_listener_gets_no_message_without_its_text(tmp_path: Path) -> None:
+    queue, log, rules = Queue(tmp_path), Log(), BridgeRules(NoVerdicts())
+    rules.known = KnownLimits([], {}, ["calculator"])
+    for session in ("default", "other"):
+        assert rules.takes_blobs(session, "calculator") == (session == "other")
+    queue.send("ask", LONG, to="calculator", sender="ann")
+    short = queue.send("ask", "short", to="calculator", sender="ann")
+    _carrier(tmp_path, log, Store(), rules).carry_some([])
+    assert list(_bodies(log)) == [short] and log.records[0].stream == "refused/file"
 
 
 def test_a_body_over_the_limit_of_blobs_is_left_to_the_log(tmp_path: Path) -> None:

@@ -74,6 +74,29 @@ def test_a_content_that_breaks_off_leaves_nothing_and_a_killed_one_does_no_harm(
     assert len(queue.poll("bo", session="default")) == 1
 
 
+class Killed(BaseException):
+    """A kill of the process."""
+
+
+@pytest.mark.parametrize(
+    "step", ["content_written", "side_file_written", "before_append", "appended", "synced"]
+)
+def test_a_delivery_killed_anywhere_is_whole_or_can_be_repeated(tmp_path: Path, step: str) -> None:
+    def kill(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    record = _with_blob(body="l" * 5000)
+    with pytest.raises(Killed):
+        Queue(tmp_path, step=kill).deliver(record, "default", _parts())
+    queue = Queue(tmp_path)
+    if step in ("content_written", "side_file_written", "before_append"):
+        assert queue.tail(session="default") == []
+        queue.deliver(record, "default", _parts())
+    (polled,) = queue.poll("bo", session="default")
+    assert polled["body"] == record["body"] and Path(polled["_blob_path"]).read_bytes() == BYTES
+
+
 def test_an_expire_removes_the_blob_with_its_message_and_old_ones_of_no_line(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     queue.deliver(_with_blob(ttl_s=0), "default", _parts())
