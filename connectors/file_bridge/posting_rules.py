@@ -1,7 +1,7 @@
 """The limits of mailboxes and senders for the lines that the bridge posts (LM-08), as the gateway knows them.
 
-**Reads** `GET /api/hub/limits` and `/listeners`, and `GET /api/hub/principals` for limits of roles. **Owns** the
-rates of this bridge: it counts what each sender sends through the files, as each gateway does for itself.
+**Reads** `GET /api/hub/limits` and `/listeners`, and `GET /api/hub/principals` for limits of roles. **Owns**
+the rates of this bridge: it counts what each sender sends through the files, as each gateway does for itself.
 
 The fold refuses a posting that exceeds the limits in it, and then the line must stay in its file. So a posting
 has limits only while the gateway's verdicts arrive. Otherwise the lines of recipients whose mailboxes have
@@ -85,7 +85,7 @@ class KnownLimits:
 
     def __init__(
         self,
-        rows: list[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, Any]],
         roles: Mapping[str, str],
         listeners: Collection[str] = (),
     ) -> None:
