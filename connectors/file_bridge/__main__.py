@@ -16,6 +16,7 @@ from typing import IO, Final
 import structlog
 
 from connectors.file_bridge.bridge import Consumers, FileBridge
+from connectors.file_bridge.long_bodies import GatewayBlobs
 from connectors.file_bridge.mailbox_follower import MailboxFollower
 from connectors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRules
 from connectors.file_bridge.queue_root import queue_root
@@ -84,13 +85,14 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
     consumers = Consumers()
     verdicts = VerdictStream(settings, VERDICT_WAIT_S, DOOR)
     rules = BridgeRules(verdicts)
+    blobs = GatewayBlobs(settings, lambda: verdicts.up)
     ready = (lambda: None) if ready_file is None else ready_file.touch
     follower = MailboxFollower(settings, stop, consumers, rules)
     with lock:
         verdicts.start()
         follower.start()
         try:
-            FileBridge(settings, stop, consumers, rules, follower.agents, ready).run()
+            FileBridge(settings, stop, consumers, rules, blobs, follower.agents, ready).run()
         finally:
             stop.set()
             verdicts.close()

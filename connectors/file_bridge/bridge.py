@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 import watchfiles
 
+from connectors.file_bridge.long_bodies import Blobs
 from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
 from connectors.file_bridge.posting_rules import BridgeRules
 from connectors.file_bridge.progress import PollsRead, Progress, progress_file, read_polls
@@ -84,6 +85,7 @@ class FileBridge:
         stop: Ends `run` when it is set.
         consumers: The object into which each `look` writes the agents that poll the queue.
         rules: The limits of mailboxes and senders.
+        blobs: Stores bodies that are too long for a record.
         agents: Returns the names of the agents with a definition, None while they are not known, such as
             `MailboxFollower.agents`. These agents get the broadcasts of the session `default`, too.
         ready: Called whenever all messages and polls in the files have been appended.
@@ -95,6 +97,7 @@ class FileBridge:
         stop: threading.Event,
         consumers: Consumers,
         rules: BridgeRules,
+        blobs: Blobs,
         agents: Callable[[], frozenset[str] | None] = frozenset,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -103,6 +106,7 @@ class FileBridge:
         self._stop = stop
         self._consumers = consumers
         self._rules = rules
+        self._blobs = blobs
         self._queue = Queue(self._root)
         self._retries = HeldRetries()
         # Messages that held agents have taken from the files. Some may be posted later, and are claimed then.
@@ -314,7 +318,7 @@ class FileBridge:
 
     def _carrier(self, session: str) -> SessionCarrier:
         known = partial(known_messages, self._settings)
-        return SessionCarrier(self._root, session, self._post, known, self._stop, self._rules)
+        return SessionCarrier(self._root, session, self._post, known, self._stop, self._rules, self._blobs)
 
     def _sessions(self) -> list[str]:
         found = []

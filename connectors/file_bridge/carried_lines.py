@@ -37,7 +37,7 @@ class Posting(NamedTuple):
     """A record for the recipient of a line, whose place is `at`.
 
     `sent_s` is the time when its message was sent, in seconds since 1970 UTC. `is_hopeless`: its body alone is
-    longer than all that may wait in the mailbox.
+    longer than all that may wait in the mailbox. `blob_bytes` is the length of the blob that has it, or 0.
     """
 
     record: OutgoingRecord
@@ -45,6 +45,7 @@ class Posting(NamedTuple):
     recipient: str | None = None
     sent_s: float | None = None
     is_hopeless: bool = False
+    blob_bytes: int = 0
 
 
 @dataclass

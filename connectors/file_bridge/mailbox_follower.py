@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from connectors.file_bridge.bridge import Consumers
+from connectors.file_bridge.fetched_blobs import BlobNotFetched, deliver
 from connectors.file_bridge.posting_rules import BridgeRules, ask_limits
 from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
@@ -104,13 +105,13 @@ class MailboxFollower(threading.Thread):
                 event = stream.next(_TICK_S)
                 if event is not None:
                     has_snapshot |= event.name == SNAPSHOT
-                    self._take(event)
+                    self._take(gateway, event)
                 # Only with an open stream: it delivers all messages that arrive later.
                 if has_snapshot:
                     self._sync_new(gateway)
                     self._ask_registries(gateway)
 
-    def _take(self, event: ServerEvent) -> None:
+    def _take(self, gateway: GatewayClient, event: ServerEvent) -> None:
         if event.name in (GAP, SNAPSHOT):
             self._synced.clear()
         elif event.name == SETTLED and event.data["type"] == MESSAGE_DUE:
@@ -127,7 +128,7 @@ class MailboxFollower(threading.Thread):
                 # The session of a consumer that is gone must not be created again.
                 if (session, name) in self._synced and self._consumers.has(session, name):
                     with self._on_its_own(session, name):
-                        self._deliver(body, event.data["logged_at"])
+                        self._deliver(gateway, body, event.data["logged_at"])
 
     def _sync_new(self, gateway: GatewayClient) -> None:
         now = set(self._consumers.all())
@@ -159,20 +160,29 @@ class MailboxFollower(threading.Thread):
                 del self._handled[key]
 
     def _sync(self, gateway: GatewayClient, session: str, name: str) -> None:
-        """Append the messages that are pending in a mailbox and not in the file."""
+        """Append the messages that are pending in a mailbox and not in the file.
+
+        A message whose blob cannot be fetched does not hold up the others. BlobNotFetched is raised at the end.
+        """
         after: dict[str, str] = {}
+        left: BlobNotFetched | None = None
         while not self._stopping.is_set():
             path = path_of("mailboxes", session, name)
             page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
             if not page:
-                return
+                break
             present = self._in_file(session, name, {row["message_id"] for row in page})
             for row in page:
                 if row["message_id"] not in present:
                     # The names of the message's wire model.
                     named = {"from": row["sender"], "to": row["recipient"]}
-                    self._deliver({**row, **named}, row["posted_at"])
+                    try:
+                        self._deliver(gateway, {**row, **named}, row["posted_at"])
+                    except BlobNotFetched as error:
+                        left = error
             after = {"after": page[-1]["message_id"]}
+        if left is not None:
+            raise left
 
     def _in_file(self, session: str, name: str, message_ids: set[str]) -> set[str]:
         """Return those of these messages that have a line for this agent in the session's file."""
@@ -187,7 +197,7 @@ class MailboxFollower(threading.Thread):
                 mine = {one["msg_id"] for one in found if one is not None and is_for(one, name)}
                 return mine & message_ids
 
-    def _deliver(self, message: Mapping[str, Any], logged_at: str) -> None:
+    def _deliver(self, gateway: GatewayClient, message: Mapping[str, Any], logged_at: str) -> None:
         session, name = str(message["realm"]), str(message["to"])
         key = (session, name, str(message["message_id"]))
         if key in self._handled:
@@ -198,7 +208,7 @@ class MailboxFollower(threading.Thread):
                 return
             with SessionFolder(self._root, session, create=False) as folder:
                 wait_free(folder, _LOCK_S)
-            self._queue.deliver(record, session)
+            deliver(self._queue, gateway, record, message)
         except ValueError as error:  # no line can represent this message; go on with the next one
             log.warning("message_not_delivered", session=session, msg_id=key[2], why=str(error))
         self._handled[key] = None

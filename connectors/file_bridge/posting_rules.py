@@ -1,7 +1,7 @@
 """The limits of mailboxes and senders for the lines that the bridge posts (LM-08), as the gateway knows them.
 
-**Reads** `GET /api/hub/limits`, and `GET /api/hub/principals` for limits of roles. **Owns** the rates of this
-bridge: it counts what each sender sends through the files, as each gateway does for itself.
+**Reads** `GET /api/hub/limits` and `/listeners`, and `GET /api/hub/principals` for limits of roles. **Owns**
+the rates of this bridge: it counts what each sender sends through the files, as each gateway does for itself.
 
 The fold refuses a posting that exceeds the limits in it, and then the line must stay in its file. So a posting
 has limits only while the gateway's verdicts arrive. Otherwise the lines of recipients whose mailboxes have
@@ -27,6 +27,8 @@ from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
 
 # The reason why a line waits although its mailbox may have room.
 NO_VERDICT: Final = "no_verdict"
+# The reason why a line with a long body waits: its blob cannot be stored.
+NO_GATEWAY: Final = "no_gateway"
 # A posting waits so long for its verdict.
 VERDICT_WAIT_S: Final = 10.0
 
@@ -54,6 +56,9 @@ class PostingRules(Protocol):
         `body_bytes` is the length of its body in UTF-8.
         """
 
+    def takes_blobs(self, session: str, recipient: str) -> bool:
+        """Return whether a recipient can fetch blobs. A listener of the XML pump cannot."""
+
 
 class _NoRules:
     def limits(self, recipient: str) -> Mapping[str, int | None]:
@@ -61,6 +66,9 @@ class _NoRules:
 
     def refusal(self, session: str, recipient: str, sender: str, body_bytes: int) -> str | None:
         return None
+
+    def takes_blobs(self, session: str, recipient: str) -> bool:
+        return True
 
 
 NO_RULES: Final[PostingRules] = _NoRules()
@@ -72,9 +80,16 @@ class KnownLimits:
     Args:
         rows: The rows of `registry_limits` as JSON.
         roles: The roles of principals by name. Any other name counts as an agent's.
+        listeners: The names of the listeners of the XML pump.
     """
 
-    def __init__(self, rows: list[Mapping[str, Any]], roles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        roles: Mapping[str, str],
+        listeners: Collection[str] = (),
+    ) -> None:
+        self.listeners = frozenset(listeners)
         self._rows = {f"{row['scope']}/{row['name']}": SimpleNamespace(**row) for row in rows}
         self._roles = roles
         self.own_mailboxes = frozenset(
@@ -97,15 +112,15 @@ class KnownLimits:
 
 
 def ask_limits(gateway: GatewayClient) -> KnownLimits:
-    """Ask the gateway for all limits. Raises TrunklineError if it does not answer, or refuses."""
+    """Ask the gateway for all limits and listeners. Raises TrunklineError if it does not answer, or refuses."""
     rows = gateway.get(path_of("limits"))["limits"]
     roles: dict[str, str] = {}
     if any(row["scope"] == ROLE for row in rows):
         principals = gateway.get(path_of("principals"))["principals"]
         roles = {row["principal"]: row["role"] for row in principals}
-    return KnownLimits(
-        [{name: row.get(name) for name in ("scope", "name", *Limits._fields)} for row in rows], roles
-    )
+    listeners = [row["listener"] for row in gateway.get(path_of("listeners"))["listeners"]]
+    known = [{name: row.get(name) for name in ("scope", "name", *Limits._fields)} for row in rows]
+    return KnownLimits(known, roles, listeners)
 
 
 class BridgeRules:
@@ -166,6 +181,10 @@ class BridgeRules:
         if self.known is None or not self._sees_verdicts:
             return {}
         return self.known.of(recipient).of_mailbox
+
+    def takes_blobs(self, session: str, recipient: str) -> bool:
+        """Return whether a recipient can fetch blobs: whether it is no listener of the XML pump."""
+        return session != DEFAULT_REALM or self.known is None or recipient not in self.known.listeners
 
     def refusal(self, session: str, recipient: str, sender: str, body_bytes: int) -> str | None:
         """Count a posting among those of its sender, or return the reason why it must wait."""

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from connectors.file_queue.message_queue import lock_session
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.queue_settings import find_root
 from connectors.file_queue.session_files import LOCK, SessionFolder, open_fd
+from connectors.file_queue.session_lock import lock_session
 from schemas.settings.settings import Settings
 
 _TICK_S: Final = 0.01

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from connectors.file_queue import TOPICS
 from connectors.file_queue.message_record import EVERYBODY, NAME_LIMIT, is_name
+from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.mailboxes.file_blobs import note_of_blob
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record
@@ -43,7 +45,11 @@ def is_to_everybody(message: Line) -> bool:
 
 
 def posting_of(
-    message: Line, session: str, recipient: str, limits: Mapping[str, int | None] | None = None
+    message: Line,
+    session: str,
+    recipient: str,
+    limits: Mapping[str, int | None] | None = None,
+    blob: BlobReference | None = None,
 ) -> OutgoingRecord:
     """Return the record that posts a message of the file queue to the mailbox `<session>/<recipient>`.
 
@@ -55,6 +61,8 @@ def posting_of(
         session: The session of the queue.
         recipient: The agent's name. A message to every agent needs one record for each agent.
         limits: The limits of the mailbox, as fields of the class `Message`; None for no limits.
+        blob: The blob that has the body, which the bridge itself has uploaded. None: `message` has the body.
+            A field `blob` of `message` is ignored, because anybody may have written it.
     """
     try:
         posted = Message.model_validate(
@@ -65,8 +73,9 @@ def posting_of(
                 "to": recipient,
                 "kind": message["topic"],
                 "priority": message.get("priority", NORMAL),
-                "body": message["body"],
+                "body": message["body"] if blob is None else note_of_blob(blob.bytes),
                 "content_type": TEXT,
+                "blob": blob,
                 "in_reply_to": message["in_reply_to"],
                 "thread": message.get("thread"),
                 "sent_at": message["ts"],

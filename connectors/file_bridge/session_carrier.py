@@ -28,6 +28,7 @@ from connectors.file_bridge.held_lines import (
     move_held,
     places_of,
 )
+from connectors.file_bridge.long_bodies import NO_BLOBS, Blobs, NotUploaded, body_in
 from connectors.file_bridge.posting_rules import NO_RULES, PostingRules
 from connectors.file_bridge.queue_root import lock_soon
 from connectors.file_bridge.records import (
@@ -41,7 +42,6 @@ from connectors.file_queue.cursors import agents, read_cursor, write_cursor
 from connectors.file_queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
-from connectors.file_queue.side_files import with_body
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import MAILBOX_FULL
 
@@ -52,11 +52,9 @@ CONSUMER: Final = "trunkline-bridge"
 # How much is carried before the cursor moves, and kept in memory at once.
 _LINES: Final = 1000
 _BYTES: Final = 8 * 1024 * 1024
-
 # How long to wait for a session's lock. Longer after the lines were carried, when only the cursor has to move.
 _LOCK_S: Final = 0.25
 _LOCK_TO_NOTE_S: Final = 2.0
-
 # Mailboxes remember ids for a week of the log's time. The time in a line is by its sender's clock.
 _OLD_S: Final = 6 * 24 * 3600.0
 
@@ -81,6 +79,7 @@ class SessionCarrier:
             already has, such as `known_messages`.
         stop: Lets carrying end early when it is set.
         rules: The limits of mailboxes and senders.
+        blobs: Stores bodies that are too long for a record.
     """
 
     def __init__(
@@ -91,6 +90,7 @@ class SessionCarrier:
         known: Known,
         stop: threading.Event,
         rules: PostingRules = NO_RULES,
+        blobs: Blobs = NO_BLOBS,
     ) -> None:
         self._root = root
         self._session = session
@@ -98,6 +98,7 @@ class SessionCarrier:
         self._known = known
         self._stop = stop
         self._rules = rules
+        self._blobs = blobs
 
     def consumers(self) -> Consumed:
         """Return the agents that have polled this session, except the bridge itself, and the held recipients.
@@ -271,16 +272,18 @@ class SessionCarrier:
         consumers: Sequence[str],
         refused: Refused,
     ) -> Iterator[Posting]:
-        begin, invalid = reading.end, 0
+        begin, invalid, blob_bytes = reading.end, 0, 0
         for start, line_end, line in complete_lines(fd, begin, size):
             message = parse_line(line)
             if message is None:
                 invalid += 1
                 yield Posting(refusal_of(self._session, line or b""), start)
             else:
-                yield from self._postings(folder, start, line or b"", message, consumers, refused)
+                for one in self._postings(folder, start, line or b"", message, consumers, refused):
+                    blob_bytes += one.blob_bytes
+                    yield one
             reading.add(start, line_end, line)
-            if len(reading.lines) == _LINES or reading.end - begin > _BYTES or self._stop.is_set():
+            if len(reading.lines) == _LINES or reading.end - begin + blob_bytes > _BYTES or self._stop.is_set():
                 reading.more = True
                 break
         if invalid:
@@ -292,7 +295,8 @@ class SessionCarrier:
         found_bytes = 0
         for one in postings:
             found.append(one)
-            found_bytes += len(one.record.value)
+            # With those of blobs, so that their messages follow soon.
+            found_bytes += len(one.record.value) + one.blob_bytes
             if len(found) >= _LINES or found_bytes > _BYTES:
                 self._carry_found(found, refused)
                 found, found_bytes = [], 0
@@ -366,20 +370,22 @@ class SessionCarrier:
         if not recipients:
             return
         try:
-            whole = with_body(folder, message)
-            if "_body_error" in whole:  # the reference is not the text that the sender wrote
-                raise ValueError(whole["_body_error"])
+            body = body_in(folder, message, self._blobs)
             for recipient in recipients:
+                if body.blob is not None and not self._rules.takes_blobs(self._session, recipient):
+                    raise ValueError("a listener of the XML pump gets no blobs")
                 limits = self._rules.limits(recipient)
-                record = posting_of(whole, self._session, recipient, limits)
-                body_bytes = len(whole["body"].encode())
-                why = self._rules.refusal(self._session, recipient, message["from"], body_bytes)
+                record = posting_of({**message, "body": body.text}, self._session, recipient, limits, body.blob)
+                why = self._rules.refusal(self._session, recipient, message["from"], body.size)
                 if why is None:
                     bytes_most = limits.get("bytes_most")
-                    is_hopeless = bytes_most is not None and body_bytes > bytes_most
-                    yield Posting(record, at, recipient, sent_at_s(message), is_hopeless)
+                    is_hopeless = bytes_most is not None and body.size > bytes_most
+                    yield Posting(record, at, recipient, sent_at_s(message), is_hopeless, body.blob_bytes)
                 else:
                     refused.add(recipient, at, why)
+        except NotUploaded as error:
+            for recipient in recipients:
+                refused.add(recipient, at, error.reason)
         except ValueError as error:
             log.warning("line_not_carried", session=self._session, msg_id=message["msg_id"], why=str(error))
             yield Posting(refusal_of(self._session, line), at)

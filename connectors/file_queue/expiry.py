@@ -22,7 +22,15 @@ import os
 import re
 
 from connectors.file_queue.cursors import all_cursors, write_cursor
-from connectors.file_queue.message_record import LINE_LIMIT, is_expired, is_name, parse_line, side_file_of
+from connectors.file_queue.message_record import (
+    BLOB_SUFFIX,
+    LINE_LIMIT,
+    blob_file_of,
+    is_expired,
+    is_name,
+    parse_line,
+    side_file_of,
+)
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import (
     BODIES,
@@ -48,8 +56,8 @@ if TYPE_CHECKING:
 NEW = ".messages.jsonl.new"
 _PLAN_LIMIT = 1024 * 1024 * 1024
 ORPHAN_AGE_S = 24 * 3600.0
-_SUFFIX = ".txt"
-_mentions = re.compile(rb"@file:([A-Za-z0-9][A-Za-z0-9._-]*\.txt)").findall
+_SUFFIXES = (".txt", BLOB_SUFFIX)
+_mentions = re.compile(rb"@file:([A-Za-z0-9][A-Za-z0-9._-]*\.(?:txt|blob))").findall
 
 
 class _Scan:
@@ -69,9 +77,7 @@ class _Scan:
             if message is None or not is_expired(message, now):
                 self.named |= names_in(line or b"", message)
                 continue
-            side_file = side_file_of(message)
-            if side_file is not None:
-                gone.add(side_file)
+            gone |= names_in(line or b"", message)
             self.count += 1
             if self.removed and self.removed[-1][1] == start:
                 start = self.removed.pop()[0]
@@ -251,8 +257,7 @@ def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
     """
     if message is None:
         return {name.decode() for name in _mentions(line)}
-    side_file = side_file_of(message)
-    return set() if side_file is None else {side_file}
+    return {name for name in (side_file_of(message), blob_file_of(message)) if name is not None}
 
 
 def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Callable[[str], None]) -> int:
@@ -292,14 +297,22 @@ def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Cal
 
 
 def _is_side_file(name: str) -> bool:
-    return name.endswith(_SUFFIX) and is_name(name.removesuffix(_SUFFIX))
+    stem, dot, suffix = name.rpartition(".")
+    return dot + suffix in _SUFFIXES and is_name(stem)
+
+
+def _is_unfinished(name: str) -> bool:
+    """Return whether a killed delivery has left a file; see `side_files.write_content`."""
+    return name.startswith(".") and name.endswith(".new") and _is_side_file(name[1 : -len(".new")])
 
 
 def _side_files(bodies: int, before: float) -> Iterator[str]:
     """Yield the files in the folder that have a side-file's name and were last written before that time."""
     with os.scandir(bodies) as entries:
         for entry in entries:
-            if not _is_side_file(entry.name) or not entry.is_file(follow_symlinks=False):
+            if not (_is_side_file(entry.name) or _is_unfinished(entry.name)) or not entry.is_file(
+                follow_symlinks=False
+            ):
                 continue
             try:
                 if entry.stat(follow_symlinks=False).st_mtime < before:

@@ -15,6 +15,7 @@ import time
 from connectors.file_queue.cursors import open_messages, read_cursor, write_cursor
 from connectors.file_queue.message_record import (
     CARRIED,
+    blob_file_of,
     checked_delay,
     checked_name,
     checked_priority,
@@ -43,12 +44,12 @@ from connectors.file_queue.session_files import (
     AUDIT,
     DELAYED,
     MESSAGES,
-    PLAN,
     SessionFolder,
     append,
     complete_lines,
     write_audit,
 )
+from connectors.file_queue.session_lock import lock_session, no_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,10 +58,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 AUDITED_IDS = 4000  # in a line of the audit; with 128 characters each they take half a mebibyte
-
-
-def _no_step(name: str) -> None:
-    """Do nothing. Tests replace this hook, which each step of an operation calls, to kill the process there."""
 
 
 class Queue:
@@ -83,7 +80,7 @@ class Queue:
         *,
         body_threshold: int | None = None,
         fsync: bool | None = None,
-        step: Callable[[str], None] = _no_step,
+        step: Callable[[str], None] = no_step,
     ) -> None:
         settings = QueueSettings(os.environ)
         # os.path, as in the whole package: importing pathlib takes longer than a send.
@@ -173,18 +170,27 @@ class Queue:
         self._audit_message("send", where, record, **fields)
         return str(record["msg_id"])
 
-    def deliver(self, record: dict[str, Any], session: str) -> None:
+    def deliver(self, record: dict[str, Any], session: str, parts: Iterable[bytes] | None = None) -> None:
         """Append a message from a mailbox of Trunkline under its own id and time; the file bridge calls this.
 
         The line is marked, so that the bridge does not send the message back. `record` has the fields that
-        `parse_line` returns. Raises ValueError if they are no message, QueueError, or QueueDisabledError.
+        `parse_line` returns. `parts` are the bytes of its blob, or without a field `blob` its body, which is
+        then a reference. Raises ValueError if they are no message, QueueError, QueueDisabledError, or an error
+        of `parts`.
         """
         check_enabled(os.environ)
         where = self._named(session)
-        line, side_file, text = self._line({**record, **CARRIED})
+        marked = {**record, **CARRIED}
+        is_body = parts is not None and "blob" not in record
+        line, side_file, text = (to_line(marked), None, b"") if is_body else self._line(marked)
         if parse_line(line[:-1]) is None:
             raise ValueError("not a message of the queue")
         with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
+            if parts is not None:
+                from connectors.file_queue.side_files import write_content
+
+                write_content(folder, blob_file_of(record) or f"{record['msg_id']}.txt", parts)
+                self._step("content_written")
             if side_file:  # left from a delivery that was killed before its line
                 folder.remove_bodies([side_file])
             self._append(folder, where, line, side_file, text)
@@ -383,16 +389,3 @@ class Queue:
 
     def _audit(self, op: str, **fields: Any) -> None:
         self.audit_error = write_audit(self._root, op, **fields)
-
-
-def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) -> int | None:
-    """Wait for the session's lock and take it. Then finish or undo the work of an `expire` that was killed.
-
-    Returns the number of messages that the killed `expire` has removed, or None if nothing was to finish.
-    """
-    folder.lock()
-    if not folder.has(PLAN):
-        return None
-    from connectors.file_queue.expiry import finish_expire
-
-    return finish_expire(folder, step)

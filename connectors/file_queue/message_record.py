@@ -29,6 +29,9 @@ PRIORITIES = ("high", "normal", "low")
 DELAY_MOST_S = 366 * 24 * 3600
 _DELAY_LEAST_S = 0.001
 
+# The end of the name of a file with the bytes of a blob.
+BLOB_SUFFIX = ".blob"
+
 _FIELDS = ("msg_id", "ts", "from", "to", "topic", "body", "in_reply_to", "ttl_s")
 
 # CM-01, as in schemas/wire/ids.py, which needs more than the standard library. A test compares the two.
@@ -169,6 +172,45 @@ def side_file_of(message: Mapping[str, Any]) -> str | None:
     return f"{msg_id}.txt" if message["body"] == reference(msg_id) else None
 
 
+def blob_in_line(msg_id: str, digest: str, size: int, content_type: str, *, is_gone: bool) -> dict[str, Any]:
+    """Return the field `blob` of a line: a content of another door that is in a file of raw bytes.
+
+    Args:
+        msg_id: The id of the message.
+        digest: The SHA-256 of the content in hex.
+        size: Its length in bytes.
+        content_type: Its media type.
+        is_gone: Whether the content was removed before it came to the queue, so that there is no file.
+    """
+    named = {"bytes": size, "content_type": content_type, "sha256": digest}
+    return {"file": None if is_gone else f"@file:{msg_id}{BLOB_SUFFIX}", **named}
+
+
+def blob_file_of(message: Mapping[str, Any]) -> str | None:
+    """Return the name of the file with the message's blob, or None if it has none.
+
+    `message` has the fields of a line, as `parse_line` returns them. The name has the message's own id, so no
+    line can name the file of another message.
+    """
+    blob = message.get("blob")
+    return None if blob is None or blob["file"] is None else f"{message['msg_id']}{BLOB_SUFFIX}"
+
+
+def _is_blob(blob: dict[str, Any], msg_id: str) -> bool:
+    file, size, kind, digest = (blob.get(name) for name in ("file", "bytes", "content_type", "sha256"))
+    return (
+        len(blob) == 4
+        and (file is None or file == f"@file:{msg_id}{BLOB_SUFFIX}")
+        and type(size) is int
+        and size >= 0
+        and type(kind) is str
+        and len(kind) <= NAME_LIMIT
+        and type(digest) is str
+        and len(digest) == 64
+        and not digest.strip("0123456789abcdef")
+    )
+
+
 def to_line(record: Mapping[str, Any]) -> bytes:
     """Return `record` as one line of JSON in UTF-8, with a newline at its end.
 
@@ -193,8 +235,8 @@ def parse_line(line: bytes | None) -> dict[str, Any] | None:
     """Parse a line of `messages.jsonl` and return its message, or None for an invalid line. It never raises.
 
     A message has these fields: `msg_id`, `ts`, `from`, `to`, `topic`, `body`, `in_reply_to`, `ttl_s`. It also
-    has `thread` and `priority` if the line has valid ones. Any other field is ignored, and so are invalid
-    values of these two.
+    has `thread`, `priority` and `blob` if the line has valid ones. Any other field is ignored, and so are
+    invalid values of these three.
 
     Args:
         line: The line without its newline. None stands for a line that was too long to read, and gives None.
@@ -228,10 +270,13 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
         )
     except ValueError:
         return None
-    # Not checked as the others: lines had neither field at first, and readers ignored any of that name.
+    # Not checked as the others: lines had none of these fields at first, and readers ignored any of that name.
     thread = found.get("thread")
     if is_name(thread):
         message["thread"] = thread
+    blob = found.get("blob")
+    if type(blob) is dict and _is_blob(blob, str(msg_id)):
+        message["blob"] = blob
     priority = found.get("priority")
     if type(priority) is str and priority in PRIORITIES:
         message["priority"] = priority

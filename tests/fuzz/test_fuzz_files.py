@@ -17,7 +17,15 @@ from connectors.file_bridge.progress import AuditPlace, Progress, read_polls
 from connectors.file_queue import QueueError
 from connectors.file_queue.cursors import SUFFIX, all_cursors, read_cursor
 from connectors.file_queue.expiry import finish_expire, names_in
-from connectors.file_queue.message_record import is_expired, is_name, parse_line, side_file_of, to_line
+from connectors.file_queue.message_record import (
+    blob_file_of,
+    blob_in_line,
+    is_expired,
+    is_name,
+    parse_line,
+    side_file_of,
+    to_line,
+)
 from connectors.file_queue.session_files import CURSORS, PLAN, SessionFolder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
@@ -40,7 +48,13 @@ LINE = {
     "in_reply_to": None,
     "ttl_s": 60.5,
 }
-LINES = (LINE, {**LINE, "to": None}, {**LINE, "to": "all"}, {**LINE, "body": "@file:m1.txt", "ttl_s": None})
+LINES = (
+    LINE,
+    {**LINE, "to": None},
+    {**LINE, "to": "all"},
+    {**LINE, "body": "@file:m1.txt", "ttl_s": None},
+    {**LINE, "blob": blob_in_line("m1", "ab" * 32, 5, "image/png", is_gone=False)},
+)
 ESCAPED = to_line(LINE).strip().replace(b'"m1"', b'"\\u006d1"')
 OWN_LINES = mutated(ESCAPED, *(to_line(line).strip() for line in LINES))
 
@@ -58,7 +72,7 @@ def test_a_line_of_the_queue_is_a_message_or_nothing_and_the_bridge_can_tell(cas
         return "nothing"
     assert parse_line(to_line(found).rstrip(b"\n")) == found
     assert is_expired(found, 1e12) in (True, False)
-    assert (side_file_of(found) is not None) == bool(names)
+    assert {side_file_of(found), blob_file_of(found)} - {None} == names
     if records.is_to_everybody(found):
         assert records.may_be_to_everybody(case)
     assert records.may_be_of(case, {found["msg_id"]})

@@ -7,6 +7,7 @@ from typing import Any, Final
 from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
+from schemas.streams.mailboxes.file_blobs import is_long_body
 from schemas.streams.mailboxes.mailbox_entries import ENTRY_VERSION, MailboxEntries
 from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, MessageBodyRow
 from schemas.streams.mailboxes.pending_message import PendingMessage
@@ -26,7 +27,6 @@ _OF_THE_GATEWAY: Final = (
     "root_thread",
     "on_behalf_of",
     "topic",
-    "blob",
 )
 _OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most"})
 
@@ -37,7 +37,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     `mailbox` are the entries of the stream. A message with `deliver_after_ms` is delayed, any other unread.
     """
     body = given.body
-    if given.envelope.door == _FILE_DOOR and any(body.get(name) for name in _OF_THE_GATEWAY):
+    if given.envelope.door == _FILE_DOOR and not _is_of_a_file(body):
         return rejected(UNAUTHENTICATED_RECORD, "the file bridge cannot vouch for the message's origin")
     message_id = body["message_id"]
     digest = content_digest(_content(body))
@@ -93,6 +93,14 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     )
     opened = () if body.get("opens_thread") is None else _opened_thread(message, mailbox.recipient)
     return accepted(message.status, (Change(MESSAGE_BODIES, row.key, said), row, *opened))
+
+
+def _is_of_a_file(body: dict[str, Any]) -> bool:
+    """Return whether the file bridge may post this: no mark of the gateway, and no blob but for a long body."""
+    blob = body.get("blob")
+    return not any(body.get(name) for name in _OF_THE_GATEWAY) and (
+        blob is None or is_long_body(body["body"], blob)
+    )
 
 
 def _later(now_us: int, duration_ms: int | None) -> int | None:

@@ -22,6 +22,7 @@ from connectors.file_bridge.put_off import NOT_TRIED, HeldRetries
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import Queue
 from connectors.log.publisher import Position
+from connectors.reactor.limits_of_principals import Limits
 from schemas.errors import BackboneUnreachable
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
@@ -265,7 +266,7 @@ def test_whatever_happens_in_any_order_each_line_counts_once(tmp_path: Path, see
 
 
 def _row(scope: str, name: str, **limits: int) -> dict[str, Any]:
-    return {"scope": scope, "name": name, **limits}
+    return {"scope": scope, "name": name, **dict.fromkeys(Limits._fields), **limits}
 
 
 class Answers:

@@ -11,6 +11,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.blob import blob_registry as registry
 from schemas.streams.blob.blob_registry import BlobRow, BlobStored, removed_record, stored_record
+from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
 from schemas.streams.mailboxes.message import Message, MessageBodyRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import DIGEST, storing
@@ -168,10 +169,28 @@ def test_the_bytes_of_a_blob_count_in_the_mailbox_until_its_message_ends() -> No
     assert said(post_at(0, entries, "m3", bytes_most=14, body="", blob=BLOB)) == ("accepted", None)
 
 
-def test_the_file_bridge_vouches_for_no_blob() -> None:
-    posted = Message.model_validate(message("m1", blob=BLOB))
-    settled = at(0, posting_record(posted, door="file", principal="file"), Entries())
-    assert said(settled) == ("rejected", "unauthenticated_record")
+@pytest.mark.requirement("DL-27")
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"body": "see the blob"}, "unauthenticated_record"),
+        ({"body": note_of_blob(4)}, "unauthenticated_record"),
+        ({"blob": BLOB}, "unauthenticated_record"),
+        ({"topic": "news"}, "unauthenticated_record"),
+    ],
+)
+def test_the_file_bridge_posts_a_blob_for_a_long_text_alone(
+    changed: dict[str, Any], reason: str | None
+) -> None:
+    blob = {**BLOB, "content_type": FILE_BLOB_TYPE}
+    posted = Message.model_validate(message("m1", **{"blob": blob, "body": note_of_blob(5), **changed}))
+    entries = Entries()
+    settled = at(0, posting_record(posted, door="file", principal="file"), entries)
+    assert said(settled) == ("accepted" if reason is None else "rejected", reason)
+    if reason is None:
+        again = at(0, posting_record(posted, door="file", principal="file"), entries)
+        assert said(again)[0] == "duplicate" and row_of(settled).blob == DIGEST
 
 
 def test_a_message_has_the_reference_in_its_rows() -> None:
