@@ -86,6 +86,8 @@ MailboxMessageAnswer: Final = create_model(
     ),
     body=(str | None, Field(description="Body of the message. Null: it is no longer stored.")),
     content_type=(str | None, Field(description="Media type of the body. Null: as `body`.")),
+    blob_bytes=(int | None, Field(description="Length of the blob in bytes. Null: there is none.")),
+    blob_type=(str | None, Field(description="Media type of the blob. Null: there is none.")),
 )
 
 

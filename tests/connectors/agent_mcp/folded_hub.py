@@ -14,6 +14,8 @@ from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.topic_tools import TopicTools
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
+from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
@@ -51,6 +53,7 @@ class FoldedHub(LiveRows):
         self.live_view = self.appender = self.refusals = self.fresh = self
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
         self.limits = PrincipalLimits(cast("Any", self), self.mailboxes, self.live_jobs, self.topics)
+        self.turns, self.pace = FairTurns(), RefusalPace()
         self.mailbox_waits = MailboxWaits()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)

@@ -78,6 +78,14 @@ def dead_message(hub):
     return {"realm": "default", "name": name, "message_id": message_id}
 
 
+def message_with_blob(hub):
+    """A message with a blob in the mailbox of a new worker: the names in the path of its blob."""
+    name, _ = hub.principal("worker")
+    digest = hub.operator.put("/api/hub/blobs", content=f"for {name}").json()["digest"]
+    sent = hub.operator.post(MESSAGES, json={"recipient": name, "type": "a", "blob": digest}).json()
+    return {"realm": "default", "name": name, "message_id": sent["message_id"]}
+
+
 def _leased(hub, how):
     """The route that ends or extends a lease, once the operator has the lease that `lease_named` names."""
     named = lease_named(how)

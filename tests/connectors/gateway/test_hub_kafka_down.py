@@ -20,7 +20,14 @@ from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.wire.verdicts import DUPLICATE
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
-from tests.connectors.gateway.hub_post_routes import LEAST, OTHER_POSTS, dead_message, new_schedule, new_webhook
+from tests.connectors.gateway.hub_post_routes import (
+    LEAST,
+    OTHER_POSTS,
+    dead_message,
+    message_with_blob,
+    new_schedule,
+    new_webhook,
+)
 from tests.connectors.gateway.hub_stack import (
     AGENTS,
     CONTAINERS,
@@ -43,7 +50,12 @@ READY_S = 60.0
 HANGS, GONE = "hangs", "gone"
 # No thread has a known id. The drain, asked at the same moment, takes the messages that could be leased or
 # marked as read.
-NOT_ASKED = {"/api/hub/threads/{name}", *(f"{MESSAGES}/{how}" for how in ("read", "ack", "nack", "extend"))}
+# The name of a blob is its key, and each upload keeps it for longer.
+NOT_ASKED = {
+    "/api/hub/threads/{name}",
+    "/api/hub/blobs",
+    *(f"{MESSAGES}/{how}" for how in ("read", "ack", "nack", "extend")),
+}
 # Fields about the answer's own record, and about other waiting messages, differ the second time.
 OF_THE_ANSWER = ("position", "verdict", "left", "cleared")
 # A broadcast that is repeated reaches also who has come meanwhile.
@@ -126,6 +138,8 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
         return {"realm": "default", "name": own}
     if route.endswith("/replay"):
         return dead_message(hub)
+    if route.endswith("/blob"):
+        return message_with_blob(hub)
     if collection == "topics":
         if not route.endswith("/subscribe"):
             # The hub reads its copies itself, so the drain gets none of them.

@@ -105,9 +105,7 @@ def test_nothing_is_appended_for_a_full_mailbox_for_a_second() -> None:
 
 def test_a_late_verdict_also_shows_that_the_mailbox_is_full() -> None:
     bridge = Bridge()
-    settings = Settings()
-    mqtt = settings.mqtt.model_copy(update={"receipt_verdict_wait_s": 0.01})
-    stream = VerdictStream(settings.model_copy(update={"mqtt": mqtt}))
+    stream = VerdictStream(Settings(), 0.01)
     stream._up = True
     timing = threading.Thread(target=stream._time_out, daemon=True)
     timing.start()

@@ -88,12 +88,13 @@ def test_nobody_at_the_address_and_no_http_there_are_failures():
 @pytest.mark.requirement("WH-02")
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("120", 120.0), (formatdate(time.time() + 3600, usegmt=True), 3600.0), ("soon", None), ("-5", None)],
+    [("120", 120.0), (None, 3600.0), ("soon", None), ("-5", None)],
     ids=["seconds", "date", "no number", "negative"],
 )
 def test_the_seconds_of_retry_after_are_read_from_a_number_or_a_date(value, seconds):
     with receiving() as receiver:
-        receiver.answers = [Answer(503, {"Retry-After": value})]
+        header = value or formatdate(time.time() + 3600, usegmt=True)
+        receiver.answers = [Answer(503, {"Retry-After": header})]
         found = called(receiver.url).retry_after_s
     assert found is None if seconds is None else abs(found - seconds) < 60
 

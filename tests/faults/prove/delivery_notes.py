@@ -98,7 +98,9 @@ class Fetched:
 class Filled:
     """A text that was sent to a mailbox with a limit. `id` is the message's, "" if the mailbox was full."""
 
+    mailbox: str
     text: str
+    id: str
 
 
 @dataclass(frozen=True)
