@@ -15,6 +15,7 @@ FLOOD, ROOM = 200, 20
 
 
 @pytest.mark.requirement("LM-08")
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_flood_waits_in_its_file_and_each_line_counts_once_when_there_is_room(run: BridgeRun) -> None:
     run.principal("bob").close()

@@ -86,6 +86,10 @@ def message_with_blob(hub):
     return {"realm": "default", "name": name, "message_id": sent["message_id"]}
 
 
+MADE = {"replay": dead_message, "blob": message_with_blob}
+"""The functions that make the thing of a route, by the last part of the route."""
+
+
 def _leased(hub, how):
     """The route that ends or extends a lease, once the operator has the lease that `lease_named` names."""
     named = lease_named(how)

@@ -20,14 +20,7 @@ from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.wire.verdicts import DUPLICATE
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
-from tests.connectors.gateway.hub_post_routes import (
-    LEAST,
-    OTHER_POSTS,
-    dead_message,
-    message_with_blob,
-    new_schedule,
-    new_webhook,
-)
+from tests.connectors.gateway.hub_post_routes import LEAST, MADE, OTHER_POSTS, new_schedule, new_webhook
 from tests.connectors.gateway.hub_stack import (
     AGENTS,
     CONTAINERS,
@@ -51,11 +44,8 @@ HANGS, GONE = "hangs", "gone"
 # No thread has a known id. The drain, asked at the same moment, takes the messages that could be leased or
 # marked as read.
 # The name of a blob is its key, and each upload keeps it for longer.
-NOT_ASKED = {
-    "/api/hub/threads/{name}",
-    "/api/hub/blobs",
-    *(f"{MESSAGES}/{how}" for how in ("read", "ack", "nack", "extend")),
-}
+NOT_ASKED = {"/api/hub/threads/{name}", "/api/hub/blobs"}
+NOT_ASKED |= {f"{MESSAGES}/{how}" for how in ("read", "ack", "nack", "extend")}
 # Fields about the answer's own record, and about other waiting messages, differ the second time.
 OF_THE_ANSWER = ("position", "verdict", "left", "cleared")
 # A broadcast that is repeated reaches also who has come meanwhile.
@@ -136,10 +126,8 @@ def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
     if route.endswith("/clear"):
         # Not the operator's, because the drain may come after the clearing when Kafka wakes up.
         return {"realm": "default", "name": own}
-    if route.endswith("/replay"):
-        return dead_message(hub)
-    if route.endswith("/blob"):
-        return message_with_blob(hub)
+    if (made := MADE.get(route.rpartition("/")[2])) is not None:
+        return made(hub)
     if collection == "topics":
         if not route.endswith("/subscribe"):
             # The hub reads its copies itself, so the drain gets none of them.
@@ -345,7 +333,7 @@ def test_the_questions_are_all_operations_of_the_page_and_some_of_each_kind(outa
     deletes = {one.route for one in outage.asked if one.method == "DELETE"}
     assert {one.route for one in outage.asked if one.changes} == posts | deletes | {MESSAGES}
     assert len(posts) >= 15 and len(outage.before) >= 12
-    assert len(outage.streams) == 4 and len(outage.open_routes) == 3
+    assert len(outage.streams) == 5 and len(outage.open_routes) == 3
 
 
 def test_what_changes_something_is_answered_503_in_time_and_at_once_when_kafka_is_known_to_be_away(outage):
