@@ -68,7 +68,9 @@ class Draft:
 
     def close(self) -> None:
         """Close the file, and delete it if it has not become an object. Further calls do nothing."""
-        self._file.close()
+        # A full disk does not take the last bytes, which nobody needs.
+        with suppress(OSError):
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
 

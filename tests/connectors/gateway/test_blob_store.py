@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import io
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -121,3 +122,17 @@ def test_old_strangers_and_old_drafts_are_found(store: BlobStore, tmp_path: Path
     assert store.delete_drafts(60) == 1
     draft.close()
     assert files_of(tmp_path) == sorted((known, strange, fresh, other.name))
+
+
+def test_a_draft_that_a_full_disk_does_not_take_is_deleted_without_a_further_error(store: BlobStore) -> None:
+    draft = store.new_draft()
+    draft.write(b"in memory")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            draft.sync()
+        draft.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not draft.path.exists()
