@@ -12,7 +12,7 @@ from typing import Final
 from tests.faults.prove.comparison import LOST, MISBEHAVED, Finding, Mail
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
-from tests.faults.prove.delivery_notes import BlobSent, Deliveries, Delivery, Fetched
+from tests.faults.prove.delivery_notes import ACK, BlobSent, Deliveries, Delivery, Fetched
 from tests.faults.prove.hub_client import Clock, GaveUp
 from tests.faults.prove.load_deliveries import IsOver
 from tests.faults.prove.load_messages import mailbox
@@ -20,6 +20,7 @@ from tests.faults.prove.oracle import Oracle
 
 BLOBS: Final = "/api/hub/blobs"
 _PAUSE_S: Final = 0.5
+_LEASE_S: Final = 10
 _BYTES_MOST: Final = 3 * 1024 * 1024
 # Some contents come again, so that a blob is stored twice and several messages refer to it.
 _CONTENTS: Final = 12
@@ -56,7 +57,10 @@ def _content(number: int) -> bytes:
 
 
 class BlobTaker:
-    """Takes the messages of its mailbox for good, and fetches the blob of each at one of the gateways."""
+    """Leases the messages of its mailbox, fetches the blob of each at one of the gateways, and acknowledges it.
+
+    It takes none for good: a gateway that hangs may hand out messages to a request that was given up.
+    """
 
     def __init__(self, own: HubMailbox, log: Deliveries, clock: Clock, is_over: IsOver) -> None:
         self._own, self._log, self._clock, self._is_over = own, log, clock, is_over
@@ -65,8 +69,11 @@ class BlobTaker:
     def run(self) -> None:
         """Take until the load ends, and then all that is left."""
         while not (self._is_over() and self._all_came()):
-            for got in self._own.take(uuid.uuid4().hex, limit=3, wait_s=1).got:
+            lease = self._own.take(uuid.uuid4().hex, limit=3, lease_s=_LEASE_S, wait_s=1)
+            for got in lease.got:
                 self._fetch(got.id)
+            if lease.got:
+                self._own.end(ACK, lease.id, [got.id for got in lease.got])
             time.sleep(_PAUSE_S)
             if not self._clock.has_patience():
                 raise GaveUp(f"the blobs of {self._own.name}")
