@@ -1,4 +1,4 @@
-"""Which refusals are recorded, and that the number of the others is not lost."""
+"""Few refusals are recorded, and the number of the others is not lost."""
 
 from __future__ import annotations
 
