@@ -284,7 +284,7 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
             "data_dir": home,
             "accounts_dir": accounts_dir(settings),
             "session_expiry_h": max(1, math.ceil(settings.mqtt.session_expiry_s / 3600)),
-            "inflight": settings.mqtt.bridge_inflight,
+            "inflight": settings.mqtt.bridge_read_ahead,
         }
         _prepare_accounts(settings)
         write_from_template(conf, values, "mosquitto.conf")

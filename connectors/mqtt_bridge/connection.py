@@ -1,5 +1,8 @@
 """The active bridge's two connections to one MQTT broker: one reads events, the other publishes receipts.
 
+The bridge reads ahead (`mqtt.bridge_read_ahead`), and a thread appends what was read in turns by publisher, so
+that a publisher with many messages does not hold up the others (LM-09).
+
 Each pair of connections has clients of its own, so an acknowledgement can only go out on the connection that
 its message came in on.
 
@@ -27,6 +30,7 @@ from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
+from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_link.ack_window import AckWindow, PendingAck
 from connectors.mqtt_link.broker_settings import broker_name
@@ -117,7 +121,7 @@ class BridgeConnection:
             subscriptions,
             client_id=self._mqtt.bridge_client_id,
             session_expiry_s=self._mqtt.session_expiry_s,
-            receive_maximum=self._mqtt.bridge_inflight,
+            receive_maximum=self._mqtt.bridge_read_ahead,
             manual_ack=True,
             on_message=self._take,
             on_lost=self._events_lost,
@@ -130,6 +134,8 @@ class BridgeConnection:
             on_lost=lambda why: self._lose(f"receipts: {why}"),
         )
         self._window = AckWindow(self._events.ack)
+        self._queue: FairQueue[tuple[Incoming, PendingAck]] = FairQueue(self._mqtt.bridge_inflight)
+        self._appending = threading.Thread(target=self._append_all, name="bridge-append", daemon=True)
         self._closing = False
         self.lost = threading.Event()
         self.cut_off = False
@@ -143,6 +149,7 @@ class BridgeConnection:
         """
         try:
             self._receipts.open()
+            self._appending.start()
             self._events.open()
         except BackboneUnreachable:
             self.drop()
@@ -173,6 +180,7 @@ class BridgeConnection:
         deadline = time.monotonic() + timeout_s
         while len(self._window) and not self.lost.is_set() and time.monotonic() < deadline:
             self.lost.wait(0.02)
+        self._queue.close()
         self._events.close()
         self.drop()
 
@@ -180,6 +188,7 @@ class BridgeConnection:
         """Cut both connections at once. The broker later delivers unacknowledged messages again, in order."""
         self._closing = True
         self._window.close()
+        self._queue.close()
         self._events.drop()
         if self.cut_off:
             # Without the Last Will: another bridge may be the active one already.
@@ -201,26 +210,37 @@ class BridgeConnection:
         log.warning("outboxes_forbidden", prefix=self._mqtt.agents_prefix, reason=str(reason))
 
     def _take(self, message: MQTTMessage) -> None:
-        if self._closing or not self._window.wait_room(self._mqtt.bridge_inflight, lambda: self._closing):
+        if self._closing or not self._window.wait_room(self._mqtt.bridge_read_ahead, lambda: self._closing):
             return
         self._tally.add("received")
         if message.dup:
             self._tally.add("redelivered")
         traceparent = well_formed_traceparent(message.properties)
         found = incoming(self._mqtt, message.topic, bytes(message.payload), traceparent)
-        record = found.record
         if self._on_outbox_message is not None and found.agent is not None:
             self._on_outbox_message(found.agent)
         if self._refused_by_limit(found, message):
             return
-        is_oversized = record.ce_id in self._oversized
-        if (
-            found.receipts_to is None
-            or is_oversized
-            or len(message.payload) > self._settings.limits.payload_bytes
-        ):
-            self._tally.add("refused")
         ack = self._window.add(message.mid, message.qos)
+        self._queue.put(found.record.stream, (found, ack), len(message.payload))
+
+    def _append_all(self) -> None:
+        """Append the messages in turns by publisher. Runs on a thread of its own, until the queue is closed."""
+        try:
+            while messages := self._queue.take():
+                for found, ack in messages:
+                    self._append(found, ack)
+        except Exception as error:
+            if not isinstance(error, BackboneUnreachable):
+                log.exception("append_failed")
+            self._lose(f"a message could not be appended: {error}")
+
+    def _append(self, found: Incoming, ack: PendingAck) -> None:
+        record = found.record
+        is_oversized = record.ce_id in self._oversized
+        is_long = len(record.value or b"") > self._settings.limits.payload_bytes
+        if found.receipts_to is None or is_oversized or is_long:
+            self._tally.add("refused")
         append = self._publisher.append_cut(record) if is_oversized else self._publisher.append(record)
         append.add_done_callback(partial(self._appended, found, ack))
 
@@ -248,6 +268,7 @@ class BridgeConnection:
             return
         self._tally.add("appended")
         if message.receipts_to is None:
+            self._queue.done()
             self._acknowledge(ack)
             return
         settled = partial(self._settled, message, ack, LogPosition(*done.result()))
@@ -260,6 +281,7 @@ class BridgeConnection:
         self, message: Incoming, ack: PendingAck, position: LogPosition, verdict: str | None, reason: str | None
     ) -> None:
         """Publish the receipt, with the verdict if it came in time. Runs on any thread."""
+        self._queue.done()
         if verdict is not None:
             self._tally.add("told")
         # The event is acknowledged once the broker has its receipt. A bridge that dies in between will send

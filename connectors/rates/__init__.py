@@ -1,4 +1,4 @@
-"""Limits of rates, for the gateway and the MQTT bridge: token buckets, and few records of refusals.
+"""Rates and turns, for the gateway and the MQTT bridge: token buckets, few records of refusals, turns of keys.
 
 Must not import other packages of connectors.
 """

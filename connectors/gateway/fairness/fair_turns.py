@@ -8,7 +8,8 @@ of them at each of its own steps. With turns, one request begins in each step.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+
+from connectors.rates.round_robin import RoundRobin
 
 
 class FairTurns:
@@ -19,8 +20,7 @@ class FairTurns:
     """
 
     def __init__(self) -> None:
-        # The principals in the order of their turns, each with its requests, oldest first.
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: RoundRobin[str, asyncio.Future[None]] = RoundRobin()
         self._has_begun = False
 
     async def wait(self, principal: str) -> None:
@@ -31,18 +31,13 @@ class FairTurns:
             loop.call_soon(self._next)
             return
         turn = loop.create_future()
-        self._waiting.setdefault(principal, deque()).append(turn)
+        self._waiting.push(principal, turn)
         await turn
 
     def _next(self) -> None:
         """Let the next request begin. The event loop calls it once in each step, until no request waits."""
         while self._waiting:
-            principal, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            if turns:
-                self._waiting.move_to_end(principal)
-            else:
-                del self._waiting[principal]
+            turn = self._waiting.pop()
             if not turn.done():  # it is done if its client has gone
                 turn.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)

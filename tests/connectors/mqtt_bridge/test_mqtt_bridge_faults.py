@@ -142,7 +142,7 @@ def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_on
 def test_no_more_than_the_window_is_taken_while_nothing_can_be_acknowledged(
     backbone_settings, start_bridge, kafka_broker, proxy
 ):
-    settings = with_mqtt(backbone_settings, port=proxy.port, bridge_inflight=50)
+    settings = with_mqtt(backbone_settings, port=proxy.port, bridge_read_ahead=50)
     start_bridge(settings).stop()
     publish_all(backbone_settings.mqtt, [(EVENTS, b"%d" % n) for n in range(3000)])
     bridge = start_bridge(settings)

@@ -1,0 +1,82 @@
+"""The messages that the bridge has received and not begun to handle, in turns by publisher (LM-09).
+
+At the broker all publishers share one queue to the bridge. The bridge reads ahead in it, and a message of one
+publisher then waits for one message of each other publisher, and not for all that came before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, Generic, TypeVar
+
+from connectors.rates.round_robin import RoundRobin
+
+_T = TypeVar("_T")
+
+# The bytes that may wait. The message that exceeds them waits alone, so one of any size gets through.
+BYTES_MOST: Final = 32 * 1024 * 1024
+
+
+class FairQueue(Generic[_T]):
+    """Messages in turns by publisher, and a bound on how many are handled at once. Thread-safe.
+
+    The messages of one publisher keep their order. One thread calls `put`, and one thread calls `take`.
+
+    Args:
+        under_way_most: The number of messages that may have been taken and not be done.
+        bytes_most: The bytes of the messages that may wait.
+    """
+
+    def __init__(self, under_way_most: int, bytes_most: int = BYTES_MOST) -> None:
+        self._under_way_most = under_way_most
+        self._bytes_most = bytes_most
+        self._changed = threading.Condition()
+        self._waiting: RoundRobin[str, tuple[_T, int]] = RoundRobin()
+        self._waiting_bytes = 0
+        self._under_way = 0
+        self._closed = False
+
+    def put(self, publisher: str, message: _T, size: int) -> None:
+        """Add a message of `size` bytes. Wait, without a time limit, while too many bytes wait.
+
+        The message is dropped if the queue is closed, also while the call waits.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or not self._waiting or self._waiting_bytes + size <= self._bytes_most
+            )
+            if self._closed:
+                return
+            self._waiting.push(publisher, (message, size))
+            self._waiting_bytes += size
+            self._changed.notify_all()
+
+    def take(self) -> list[_T]:
+        """Wait until messages may be handled, and return them in the order of their turns.
+
+        They count as under way until `done` is called for each. Returns an empty list when the queue is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or (self._waiting and self._under_way < self._under_way_most)
+            )
+            found: list[_T] = []
+            while self._waiting and self._under_way < self._under_way_most and not self._closed:
+                message, size = self._waiting.pop()
+                self._waiting_bytes -= size
+                self._under_way += 1
+                found.append(message)
+            self._changed.notify_all()
+            return found
+
+    def done(self) -> None:
+        """Note that a message that was taken has been handled, so that another one may begin."""
+        with self._changed:
+            self._under_way -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop all messages that wait, and end the waits of `put` and `take`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
