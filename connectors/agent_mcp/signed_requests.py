@@ -145,7 +145,8 @@ class SignedRequests:
         called = AgentCalled(agent_name=agent_name, signature=digest, tool=tool if is_name(tool) else "unknown")
         record = participant_record(called, door=DOOR, principal=agent_name)
         try:
-            settled = await self._hub.appender.settle(record)
+            async with self._hub.under_way.one(agent_name):
+                settled = await self._hub.appender.settle(record)
         except BackboneUnreachable as error:
             raise unavailable(str(error)) from None
         except TrunklineError as error:

@@ -234,7 +234,9 @@ async def _posted(hub: Hub, messages: list[Message], principal: str) -> tuple[li
         posting_record(limited(hub, message), door=XML_DOOR, principal=principal) for message in messages
     ]
     verdicts, posted = set(), []
-    for message, settled in zip(messages, await hub.appender.settle_all(records), strict=True):
+    async with hub.under_way.one(principal):
+        all_settled = await hub.appender.settle_all(records)
+    for message, settled in zip(messages, all_settled, strict=True):
         if settled.why == CLOSED:
             continue
         note_full(hub, message, settled)

@@ -97,7 +97,8 @@ async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRec
         ApiError: The fold rejected the record: 429 with the reason `mailbox_full`, or another one.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
-    settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
+    async with hub.under_way.one(message.sender):
+        settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
     note_full(hub, message, settled)
     return refuse_rejected(settled)
 

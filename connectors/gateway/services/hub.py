@@ -15,6 +15,7 @@ from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.refusal_pace import RefusalPace
+from connectors.gateway.fairness.under_way import UnderWay
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
@@ -98,7 +99,7 @@ class Hub:
         self.webhook_health = WebhookHealth()
         self.appender = LogAppender(settings, live_view)
         self.own_answers = OwnAnswers()
-        self.turns, self.pace = FairTurns(), RefusalPace()
+        self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(

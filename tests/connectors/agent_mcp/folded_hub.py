@@ -16,6 +16,7 @@ from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.refusal_pace import RefusalPace
+from connectors.gateway.fairness.under_way import UnderWay
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
@@ -53,7 +54,7 @@ class FoldedHub(LiveRows):
         self.live_view = self.appender = self.refusals = self.fresh = self
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
         self.limits = PrincipalLimits(cast("Any", self), self.mailboxes, self.live_jobs, self.topics)
-        self.turns, self.pace = FairTurns(), RefusalPace()
+        self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
         self.mailbox_waits = MailboxWaits()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)

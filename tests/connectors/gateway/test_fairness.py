@@ -9,6 +9,7 @@ import pytest
 
 from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
+from connectors.gateway.fairness.under_way import UnderWay
 from connectors.gateway.web.answers import not_found, too_many
 
 pytestmark = pytest.mark.requirement("LM-09")
@@ -95,3 +96,36 @@ def test_only_the_refusal_of_a_request_beyond_a_limit_is_held() -> None:
     assert asyncio.run(held_s(too_many("too many"))) > 0.02
     assert asyncio.run(held_s(not_found("no such thing"))) < 0.02
     assert asyncio.run(held_s(ValueError())) < 0.02
+
+
+def test_a_principal_has_few_records_under_way_and_others_do_not_wait_for_it() -> None:
+    async def begun() -> list[list[str]]:
+        under_way, begun, done = UnderWay(most=2), [], asyncio.Event()
+
+        async def ask(name: str) -> None:
+            async with under_way.one(name.rstrip("0123456789")):
+                begun.append(name)
+                await done.wait()
+
+        tasks = [asyncio.create_task(ask(name)) for name in ("loud1", "loud2", "loud3", "loud4", "calm1")]
+        await asyncio.sleep(0.01)
+        first = list(begun)
+        tasks[2].cancel()  # its client has gone while it waited
+        done.set()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        return [first, begun]
+
+    first, all_begun = asyncio.run(begun())
+    assert first == ["loud1", "loud2", "calm1"]
+    assert all_begun == ["loud1", "loud2", "calm1", "loud4"]
+
+
+def test_nothing_is_kept_of_principals_without_records_under_way() -> None:
+    async def kept() -> int:
+        under_way = UnderWay()
+        for number in range(100):
+            async with under_way.one(f"agent{number}"):
+                pass
+        return len(under_way._semaphores) + len(under_way._users)
+
+    assert asyncio.run(kept()) == 0

@@ -37,13 +37,15 @@ class Asker:
         self._log, self._oracle, self._clock = log, oracle, clock
 
     def run(self) -> None:
-        """Ask until the load ends."""
-        number = 0
-        while self._clock.may_begin():
-            number += 1
+        """Ask until the load ends, and until a reply has come in time."""
+        has_reply = False
+        while self._clock.may_begin() or not has_reply:
+            if not self._clock.has_patience():
+                raise GaveUp(f"a reply to {self._own.name} in time")
             to, key = self._draw.choice(self._to), uuid.uuid4().hex
             text, wait_s = f"{self._own.name} asks {key} ☃", self._draw.randint(1, 3)
             reply = self._ask(to, text, key, wait_s)
+            has_reply = has_reply or bool(reply)
             if self._draw.random() < 0.25:
                 again = self._ask(to, text, key, 1)
                 if reply and again != reply:
