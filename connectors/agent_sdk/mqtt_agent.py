@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -27,12 +28,14 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 import structlog
 from paho.mqtt.client import MQTTMessage
+from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import SecretStr
 
 from connectors.agent_sdk.inbox_message import InboxMessage, read_inbox
 from connectors.agent_sdk.outbox import AgentOutbox, OutboxMessage, content_fault
 from connectors.mqtt_link.ack_window import AckWindow
 from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription, backoff_s
+from connectors.mqtt_link.publish_refusal import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
 from connectors.mqtt_link.receipt import AgentReceipt
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
@@ -189,8 +192,9 @@ class MqttAgent:
         Raises:
             UsageError: the message is invalid; nothing was sent.
             MessageRejected: Trunkline rejected the message.
-            BackboneUnreachable: no receipt came. The message stays in the outbox and is sent first at the next
-                call.
+            BackboneUnreachable: no receipt came, or the broker lets this agent publish nothing now, for
+                instance after far too many messages in a minute. The message stays in the outbox and is sent
+                first at the next call.
             OutboxBusyError: another process is sending for this agent.
         """
         optional = {
@@ -253,31 +257,44 @@ class MqttAgent:
         return receipt
 
     def _publish(self, message: OutboxMessage) -> AgentReceipt:
-        """Publish the bytes until there is a receipt for them: again after each lost connection."""
+        """Publish the bytes until there is a receipt for them: again after a lost connection or a refusal."""
         ce_id = content_id(self._outbox.encode("utf-8"), message.wire_bytes)
         deadline = time.monotonic() + self._mqtt.receipt_timeout_s
         self._receipts_by_id[ce_id] = None
+        refusal: ReasonCode | None = None
         try:
             while time.monotonic() < deadline:
                 connection = self._connected(deadline)
-                connection.publish(self._outbox, message.wire_bytes)
-                receipt = self._wait_receipt(ce_id, connection, deadline)
+                puback = connection.publish(self._outbox, message.wire_bytes)
+                puback.add_done_callback(lambda _: self._notify())
+                receipt = self._wait_receipt(ce_id, connection, deadline, puback)
                 if receipt is not None:
                     return receipt
+                refusal = refusal_of(puback)
+                if refusal is not None:
+                    self._closing.wait(max(0.0, min(PUBLISH_AGAIN_S, deadline - time.monotonic())))
         finally:
             with self._changed:
                 del self._receipts_by_id[ce_id]
+        if refusal is not None:
+            raise connection.unreachable(f"{PUBLISH_REFUSED}: {refusal}. seq {message.seq} stays in the outbox")
         raise BackboneUnreachable(
             f"no receipt within {self._mqtt.receipt_timeout_s:g} s for seq {message.seq}. It stays in the "
             "outbox and is sent again, unchanged, with the next message; './trunkline doctor' shows"
             " what is down"
         )
 
-    def _wait_receipt(self, ce_id: str, connection: MqttConnection, deadline: float) -> AgentReceipt | None:
-        """Return the receipt, None when the connection was lost or the time is over."""
+    def _wait_receipt(
+        self, ce_id: str, connection: MqttConnection, deadline: float, puback: Future[ReasonCode]
+    ) -> AgentReceipt | None:
+        """Return the receipt. None: the connection was lost, the broker refused, or the time is over."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._receipts_by_id[ce_id] is not None or connection.lost.is_set(),
+                lambda: (
+                    self._receipts_by_id[ce_id] is not None
+                    or connection.lost.is_set()
+                    or refusal_of(puback) is not None
+                ),
                 max(0.0, deadline - time.monotonic()),
             )
             return self._receipts_by_id[ce_id]

@@ -37,6 +37,7 @@ from connectors.mqtt_link.mqtt_connection import (
 )
 from connectors.mqtt_link.mqtt_credentials import job_mqtt
 from connectors.mqtt_link.mqtt_login import BAD_LOGIN
+from connectors.mqtt_link.publish_refusal import NOT_AUTHORIZED, PUBLISH_AGAIN_S, PUBLISH_REFUSED
 from connectors.mqtt_link.receipt import Receipt, read_receipt
 from connectors.mqtt_link.topics import events_topic, receipts_topic
 from schemas.errors import BackboneUnreachable, Refused, UsageError
@@ -163,7 +164,8 @@ class DeliveryConnection:
         Raises:
             ReceiptMissing: No receipt came in time.
             BackboneUnreachable: The connection was lost.
-            Refused: The broker does not permit publishing.
+            Refused: The broker does not permit publishing. If it may be a pause (reason 0x87), this is raised
+                after the last attempt within `mqtt.receipt_timeout_s`.
         """
         ce_id = content_id(self._events_topic.encode("utf-8"), pending.wire_bytes)
         self._waiting_for, self._receipt = ce_id, None
@@ -172,6 +174,8 @@ class DeliveryConnection:
             puback = self._connection.publish_and_wait(
                 self._events_topic, pending.wire_bytes, retain=pending.is_terminal
             )
+            if self._waits_for_right(puback, deadline):
+                continue
             self._permit(puback, "publishing this job's events")
             if not self._wait_for_receipt:
                 return Receipt(ce_id, pending.seq)
@@ -193,6 +197,19 @@ class DeliveryConnection:
                 lambda: self._receipt is not None or self._connection.lost.is_set(), max(0.0, timeout_s)
             )
             return self._receipt
+
+    def _waits_for_right(self, puback: ReasonCode, deadline: float) -> bool:
+        """Wait if the broker has refused the event and may take it later. Returns whether to publish again.
+
+        Raises Refused when the time is over, and BackboneUnreachable when the connection is lost meanwhile.
+        """
+        if puback.value != NOT_AUTHORIZED:
+            return False
+        if time.monotonic() + PUBLISH_AGAIN_S >= deadline:
+            raise Refused(f"MQTT broker {broker_name(self._mqtt)}: {PUBLISH_REFUSED}: {puback}")
+        if self._connection.lost.wait(PUBLISH_AGAIN_S):
+            raise self._connection.unreachable(self._connection.why)
+        return True
 
     def _permit(self, reason: ReasonCode, what: str) -> None:
         if reason.value in FINAL_REASONS:

@@ -29,6 +29,12 @@ class BackgroundService(Protocol):
         user name.
         """
 
+    def pause(self, owner: str, seconds: float) -> None:
+        """Let an account at the MQTT broker publish nothing for so many seconds. Must not block.
+
+        `owner` is a job's id, or the MQTT user name of an agent. The gateway calls this on its event loop.
+        """
+
     def close(self) -> None:
         """Stop the service. The gateway calls this once, when it ends."""
 
@@ -63,6 +69,9 @@ class ThreadedService:
 
     def registered(self, job_id: str) -> None:
         """Do nothing. No service with this base class prepares for new jobs."""
+
+    def pause(self, owner: str, seconds: float) -> None:
+        """Do nothing. No service with this base class keeps accounts."""
 
     def _run(self) -> None:
         raise NotImplementedError

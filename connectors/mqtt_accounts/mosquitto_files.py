@@ -8,6 +8,9 @@ one.
 The ACL rules of roles and jobs come from the template `conf/mosquitto.acl`. Each agent has a block of its own,
 and so has each user of a job whose secret was rotated. A pattern cannot express their rules, because it knows
 only the whole user name (`agent.<name>` or `<job id>.<tag>`) and no part of it.
+
+A paused user has a block with a `topic deny` rule for the topic on which it publishes. Mosquitto checks the
+`deny` rules of a user first, and its rules before the patterns. So the rule counts wherever it is in the file.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import hmac
 import os
 import secrets
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from string import Template
 from typing import Final
@@ -161,7 +164,9 @@ def check_prefixes(mqtt: MqttSettings) -> None:
             raise UsageError(f"mqtt.{name} has a control character, which cannot be in an ACL file")
 
 
-def write_acl(folder: Path, mqtt: MqttSettings, users: Iterable[str]) -> None:
+def write_acl(
+    folder: Path, mqtt: MqttSettings, users: Iterable[str], paused: Collection[str] = frozenset()
+) -> None:
     """Write Mosquitto's ACL file for these users, with mode 0600.
 
     A file with the right content is kept. The broker applies the file after `reload_broker`. Raises OSError
@@ -172,8 +177,9 @@ def write_acl(folder: Path, mqtt: MqttSettings, users: Iterable[str]) -> None:
         mqtt: the topic prefixes.
         users: the user names in the password file. Agents, and jobs whose secret was rotated, get rules of
             their own. The template's rules apply to all others.
+        paused: those of the users that may publish nothing now. They keep the right to read.
     """
-    path, wanted = folder / ACL, _text(mqtt, users)
+    path, wanted = folder / ACL, _text(mqtt, users, paused)
     try:
         known = path.read_text(encoding="utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
@@ -184,22 +190,26 @@ def write_acl(folder: Path, mqtt: MqttSettings, users: Iterable[str]) -> None:
         write_lines(path, wanted.splitlines())
 
 
-def _text(mqtt: MqttSettings, users: Iterable[str]) -> str:
+def _text(mqtt: MqttSettings, users: Iterable[str], paused: Collection[str]) -> str:
     values = {"prefix": mqtt.topic_prefix, "agents_prefix": mqtt.agents_prefix}
-    agents, rotated = [], []
+    agents, rotated, jobs = [], [], []
     for user in users:
+        is_paused = user in paused
         if (agent := agent_of_user(user)) is not None:
             topics = inbox_topic(mqtt.agents_prefix, agent), outbox_topic(mqtt.agents_prefix, agent)
-            agents.append((agent, _block(mqtt, user, *topics)))
+            agents.append((agent, _block(mqtt, user, *topics, is_paused=is_paused)))
         elif (job_id := job_of_rotated_user(user)) is not None:
             topics = receipts_topic(mqtt.topic_prefix, job_id), events_topic(mqtt.topic_prefix, job_id)
-            rotated.append((user, _block(mqtt, user, *topics)))
+            rotated.append((user, _block(mqtt, user, *topics, is_paused=is_paused)))
+        elif is_paused:
+            jobs.append((user, f"\nuser {user}\ntopic deny {events_topic(mqtt.topic_prefix, user)}\n"))
     text = Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(values)
-    return text + "".join(block for _, block in sorted(agents) + sorted(rotated))
+    return text + "".join(block for _, block in sorted(agents) + sorted(rotated) + sorted(jobs))
 
 
-def _block(mqtt: MqttSettings, user: str, reads: str, writes: str) -> str:
+def _block(mqtt: MqttSettings, user: str, reads: str, writes: str, *, is_paused: bool) -> str:
     # The template's patterns for jobs apply to every account, so also to this one.
     as_a_job = f"{mqtt.topic_prefix}/{user}/#"
     lines = (f"user {user}", f"topic read {reads}", f"topic write {writes}", f"topic deny {as_a_job}")
-    return "\n" + "".join(f"{line}\n" for line in lines)
+    pause = (f"topic deny {writes}",) if is_paused else ()
+    return "\n" + "".join(f"{line}\n" for line in (*lines, *pause))

@@ -7,10 +7,11 @@ and each pending or running job has an account. A finished job keeps it for `mqt
 resend is still accepted. A job whose secret was rotated has an account for the new secret. It keeps the old
 account until the end of the overlap, by this machine's clock; then the old account's connections end, too.
 **Guarantees** that `wait_effective` returns True only after the broker itself has accepted the account. Changes
-that come together make one new file and one SIGHUP. The first change after a pause is written at once. Under
-load the next file is written after a rest of twice the time that the last one took, at most a second. A broker
-that needs long to read its files is not told to read them again meanwhile.
-**On restart** it compares the file with the live view. Accounts that are right stay unchanged.
+that come together make one new file and one SIGHUP. The first change after a quiet time is written at once.
+Under load the next file is written after a rest of twice the time that the last one took, at most a second. So
+a broker that needs long to read its files is not told to read them again meanwhile.
+It also pauses the accounts that the gateway names: they may publish nothing for a while, and still read.
+**On restart** it compares the file with the live view. Accounts that are right stay unchanged. Pauses end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Final
 import structlog
 
 from connectors.live.live_view import LiveView
+from connectors.mqtt_accounts.account_pauses import AccountPauses
 from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     line_fits,
@@ -94,6 +96,7 @@ class MqttAccounts:
         self._ends_due: list[tuple[float, str]] = []
         self._is_acl_old = True
         self._overlaps: dict[str, float] = {}  # job to the time at which its old account is removed
+        self._pauses = AccountPauses()  # guarded by `_changed`; only the worker thread changes `applied`
         # The users of each owner, which is a job or an agent, and the rotations of each live job with its
         # lines.
         self._users: dict[str, list[str]] = {}
@@ -175,6 +178,17 @@ class MqttAccounts:
         if not self.wait_effective(user, REGISTER_WAIT_S):
             log.warning("account_late", user=user)
 
+    def pause(self, owner: str, seconds: float) -> None:
+        """Let all MQTT users of a job or an agent publish nothing for so many seconds. Returns at once.
+
+        Their connections stay, and they still read. The broker refuses what they publish: with QoS 1 or 2, an
+        MQTT 5 client gets the reason 0x87. A shorter pause does not end a longer one. `owner` is a job's id, or
+        `agent.<name>`. An owner without an account is ignored.
+        """
+        with self._changed:
+            self._pauses.pause(owner, seconds)
+            self._changed.notify_all()
+
     def wait_effective(self, user: str, timeout_s: float) -> bool:
         """Wait at most `timeout_s` seconds until the broker accepts the MQTT account with the user name `user`.
 
@@ -194,7 +208,13 @@ class MqttAccounts:
             try:
                 begun = time.monotonic()
                 newest, is_changed = self._take(users)
-                if self._tidy() or is_changed or newest is not None or apply_by is not None:
+                if (
+                    self._pause_and_resume()
+                    or self._tidy()
+                    or is_changed
+                    or newest is not None
+                    or apply_by is not None
+                ):
                     proven = self._apply(newest)
                     rest_s = _REST_FACTOR * (time.monotonic() - begun)
                     apply_by = None if proven else time.monotonic() + _RETRY_S
@@ -211,8 +231,10 @@ class MqttAccounts:
         wake_at = self._next_tidy if apply_by is None else min(apply_by, self._next_tidy)
         left_s = min(self._overlaps.values(), default=math.inf) - time.time()
         with self._changed:
+            wake_s = self._pauses.next_end(wake_at) - time.monotonic()
             self._changed.wait_for(
-                lambda: self._to_look_at or self._closing, max(0.0, min(wake_at - time.monotonic(), left_s))
+                lambda: self._to_look_at or self._closing or self._pauses.has_new,
+                max(0.0, min(wake_s, left_s)),
             )
             if self._closing:
                 return None
@@ -226,6 +248,15 @@ class MqttAccounts:
     def _rest(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, seconds)
+
+    def _pause_and_resume(self) -> bool:
+        """Find the owners that are paused now. Returns whether the ACL file has others."""
+        with self._changed:
+            begun, ended = self._pauses.turn()
+        if begun or ended:
+            log.info("publishing_paused", begun=begun, ended=ended)
+            self._is_acl_old = True
+        return bool(begun or ended)
 
     def _take(self, owners: set[str]) -> tuple[str | None, bool]:
         """Make and remove the lines of these jobs and agents.
@@ -243,7 +274,7 @@ class MqttAccounts:
             for user, password in passwords.items():
                 if not line_fits(self._lines.get(user, ""), user, password):
                     # The ACL's patterns have the rules of all users that are named as their jobs.
-                    self._is_acl_old = self._is_acl_old or not is_job_id(user)
+                    self._is_acl_old = self._is_acl_old or not is_job_id(user) or owner in self._pauses.applied
                     self._lines[user] = password_line(user, password)
                 elif user in self._effective:
                     continue
@@ -331,7 +362,8 @@ class MqttAccounts:
         """Write the files, signal the broker, and return whether it accepts a new account."""
         # The ACL first: an account that is accepted must have its limits.
         if self._is_acl_old:
-            write_acl(self._folder, self._settings.mqtt, self._lines)
+            paused = {user for owner in self._pauses.applied for user in self._users.get(owner, ())}
+            write_acl(self._folder, self._settings.mqtt, self._lines, paused)
             self._is_acl_old = False
         write_lines(self._folder / PASSWORDS, (*self._role_lines.values(), *self._lines.values()))
         signalled = reload_broker(self._folder)

@@ -1,7 +1,8 @@
 """The MQTT bridge (`python -m connectors.mqtt_bridge`).
 
 It brings job events from MQTT brokers into the log (JE-18). At our own broker it also carries the mailboxes of
-agents, in both directions (JE-26; `inboxes` delivers to the agents).
+agents, in both directions (JE-26; `inboxes` delivers to the agents), and reports to the gateway what each
+account publishes there (LM-10).
 
 **Delivers** each message at least once, the messages of a job in their order, with their payload unchanged. A
 message with an invalid id goes to `refused/mqtt`. Of an over-long body the log gets size, SHA-256 and the first
@@ -31,6 +32,7 @@ from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.mqtt_bridge.broker_bridge import BrokerBridge
 from connectors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.mqtt_bridge.job_brokers import JobBrokerBridges
+from connectors.mqtt_bridge.publish_counts import LoadReports, PublishCounts
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
 from connectors.terminal.json_log import configure_json_log
 from schemas.errors import TrunklineError
@@ -61,7 +63,12 @@ class MqttBridge:
             lambda: self._bridge.is_active,
             lambda agents: self._bridge.outbox_limits.learn(agents),
         )
-        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes.on_outbox_message)
+        # Only at the stack's own broker an account belongs to one job or agent, and can be paused.
+        published = None if settings.mqtt.accounts_dir is None else PublishCounts()
+        self._reports = None if published is None else LoadReports(settings, stop, published)
+        self._bridge = BrokerBridge(
+            own, stop, self._verdicts, self._ready, self._inboxes.on_outbox_message, published
+        )
         job_brokers = JobBrokerBridges(settings, stop, self._verdicts)
         self._job_brokers = threading.Thread(target=job_brokers.run, name="overlays", daemon=True)
 
@@ -75,11 +82,15 @@ class MqttBridge:
         self._verdicts.start()
         self._job_brokers.start()
         self._inboxes.start()
+        if self._reports is not None:
+            self._reports.start()
         try:
             self._bridge.run()
         finally:
             self._stop.set()
             self._inboxes.join()
+            if self._reports is not None:
+                self._reports.join()
             self._job_brokers.join(_JOB_BROKERS_END_S)
             self._verdicts.close()
             log.info("stopped", **self._bridge.tally.snapshot())

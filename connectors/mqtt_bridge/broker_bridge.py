@@ -21,6 +21,7 @@ from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
+from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import backoff_s
 from schemas.errors import BackboneUnreachable, TrunklineError
@@ -48,6 +49,7 @@ class BrokerBridge:
         ready: called each time this bridge has become active or is on standby.
         on_outbox_message: called with an agent's name when a message comes on its outbox topic. None: outboxes
             are not read.
+        published: counts the messages of each job and agent. None: they are not counted.
 
     Attributes:
         tally: the counters of messages.
@@ -61,6 +63,7 @@ class BrokerBridge:
         verdicts: VerdictStream,
         ready: Callable[[], None] = lambda: None,
         on_outbox_message: Callable[[str], None] | None = None,
+        published: PublishCounts | None = None,
     ) -> None:
         self._settings = settings
         self._mqtt = settings.mqtt
@@ -68,6 +71,7 @@ class BrokerBridge:
         self._verdicts = verdicts
         self._ready = ready
         self._on_outbox_message = on_outbox_message
+        self._published = published
         self._name = uuid.uuid4().hex
         self._log = structlog.stdlib.get_logger(__name__).bind(broker=broker_name(settings.mqtt))
         self.tally = Tally()
@@ -135,6 +139,7 @@ class BrokerBridge:
             self._name,
             self._on_outbox_message,
             self.outbox_limits,
+            self._published,
         )
         try:
             connection.open()

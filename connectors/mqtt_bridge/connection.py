@@ -32,6 +32,7 @@ from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
 from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
+from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_link.ack_window import AckWindow, PendingAck
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
@@ -87,6 +88,7 @@ class BridgeConnection:
         bridge: str = "",
         on_outbox_message: Callable[[str], None] | None = None,
         outbox_limits: OutboxLimits | None = None,
+        published: PublishCounts | None = None,
     ) -> None:
         """Prepare the connections; `open` makes them.
 
@@ -101,10 +103,13 @@ class BridgeConnection:
             on_outbox_message: called with an agent's name when a message comes on its outbox topic. None:
                 outboxes are not read.
             outbox_limits: the limits of the messages on outbox topics. None: there are none.
+            published: counts the messages by job and agent, but for those that the broker delivers again. None:
+                they are not counted.
         """
         self._settings = settings
         self._on_outbox_message = on_outbox_message
         self._outbox_limits = outbox_limits
+        self._published = published
         self._mqtt = settings.mqtt
         self._publisher = publisher
         self._tally = tally
@@ -217,6 +222,8 @@ class BridgeConnection:
             self._tally.add("redelivered")
         traceparent = well_formed_traceparent(message.properties)
         found = incoming(self._mqtt, message.topic, bytes(message.payload), traceparent)
+        if self._published is not None and not message.dup:
+            self._published.count(found.record.stream)
         if self._on_outbox_message is not None and found.agent is not None:
             self._on_outbox_message(found.agent)
         if self._refused_by_limit(found, message):

@@ -46,14 +46,31 @@ class TokenBuckets(Generic[_K]):
             0 if the tokens were taken. Otherwise the event exceeds the rate, and the result is the number of
             seconds until the bucket has so many tokens.
         """
+        tokens, per_second, now = self._tokens(key, per_minute)
+        wait_s = max(0.0, (count - tokens) / per_second)
+        self._store(key, tokens if wait_s else tokens - count, now)
+        return wait_s
+
+    def take_part(self, key: _K, count: float, per_minute: float | None = None) -> float:
+        """Take tokens from the key's bucket, or all that it has if they are fewer. Does not block.
+
+        The arguments are those of `take`. Returns the number of tokens that the bucket did not have.
+        """
+        tokens, _, now = self._tokens(key, per_minute)
+        self._store(key, max(0.0, tokens - count), now)
+        return max(0.0, count - tokens)
+
+    def _tokens(self, key: _K, per_minute: float | None) -> tuple[float, float, float]:
+        """Return the tokens of the key's bucket, how many are added to it in a second, and the time now."""
         burst, per_second = (
             (self._burst, self._per_second) if per_minute is None else (per_minute, per_minute / 60)
         )
         now = self._clock()
-        tokens, at = self._buckets.pop(key, (burst, now))
-        tokens = min(burst, tokens + (now - at) * per_second)
-        wait_s = max(0.0, (count - tokens) / per_second)
-        self._buckets[key] = (tokens if wait_s else tokens - count, now)
+        tokens, at = self._buckets.get(key, (burst, now))
+        return min(burst, tokens + (now - at) * per_second), per_second, now
+
+    def _store(self, key: _K, tokens: float, now: float) -> None:
+        self._buckets.pop(key, None)
+        self._buckets[key] = tokens, now
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
-        return wait_s

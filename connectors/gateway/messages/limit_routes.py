@@ -1,4 +1,4 @@
-"""The HTTP routes by which the operator sets the limits of principals and mailboxes (LM-01, LM-02)."""
+"""The HTTP routes of the limits of principals and mailboxes (LM-01, LM-02), and of the MQTT load (LM-10)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Annotated, Final, Literal
 from fastapi import Path, Response
 
 from connectors.gateway.messages.principal_routes import NamePath
-from connectors.gateway.rules.limit_models import LimitAnswer, LimitsAnswer, LimitsRequest
+from connectors.gateway.rules.limit_models import (
+    LimitAnswer,
+    LimitsAnswer,
+    LimitsRequest,
+    MqttLoadAnswer,
+    MqttLoadRequest,
+)
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed, row_as_json
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.policy import RIGHTS, Action
+from schemas.streams.agents.mqtt_agents import mqtt_user
 from schemas.streams.control.limits import (
     ALL,
     NAME,
@@ -25,14 +32,20 @@ from schemas.streams.control.limits import (
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
 from schemas.streams.mailboxes.mailbox_requests import limits_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.wire.verdicts import RATE_LIMITED
 
 LIMITS: Final = "/api/hub/limits"
+MQTT_LOAD: Final = "/api/hub/mqtt-load"
 _ORDER: Final = (ALL, ROLE, NAME)
 ScopePath = Annotated[Literal["all", "role", "name"], Path(description="Whom the limits are for.")]
 
 
 def add_limit_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes that show and set limits. Called once, when the gateway starts."""
+    """Add to `routes` the HTTP routes that show and set limits, and the route of the load over MQTT.
+
+    Called once, when the gateway starts.
+    """
+    _add_mqtt_load(routes, hub)
 
     @routes.get(LIMITS, Action.LIMITS_READ, LimitsAnswer)
     async def list_limits() -> Response:
@@ -67,3 +80,35 @@ def add_limit_routes(routes: Routes, hub: Hub) -> None:
         settled = await hub.appender.settle_accepted(limits_set_record(wanted, **write.origin))
         row = hub.live_view.get(LimitRow, f"{scope}/{name}")
         return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)
+
+
+def _add_mqtt_load(routes: Routes, hub: Hub) -> None:
+    @routes.post(MQTT_LOAD, Action.LIMITS_SET, MqttLoadAnswer)
+    async def report_mqtt_load(body: MqttLoadRequest) -> Response:
+        """Report how many messages each account has published at the stack's own MQTT broker.
+
+        The MQTT bridge sends this. An account that has published far more than its messages of a minute is
+        paused: the broker refuses what it publishes, at first for 60 seconds, and at each repetition for twice
+        as long, up to 960 seconds. The answer lists the accounts that this request has paused. A report that is
+        repeated counts again. A gateway that keeps no accounts at the broker pauses none.
+        """
+        agents = {name: _paused(hub, name, mqtt_user(name), count) for name, count in body.agents.items()}
+        jobs = {job_id: _paused(hub, job_id, job_id, count) for job_id, count in body.jobs.items()}
+        return json_answer({"agents": _known(agents), "jobs": _known(jobs)})
+
+
+def _paused(hub: Hub, name: str, owner: str, messages: int) -> int | None:
+    """Count messages, and pause their account if they are far too many. Return its seconds, or None."""
+    per_minute = hub.limits.of(name).messages_per_minute
+    if hub.settings.mqtt.accounts_dir is None:
+        return None
+    seconds = hub.publish_pauses.report(owner, messages, per_minute)
+    if seconds is not None:
+        why = f"published far more than {per_minute} messages a minute over MQTT; paused there for {seconds} s"
+        hub.refusals.record(RATE_LIMITED, why, name, "MQTT")
+        hub.pause_publishing(owner, seconds)
+    return seconds
+
+
+def _known(seconds: dict[str, int | None]) -> dict[str, int]:
+    return {name: found for name, found in seconds.items() if found is not None}

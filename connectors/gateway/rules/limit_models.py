@@ -6,7 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from connectors.gateway.web.models import WHOLE, AnswerBody, RequestBody, row_answer
+from connectors.gateway.web.models import (
+    LIST_LIMIT,
+    WHOLE,
+    AnswerBody,
+    JobId,
+    NamedThing,
+    RequestBody,
+    row_answer,
+)
 from schemas.streams.control.limits import LimitRow
 from schemas.wire.strict_json import INT_MAX
 
@@ -43,3 +51,26 @@ class LimitsAnswer(AnswerBody):
     """Largest number of messages in a mailbox for which no limit was set."""
     subscriptions_default: int
     """Largest number of topics of a mailbox for which no limit was set."""
+
+
+_Messages = Annotated[int, Field(ge=1, le=INT_MAX), WHOLE]
+_ByAgent = Annotated[dict[NamedThing, _Messages], Field(max_length=LIST_LIMIT)]
+_ByJob = Annotated[dict[JobId, _Messages], Field(max_length=LIST_LIMIT)]
+
+
+class MqttLoadRequest(RequestBody):
+    """The numbers of messages that arrived at the MQTT bridge since its last report."""
+
+    agents: _ByAgent = Field(default_factory=dict)
+    """Messages by the name of the agent that published them."""
+    jobs: _ByJob = Field(default_factory=dict)
+    """Messages by the id of the job that published them."""
+
+
+class MqttLoadAnswer(AnswerBody):
+    """The MQTT accounts that this request has paused."""
+
+    agents: dict[str, int]
+    """Seconds of the pause by the name of the agent."""
+    jobs: dict[str, int]
+    """Seconds of the pause by the id of the job."""

@@ -28,6 +28,7 @@ from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
 from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
+from connectors.gateway.services.publish_pauses import PublishPauses
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
@@ -86,6 +87,7 @@ class Hub:
         self.mailboxes = MailboxIndex()
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
         self.limits = PrincipalLimits(live_view, self.mailboxes, self.live_jobs, self.topics)
+        self.publish_pauses = PublishPauses()
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
@@ -213,3 +215,11 @@ class Hub:
         """
         for service in self.background_services:
             await asyncio.to_thread(service.registered, job_id)
+
+    def pause_publishing(self, owner: str, seconds: int) -> None:
+        """Let an account at the MQTT broker publish nothing for so many seconds, if this gateway keeps it.
+
+        `owner` is a job's id, or the MQTT user name of an agent. Returns at once.
+        """
+        for service in self.background_services:
+            service.pause(owner, seconds)

@@ -10,18 +10,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import LocalStack, control, part_monitor
 from connectors.log.publisher import Publisher
+from connectors.mqtt_link.mqtt_connection import MqttConnection
 from connectors.mqtt_link.mqtt_credentials import job_mqtt, load_role_passwords
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login, wait_for_login
+from connectors.mqtt_link.publish_refusal import NOT_AUTHORIZED
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in
+from tests.faults.test_pickers import folded
 
 pytestmark = pytest.mark.stack
 
@@ -63,6 +67,33 @@ def test_a_job_registered_past_the_gateway_gets_its_account_all_the_same(
     wait_for_login(job_mqtt(stack.settings.mqtt, job.job_id, job.secret), 10)
     receipt = JobPublisher(stack.settings, job.job_id, job.secret, tmp_path).publish("started", "")
     assert receipt.position is not None
+
+
+@pytest.mark.requirement("LM-10")
+def test_a_flooding_agent_is_paused_by_the_broker_within_seconds_and_one_refusal_says_so(
+    stack: LocalStack,
+) -> None:
+    with GatewayClient(stack.settings) as gateway:
+        grant = gateway.post("/api/hub/agents/flooder/mqtt")
+        gateway.post("/api/hub/limits/name/flooder", {"messages_per_minute": 60})
+        login = {"username": grant["username"], "password": SecretStr(grant["password"])}
+        connection = MqttConnection(stack.settings.mqtt.model_copy(update=login))
+        connection.open()
+        began, reasons = time.monotonic(), set[int]()
+        while NOT_AUTHORIZED not in reasons and time.monotonic() - began < 20:
+            sent = [connection.publish(grant["outbox"], b"flood %d" % number) for number in range(100)]
+            reasons |= {one.result(10).value for one in sent}
+        assert NOT_AUTHORIZED in reasons
+        assert not connection.lost.is_set()
+        connection.close()
+    refusals = [
+        (record.key.decode(), json.loads(record.value))
+        for record, _ in folded(stack.settings, load_keyring(stack.settings))
+        if b"request.refused" in record.header_values
+    ]
+    found = [body for stream, body in refusals if stream == "refused/http" and body["route"] == "MQTT"]
+    assert [(one["principal"], one["reason"]) for one in found] == [("flooder", "rate_limited")]
+    assert "paused there for 60 s" in found[0]["why"]
 
 
 @pytest.mark.requirement("OP-05")
