@@ -1,1 +1,1 @@
-"""Fairness among the principals that use the gateway at once. It imports no other package of ours."""
+"""Fairness among the principals that use the gateway at once. Of ours it imports only `connectors.rates`."""
