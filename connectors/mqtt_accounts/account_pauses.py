@@ -27,7 +27,7 @@ class AccountPauses:
 
     @property
     def has_new(self) -> bool:
-        """Whether a pause has begun since the last call of `turn`."""
+        """True if a pause has begun since the last call of `turn`."""
         return not self._ends.keys() <= self.applied
 
     def next_end(self, default: float) -> float:

@@ -139,7 +139,9 @@ class BridgeConnection:
             on_lost=lambda why: self._lose(f"receipts: {why}"),
         )
         self._window = AckWindow(self._events.ack)
-        self._queue: FairQueue[tuple[Incoming, PendingAck]] = FairQueue(self._mqtt.bridge_inflight)
+        self._queue: FairQueue[tuple[Incoming, PendingAck]] = FairQueue(
+            self._mqtt.bridge_inflight, self._mqtt.publisher_inflight
+        )
         self._appending = threading.Thread(target=self._append_all, name="bridge-append", daemon=True)
         self._closing = False
         self.lost = threading.Event()
@@ -235,7 +237,7 @@ class BridgeConnection:
         """Append the messages in turns by publisher. Runs on a thread of its own, until the queue is closed."""
         try:
             while messages := self._queue.take():
-                for found, ack in messages:
+                for _, (found, ack) in messages:
                     self._append(found, ack)
         except Exception as error:
             if not isinstance(error, BackboneUnreachable):
@@ -275,7 +277,7 @@ class BridgeConnection:
             return
         self._tally.add("appended")
         if message.receipts_to is None:
-            self._queue.done()
+            self._queue.done(message.record.stream)
             self._acknowledge(ack)
             return
         settled = partial(self._settled, message, ack, LogPosition(*done.result()))
@@ -288,7 +290,7 @@ class BridgeConnection:
         self, message: Incoming, ack: PendingAck, position: LogPosition, verdict: str | None, reason: str | None
     ) -> None:
         """Publish the receipt, with the verdict if it came in time. Runs on any thread."""
-        self._queue.done()
+        self._queue.done(message.record.stream)
         if verdict is not None:
             self._tally.add("told")
         # The event is acknowledged once the broker has its receipt. A bridge that dies in between will send

@@ -7,6 +7,7 @@ publisher then waits for one message of each other publisher, and not for all th
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Final, Generic, TypeVar
 
 from connectors.rates.round_robin import RoundRobin
@@ -24,16 +25,18 @@ class FairQueue(Generic[_T]):
 
     Args:
         under_way_most: The number of messages that may have been taken and not be done.
+        of_each_most: The number of those that may be of one publisher.
         bytes_most: The bytes of the messages that may wait.
     """
 
-    def __init__(self, under_way_most: int, bytes_most: int = BYTES_MOST) -> None:
+    def __init__(self, under_way_most: int, of_each_most: int, bytes_most: int = BYTES_MOST) -> None:
         self._under_way_most = under_way_most
+        self._of_each_most = of_each_most
         self._bytes_most = bytes_most
         self._changed = threading.Condition()
         self._waiting: RoundRobin[str, tuple[_T, int]] = RoundRobin()
         self._waiting_bytes = 0
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
         self._closed = False
 
     def put(self, publisher: str, message: _T, size: int) -> None:
@@ -43,7 +46,9 @@ class FairQueue(Generic[_T]):
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or not self._waiting or self._waiting_bytes + size <= self._bytes_most
+                lambda: (
+                    self._closed or not self._waiting_bytes or self._waiting_bytes + size <= self._bytes_most
+                )
             )
             if self._closed:
                 return
@@ -51,28 +56,33 @@ class FairQueue(Generic[_T]):
             self._waiting_bytes += size
             self._changed.notify_all()
 
-    def take(self) -> list[_T]:
-        """Wait until messages may be handled, and return them in the order of their turns.
+    def take(self) -> list[tuple[str, _T]]:
+        """Wait until messages may be handled, and return them with their publishers, in the order of the turns.
 
         They count as under way until `done` is called for each. Returns an empty list when the queue is closed.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or (self._waiting and self._under_way < self._under_way_most)
+                lambda: self._closed or (self._waiting and self._under_way.total() < self._under_way_most)
             )
-            found: list[_T] = []
-            while self._waiting and self._under_way < self._under_way_most and not self._closed:
-                message, size = self._waiting.pop()
+            found: list[tuple[str, _T]] = []
+            while self._waiting and self._under_way.total() < self._under_way_most and not self._closed:
+                publisher, (message, size) = self._waiting.pop()
                 self._waiting_bytes -= size
-                self._under_way += 1
-                found.append(message)
+                self._under_way[publisher] += 1
+                if self._under_way[publisher] >= self._of_each_most:
+                    self._waiting.hold(publisher)
+                found.append((publisher, message))
             self._changed.notify_all()
             return found
 
-    def done(self) -> None:
+    def done(self, publisher: str) -> None:
         """Note that a message that was taken has been handled, so that another one may begin."""
         with self._changed:
-            self._under_way -= 1
+            self._under_way[publisher] -= 1
+            if not self._under_way[publisher]:
+                del self._under_way[publisher]
+            self._waiting.release(publisher)
             self._changed.notify_all()
 
     def close(self) -> None:

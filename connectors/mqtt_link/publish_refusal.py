@@ -1,4 +1,4 @@
-"""What a client does when the broker refuses a message that it publishes (LM-10).
+"""The refusal of a message that a client publishes, by the broker (LM-10).
 
 The stack's own broker refuses what a paused account publishes, with the reason code 0x87 in the PUBACK. The
 account has published far too many messages in a minute. The client publishes the message again after a while.

@@ -1,1 +1,1 @@
-"""Fairness among the principals that use the gateway at once. Must not import the gateway's other packages."""
+"""Fairness among the principals that use the gateway at once. Of ours it imports only `connectors.rates`."""

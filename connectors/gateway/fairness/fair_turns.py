@@ -37,7 +37,7 @@ class FairTurns:
     def _next(self) -> None:
         """Let the next request begin. The event loop calls it once in each step, until no request waits."""
         while self._waiting:
-            turn = self._waiting.pop()
+            _, turn = self._waiting.pop()
             if not turn.done():  # it is done if its client has gone
                 turn.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)

@@ -14,6 +14,7 @@ from connectors.background.background_service import BackgroundService
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.publish_pauses import PublishPauses
 from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.fairness.under_way import UnderWay
 from connectors.gateway.services.agent_registrar import AgentRegistrar
@@ -28,7 +29,6 @@ from connectors.gateway.services.mailboxes import MailboxIndex, newest_final
 from connectors.gateway.services.organism_keeper import OrganismKeeper
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
 from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
-from connectors.gateway.services.publish_pauses import PublishPauses
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics

@@ -79,6 +79,10 @@ EXAMPLES: Final[dict[str, Any]] = {
     "WebhookGrantAnswer.topic": None,
     "TopicShownAnswer.name": "news",
     "JoinRequest.agent_name": "translator",
+    "MqttLoadRequest.agents": {"echo": 1200},
+    "MqttLoadRequest.jobs": {"0a1b2c3d": 15},
+    "MqttLoadAnswer.agents": {"echo": 60},
+    "MqttLoadAnswer.jobs": {},
     "SessionContextAnswer.role": "agent",
     "SessionRequest.session": "research-2",
     # Ids.

@@ -132,8 +132,13 @@ READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # Routes without an idempotency key: a pump's requests name messages and leases by ids of their own, and the
 # event of a job has its seq. XML is tested in test_xml_messages.py.
 OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")}
-# A test of a webhook records nothing.
-OTHER_POSTS |= {"/messages", f"{JOBS}/{{job_id}}/events", f"{WEBHOOKS}/{{name}}/test"}
+# A test of a webhook and a report of the load over MQTT record nothing.
+OTHER_POSTS |= {
+    "/messages",
+    f"{JOBS}/{{job_id}}/events",
+    f"{WEBHOOKS}/{{name}}/test",
+    "/api/hub/mqtt-load",
+}
 # Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
 # the same by what it says (docs/explanation/guarantees.md), so that there is no other content.
 ROUTES = {

@@ -96,6 +96,7 @@ def questions(held, free, mine, role):
         ),
         f"{hub}/limits GET": Ask("o", "GET", f"{hub}/limits"),
         f"{hub}/limits/{{scope}}/{{name}} POST": Ask("o", "POST", f"{hub}/limits/name/{own}", {}),
+        f"{hub}/mqtt-load POST": Ask("o", "POST", f"{hub}/mqtt-load", {"agents": {"nobody": 1}}),
         f"{hub}/tokens GET": Ask("odv", "GET", f"{hub}/tokens"),
         f"{hub}/tokens/{{token_id}}/revoke POST": Ask(
             "o", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False

@@ -1,10 +1,10 @@
-"""When an account at the MQTT broker is paused, and for how long (LM-10). The clock is that of the test."""
+"""The pauses of accounts at the MQTT broker: when they begin, and for how long (LM-10)."""
 
 from __future__ import annotations
 
 import pytest
 
-from connectors.gateway.services.publish_pauses import FIRST_S, FORGOTTEN_S, LONGEST_S, PublishPauses
+from connectors.gateway.fairness.publish_pauses import FIRST_S, FORGOTTEN_S, LONGEST_S, PublishPauses
 
 pytestmark = pytest.mark.requirement("LM-10")
 

@@ -52,7 +52,7 @@ class Client:
         self._connection.open()
 
     def may_publish(self) -> bool:
-        """Whether the broker takes a message. The connection stays in either case."""
+        """Publish; True if the broker takes the message. The connection stays in either case."""
         reason = self._connection.publish_and_wait(self._writes, b"x")
         assert reason.value == NOT_AUTHORIZED or not reason.is_failure
         return not reason.is_failure
@@ -109,7 +109,7 @@ class Accounts:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Those of the stack's Mosquitto, with passwords and ACL."""
+    """The settings of the stack's Mosquitto, with passwords and ACL."""
     with LocalStack(settings_in(tmp_path_factory.mktemp("paused") / "a folder"), ("mosquitto",)) as stack:
         yield stack.settings
 

@@ -1,4 +1,4 @@
-"""What the bridge counts and reports of the messages that accounts publish (LM-10)."""
+"""The bridge counts and reports the messages that accounts publish (LM-10)."""
 
 from __future__ import annotations
 

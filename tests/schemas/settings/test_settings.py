@@ -202,6 +202,7 @@ ANY_SETTINGS = st.builds(
         topic_prefix=st.sampled_from(("python/mqtt/jobs", "a", "ä b/c")),
         backoff_base_s=SECONDS,
         bridge_inflight=st.integers(1, 65535),
+        publisher_inflight=st.integers(1, 65535),
         bridge_read_ahead=st.integers(1, 65535),
     ),
     limits=st.builds(LimitSettings, payload_bytes=st.integers(1024, 2**40)),
