@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
-import watchfiles
 
+from connectors.file_bridge.folder_watch import FolderWatch
+from connectors.file_bridge.held_lines import PREFIX as HELD_PREFIX
 from connectors.file_bridge.long_bodies import Blobs
 from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
 from connectors.file_bridge.posting_rules import BridgeRules
@@ -25,7 +26,7 @@ from connectors.file_bridge.progress import PollsRead, Progress, progress_file, 
 from connectors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import claims_of, claims_of_ids
-from connectors.file_bridge.session_carrier import SessionCarrier
+from connectors.file_bridge.session_carrier import CONSUMER, SessionCarrier
 from connectors.file_queue import Queue, QueueError
 from connectors.file_queue.delayed_messages import delayed_names
 from connectors.file_queue.message_record import is_name
@@ -54,9 +55,6 @@ _RULES_TICK_S: Final = 0.05
 _LOCK_S: Final = 0.25
 # A look ends after this time even if there is more, so that new sessions and polls get their turn.
 _LOOK_S: Final = 1.0
-# Changes within this time count as one. They only trigger a look, which reads the files.
-_DEBOUNCE_MS: Final = 20
-_STEP_MS: Final = 10
 
 
 class Consumers:
@@ -122,6 +120,7 @@ class FileBridge:
         self._found: dict[str, frozenset[str]] = {}
         self._links: set[str] = set()
         self._waiting = PutOff(_report)
+        self._watch = FolderWatch(self._root, stop, settings.files.poll_s, _is_own_file)
 
     def run(self) -> None:
         """Call `look` when a file of the queue changes, and at regular times, until `stop` is set.
@@ -141,12 +140,13 @@ class FileBridge:
                     failures = 0
                     if is_all:
                         self._ready()
-                        self._wait()
+                        self._watch.wait()
                 except (BackboneUnreachable, OSError) as error:
                     log.warning("waits", why=str(error))
                     self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                     failures += 1
         finally:
+            self._watch.close()
             self._publisher.close()
 
     def look(self) -> bool:
@@ -353,28 +353,10 @@ class FileBridge:
                 positions.append(self._publisher.live().append_cut(record).result(timeout_s))
         return positions
 
-    def _wait(self) -> None:
-        """Wait until something may have changed, at most `files.poll_s`."""
-        poll_s = self._settings.files.poll_s
-        if not Path(self._root).is_dir():
-            self._stop.wait(poll_s)
-            return
-        began = time.monotonic()
-        try:
-            for _ in watchfiles.watch(
-                self._root,
-                stop_event=self._stop,
-                watch_filter=None,
-                debounce=_DEBOUNCE_MS,
-                step=_STEP_MS,
-                rust_timeout=int(poll_s * 1000),
-                yield_on_timeout=True,
-                raise_interrupt=False,
-            ):
-                return
-        except (OSError, RuntimeError) as error:  # no watches left: look after the time alone
-            log.debug("no_watch", why=str(error))
-            self._stop.wait(max(0.0, poll_s - (time.monotonic() - began)))
+
+def _is_own_file(name: str) -> bool:
+    """Return whether only the bridge writes the file of this name, or of its draft: a cursor of its own."""
+    return name.removeprefix(".").startswith((f"{CONSUMER}.", HELD_PREFIX))
 
 
 def _report(session: str, why: str) -> None:
