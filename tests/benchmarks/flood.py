@@ -12,11 +12,12 @@ turns:
 - control: a process uses as much processor time as the flooder did, and sends nothing. The flooder shares the
   machine with the stack, and the control shows what this alone costs.
 
-`worst_ratio` is the p99 of the principal that suffered most, in the flood's turns divided by that in the calm
-ones; `worst_control_ratio` divides by that in the control's turns. `memory_share` is the gateway's memory after
-the flood, divided by 1.2 times that before it and 4 kB for each record that was added meanwhile.
-`refusal_share` is the number of rows of refusals that the flood left in the ledger, divided by what the bounded
-rate of refusals allows. Limits that were not held are in `not_held`, and the exit code is 1.
+`worst_control_ratio` is the p99 of the principal that suffered most, in the flood's turns divided by that in
+the control's turns; `worst_ratio` divides by that in the calm ones. The limit is on the former, because the
+latter has the flooder's own processor time in it. `memory_share` is the gateway's memory after the flood,
+divided by 1.2 times that before it and 4 kB for each record that was added meanwhile. `refusal_share` is the
+number of rows of refusals that the flood left in the ledger, divided by what the bounded rate of refusals
+allows. Limits that were not held are in `not_held`, and the exit code is 1.
 
     ./trunkline bench flood --json
 """
@@ -51,7 +52,7 @@ from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
 
 DOORS: Final = tuple(name for name in TURNS if name != BURN)
-AT_MOST: Final = {"worst_ratio": 2.0, "worst_memory_share": 1.0, "worst_refusal_share": 1.0}
+AT_MOST: Final = {"worst_control_ratio": 2.0, "worst_memory_share": 1.0, "worst_refusal_share": 1.0}
 WARM_S: Final = 8.0
 RECOVERY_S: Final = 60.0
 END_S: Final = 120.0

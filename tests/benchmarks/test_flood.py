@@ -99,9 +99,9 @@ def test_rows_of_a_flood_are_those_of_its_principal_its_stream_and_its_mailbox()
 
 
 def test_a_flood_that_costs_others_more_than_twice_their_time_is_not_held() -> None:
-    assert not_held({"worst_ratio": 2.1, "worst_memory_share": 1.0, "worst_refusal_share": 0.2}, AT_MOST) == [
-        "worst_ratio is 2.1, at most 2.0"
-    ]
+    assert not_held(
+        {"worst_control_ratio": 2.1, "worst_memory_share": 1.0, "worst_refusal_share": 0.2}, AT_MOST
+    ) == ["worst_control_ratio is 2.1, at most 2.0"]
 
 
 def test_the_options_have_all_doors_and_the_limit_of_an_operator_by_default() -> None:
