@@ -48,5 +48,5 @@ class RoundRobin(Generic[_K, _T]):
             self._waiting[key] = items
 
     def __bool__(self) -> bool:
-        """Whether a key without a hold has an item."""
+        """Return whether a key without a hold has an item."""
         return bool(self._waiting)

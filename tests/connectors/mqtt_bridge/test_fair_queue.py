@@ -22,7 +22,7 @@ def filled(messages: str, under_way_most: int = 100, of_each_most: int = 100) ->
 
 
 def taken_from(messages: FairQueue[str]) -> str:
-    """What may be handled now."""
+    """Take the messages that may be handled now; return them as one text."""
     return " ".join(message for _, message in messages.take())
 
 
