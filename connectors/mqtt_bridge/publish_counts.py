@@ -1,7 +1,7 @@
 """Counts what each account publishes at the stack's own broker, and reports it to the gateway (LM-10).
 
-The gateway pauses an account that publishes far beyond its rate. A report is made four times a second, once
-more than 50 messages have arrived since the last one, so an idle bridge makes no request. A report that the
+The gateway pauses an account that publishes far beyond its rate. A report is made ten times a second, once
+more than 100 messages have arrived since the last one, so an idle bridge makes no request. A report that the
 gateway does not take is dropped.
 """
 
@@ -20,8 +20,8 @@ from schemas.wire.ids import AGENT, JOB
 
 log = structlog.stdlib.get_logger(__name__)
 
-REPORT_S: Final = 0.25
-REPORT_ABOVE: Final = 50
+REPORT_S: Final = 0.1
+REPORT_ABOVE: Final = 100
 # The most accounts in a report, which is the most that the gateway takes, and the most that are counted.
 _REPORTED: Final = 1000
 _COUNTED: Final = 10_000
@@ -51,7 +51,7 @@ class PublishCounts:
     def take(self) -> dict[str, dict[str, int]] | None:
         """Return the messages by agent and by job, as the gateway takes them, and count from 0 again.
 
-        Returns None while there are no more than 50 messages, which stay counted. Of very many accounts only
+        Returns None while there are no more than 100 messages, which stay counted. Of very many accounts only
         those with the most messages are returned.
         """
         with self._lock:

@@ -71,7 +71,7 @@ class MqttSettings(Section):
     """How long the broker keeps the session of a bridge that is away."""
     bridge_inflight: int = Field(default=100, ge=1, le=65535)
     """How many messages the bridge has under way to the log at once. Publishers take turns for them."""
-    publisher_inflight: int = Field(default=20, ge=1, le=65535)
+    publisher_inflight: int = Field(default=10, ge=1, le=65535)
     """How many of these may be of one job or agent."""
     bridge_read_ahead: int = Field(default=2000, ge=1, le=65535)
     """How many unacknowledged messages the broker sends to the bridge at once."""

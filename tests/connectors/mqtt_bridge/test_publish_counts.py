@@ -19,10 +19,10 @@ def counted(*streams: tuple[str, int]) -> PublishCounts:
 
 
 def test_few_messages_are_not_reported_and_stay_counted() -> None:
-    counts = counted(("agent/ann", 30), ("job/0a1b2c3d", 20))
+    counts = counted(("agent/ann", 60), ("job/0a1b2c3d", 40))
     assert counts.take() is None
     counts.count("agent/ann")
-    assert counts.take() == {"agents": {"ann": 31}, "jobs": {"0a1b2c3d": 20}}
+    assert counts.take() == {"agents": {"ann": 61}, "jobs": {"0a1b2c3d": 40}}
     assert counts.take() is None, "they are reported once"
 
 
