@@ -7,6 +7,7 @@ message that is taken for good at most once; a request that is repeated with the
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,8 @@ from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 _ATTEMPTS: Final = 32
 # The interval at which waiting requests look whether they were made before, at another gateway.
 _LOOK_S: Final = 0.1
+# Steps of the event loop within which the end of a connection is noticed that was there before its request.
+_STEPS_TO_END: Final = 4
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -91,7 +94,8 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
     Args:
         hub: The hub.
         taking: The request.
-        is_gone: Tells a client that has disconnected during the wait. By default, none does.
+        is_gone: Tells whether the client has disconnected, which ends a wait. Nothing is taken for good for
+            such a client. By default, none does.
 
     Raises:
         ApiError: 409 if a request with this UUID asked for something else, 503 if the gateway stops.
@@ -114,6 +118,8 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
             now_us = time.time_ns() // 1000
             mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
             if mailbox is not None:
+                if taking.lease_s is None and await _has_left(is_gone):
+                    return Taken()
                 # If the same request was made before, the log gives the messages that it gave then.
                 taken, is_lost = await _ask(hub, taking, mailbox, taking.request_id(attempt))
                 attempt += 1
@@ -138,6 +144,17 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 # not settled that yet. A message wakes the wait when it is settled, so most waits end earlier.
                 await _catch_up(hub)
                 is_fresh, is_repeated = True, taking.is_repeatable
+
+
+async def _has_left(is_gone: IsGone) -> bool:
+    """Return whether the client has disconnected, as far as its connection could be read.
+
+    A gateway that was stopped for a while reads a request and the end of its connection at the same time, after
+    the client has asked another gateway. Nobody would get what it then takes for good.
+    """
+    for _ in range(_STEPS_TO_END):
+        await asyncio.sleep(0)
+    return await is_gone()
 
 
 def _until_look_s() -> float:

@@ -1,9 +1,12 @@
-"""A lease that has run out is taken back by the gateways themselves, once for all of them."""
+"""A message that nobody got stays: after a lease that has run out, and for a client that has left."""
 
 from __future__ import annotations
 
 import json
+import signal
+import time
 
+import httpx
 import pytest
 
 from connectors.log.publisher import Publisher
@@ -69,3 +72,21 @@ def test_what_was_acknowledged_in_time_is_not_taken_back(hub):
     assert row(hub, hub.operator, name)["status"] == "claimed"
     of_first = [one for one in hub.log() if one.type == MESSAGE_RECLAIMED and one.stream.endswith(f"/{name}")]
     assert of_first == []
+
+
+@pytest.mark.requirement("HH-06")
+def test_a_drain_takes_nothing_for_a_client_that_left_while_the_gateway_was_stopped(hub):
+    name, token = hub.principal("worker")
+    here, there = hub.client(token), hub.client(token, 1)
+    behind = hub.gateways[1].program.process
+    for _ in range(6):
+        behind.send_signal(signal.SIGSTOP)
+        try:
+            message_id = sent(hub, name)
+            with pytest.raises(httpx.ReadTimeout):
+                there.get(MESSAGES, timeout=0.2)
+        finally:
+            behind.send_signal(signal.SIGCONT)
+        # Time for the gateway to read the request and the end of its connection, and to settle what it took.
+        time.sleep(0.5)
+        assert [message["id"] for message in here.get(MESSAGES).json()["messages"]] == [message_id]
