@@ -237,7 +237,7 @@ class BridgeConnection:
         """Append the messages in turns by publisher. Runs on a thread of its own, until the queue is closed."""
         try:
             while messages := self._queue.take():
-                for _, (found, ack) in messages:
+                for found, ack in messages:
                     self._append(found, ack)
         except Exception as error:
             if not isinstance(error, BackboneUnreachable):

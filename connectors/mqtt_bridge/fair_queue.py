@@ -21,7 +21,8 @@ BYTES_MOST: Final = 32 * 1024 * 1024
 class FairQueue(Generic[_T]):
     """Messages in turns by publisher, and a bound on how many are handled at once. Thread-safe.
 
-    The messages of one publisher keep their order. One thread calls `put`, and one thread calls `take`.
+    The messages of one publisher keep their order. One thread calls `put`, one thread calls `take`, and
+    any thread may call `done`.
 
     Args:
         under_way_most: The number of messages that may have been taken and not be done.
@@ -56,8 +57,8 @@ class FairQueue(Generic[_T]):
             self._waiting_bytes += size
             self._changed.notify_all()
 
-    def take(self) -> list[tuple[str, _T]]:
-        """Wait until messages may be handled, and return them with their publishers, in the order of the turns.
+    def take(self) -> list[_T]:
+        """Wait until messages may be handled, and return them in the order of their turns.
 
         They count as under way until `done` is called for each. Returns an empty list when the queue is closed.
         """
@@ -65,19 +66,19 @@ class FairQueue(Generic[_T]):
             self._changed.wait_for(
                 lambda: self._closed or (self._waiting and self._under_way.total() < self._under_way_most)
             )
-            found: list[tuple[str, _T]] = []
+            found: list[_T] = []
             while self._waiting and self._under_way.total() < self._under_way_most and not self._closed:
                 publisher, (message, size) = self._waiting.pop()
                 self._waiting_bytes -= size
                 self._under_way[publisher] += 1
                 if self._under_way[publisher] >= self._of_each_most:
                     self._waiting.hold(publisher)
-                found.append((publisher, message))
+                found.append(message)
             self._changed.notify_all()
             return found
 
     def done(self, publisher: str) -> None:
-        """Note that a message that was taken has been handled, so that another one may begin."""
+        """Note that a message of this publisher that was taken has been handled. Another one may then begin."""
         with self._changed:
             self._under_way[publisher] -= 1
             if not self._under_way[publisher]:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-# A principal that is alone is not slower with so few: the gateway is then busy all the time.
+# So few that others wait little, and more than one, so that requests of one principal overlap.
 MOST: Final = 8
 
 

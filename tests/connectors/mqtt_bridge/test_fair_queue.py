@@ -23,7 +23,7 @@ def filled(messages: str, under_way_most: int = 100, of_each_most: int = 100) ->
 
 def taken_from(messages: FairQueue[str]) -> str:
     """Take the messages that may be handled now; return them as one text."""
-    return " ".join(message for _, message in messages.take())
+    return " ".join(messages.take())
 
 
 def test_a_message_waits_for_one_of_each_other_publisher_and_each_keeps_its_order():
