@@ -58,7 +58,7 @@ def node() -> str:
 def parser(node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The parser's one file, from its npm package."""
     npm, folder = required_program("npm", "npm"), tmp_path_factory.mktemp("parser")
-    done = run_program([npm, "pack", "--silent", PARSER], DOWNLOAD_S, cwd=folder)
+    done = run_program([npm, "pack", "--silent", "--prefer-offline", PARSER], DOWNLOAD_S, cwd=folder)
     assert done.returncode == 0, done.stderr
     (package,) = folder.glob("*.tgz")
     digest = hashlib.sha512(package.read_bytes()).digest()
