@@ -42,7 +42,6 @@ from connectors.local_stack import LocalStack
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.wire.verdicts import REJECTED
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.calm_clients import CalmClients, Window
@@ -50,6 +49,7 @@ from tests.benchmarks.flooders import BURN, TURNS, Flooded, Flooder, Order, floo
 from tests.benchmarks.stack_figures import memory_mb
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
+from trunkline_agent.wire.verdicts import REJECTED
 
 DOORS: Final = tuple(name for name in TURNS if name != BURN)
 AT_MOST: Final = {"worst_control_ratio": 2.0, "worst_memory_share": 1.0, "worst_refusal_share": 1.0}

@@ -26,7 +26,6 @@ import orjson
 from pydantic import SecretStr
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
 from connectors.mqtt_link.mqtt_connection import MqttConnection
 from connectors.mqtt_link.mqtt_credentials import job_mqtt
 from connectors.mqtt_link.topics import events_topic, outbox_topic
@@ -35,11 +34,12 @@ from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.agent_signing import load_private_key
 from schemas.streams.agents.mqtt_agents import mqtt_user, sign_said
 from schemas.streams.job.job_event import PROGRESS, STARTED
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import request
+from trunkline_agent.queue import Queue
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import canonical
 
 CONNECTIONS: Final = 32
 IN_FLIGHT: Final = 1000
