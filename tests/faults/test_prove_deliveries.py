@@ -274,7 +274,7 @@ class StubbornMailbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message waits."""
+        """True if no message waits."""
         return not self._free
 
 
