@@ -33,7 +33,7 @@ from schemas.tables.ledger import LedgerRow  # noqa: E402
 from schemas.tables.ledger_arrow import LEDGER_ARROW  # noqa: E402
 from schemas.tables.row_columns import with_comments  # noqa: E402
 from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position  # noqa: E402
-from schemas.wire.verdicts import DOOR_REASONS, REASONS  # noqa: E402
+from trunkline_agent.wire.verdicts import DOOR_REASONS, REASONS  # noqa: E402
 
 SETTINGS_TEXT = """\
 Defaults are overridden by `conf/trunkline.yaml`, or the file that `TRUNKLINE_CONF` names. Variables

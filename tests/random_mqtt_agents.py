@@ -11,7 +11,7 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
+from trunkline_agent.wire.strict_json import canonical
 
 
 def mqtt_agent_record(draw: random.Random, keyring: Keyring, recipients: Sequence[str]) -> OutgoingRecord:

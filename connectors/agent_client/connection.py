@@ -17,7 +17,7 @@ from mcp.types import CallToolResult, JSONRPCError, jsonrpc_message_adapter
 from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
 from connectors.agent_client.signed_auth import AgentKey, KeyFileError, SignedAuth
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 CALL_S: Final = 30.0
 # The seconds that a tool waits if the call does not say so.

@@ -26,7 +26,7 @@ from mcp.types import RequestId
 from connectors.agent_client.signed_auth import KeyFileError, SignedAuth
 from connectors.gateway_client.gateway_tls import CA_VARIABLE, connection_options, explained
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import Refused, UsageError
+from trunkline_agent.errors import Refused, UsageError
 
 # Codes of JSON-RPC errors, of the range that is free for applications.
 UNREACHABLE: Final = -32050

@@ -17,7 +17,6 @@ from typing import Final
 import httpx2
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from schemas.errors import Refused, UsageError
 from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
@@ -25,7 +24,8 @@ from schemas.streams.agents.agent_signing import (
     load_private_key,
     sign,
 )
-from schemas.wire.ids import is_name
+from trunkline_agent.errors import Refused, UsageError
+from trunkline_agent.wire.ids import is_name
 
 # No key is longer. The limit also ends the reading of an endless file.
 _FILE_LIMIT: Final = 65536

@@ -44,7 +44,7 @@ from connectors.agent_client.http_client import UNREACHABLE, ReopeningClient, en
 from connectors.agent_client.signed_auth import AgentKey, SignedAuth
 from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import TrunklineError, UsageError
+from trunkline_agent.errors import TrunklineError, UsageError
 
 
 class MessageHeaders:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.cli.shared.actions import add_actions
-from schemas.errors import TrunklineError, UsageError
+from trunkline_agent.errors import TrunklineError, UsageError
 
 PROGRAM = "trunkline"
 EXIT_USAGE = 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,
@@ -43,9 +43,9 @@ from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import REACH_TIMEOUT_S
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
-from schemas.wire.ids import JOB, new_job_id, stream_key
 from schemas.wire.record import refused_stream
-from schemas.wire.signing import new_secret
+from trunkline_agent.wire.ids import JOB, new_job_id, stream_key
+from trunkline_agent.wire.signing import new_secret
 
 QUIET_LIMIT_S: Final = 60.0
 AT_ONCE: Final = 4

@@ -18,7 +18,7 @@ import httpx2
 import orjson
 
 from connectors.gateway_client.gateway_client import GatewayClient
-from schemas.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 SNAPSHOT: Final = "snapshot"
 SETTLED: Final = "settled"

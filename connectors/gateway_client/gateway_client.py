@@ -4,8 +4,8 @@
         job = gateway.post("/api/hub/jobs", {"description": "build the docs"})
 
 Each POST carries an `Idempotency-Key`. When no answer came and the client sends the request again, the gateway
-recognizes it as the same request. The gateway's refusals become the errors of `schemas.errors`, with the
-gateway's own text.
+recognizes it as the same request. The gateway's refusals become the errors of `trunkline_agent.errors`, with
+the gateway's own text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from urllib.parse import quote, urlsplit
 from connectors.gateway_client.gateway_tls import connection_options, explained
 from connectors.gateway_client.operator_token import TOKEN_VARIABLE, read_token
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 
 if TYPE_CHECKING:
     import httpx2

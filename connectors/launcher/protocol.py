@@ -8,7 +8,7 @@ import msgspec
 
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.terminal.json_log import BLANK
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 # The variables in an agent's environment. The first two come with the spec, the others are made from it.
 HUB_URL_VARIABLE: Final = "TRUNKLINE_HUB_URL"

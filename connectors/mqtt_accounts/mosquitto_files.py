@@ -30,10 +30,10 @@ from typing import Final
 import psutil
 
 from connectors.mqtt_link.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
-from schemas.errors import UsageError
 from schemas.keys.mqtt_password import job_of_rotated_user
 from schemas.settings.settings import PROJECT_ROOT, MqttSettings
 from schemas.streams.agents.mqtt_agents import agent_of_user
+from trunkline_agent.errors import UsageError
 
 _SCHEME: Final = "7"
 _ITERATIONS: Final = 1

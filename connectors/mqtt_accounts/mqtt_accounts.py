@@ -48,7 +48,7 @@ from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret
 from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow, agent_of_user, mqtt_user
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
-from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key
+from trunkline_agent.wire.ids import AGENT, JOB, is_job_id, stream_key
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -12,8 +12,9 @@ from connectors.mqtt_link.topics import inbox_topic, job_id_of, outbox_name, rec
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.wire.ids import AGENT, JOB, is_name, stream_key
-from schemas.wire.record import OutgoingRecord, content_id, refused_stream
+from schemas.wire.record import OutgoingRecord, refused_stream
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import AGENT, JOB, is_name, stream_key
 
 DOOR: Final = "mqtt"
 # Mosquitto does not tell a subscriber who published. An event is trusted for its signature alone.

@@ -24,10 +24,10 @@ from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import backoff_s
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 COUNTER_LINE_S: Final = 30.0
 STEADY_AFTER_S: Final = 10.0

@@ -38,8 +38,8 @@ from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
 from connectors.mqtt_link.receipt import LogPosition
 from connectors.mqtt_link.topics import events_filter, outboxes_filter
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import BackboneUnreachable
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -33,18 +33,18 @@ from connectors.mqtt_bridge.inbox_turns import InboxTurns
 from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
 from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, MqttConnection
 from connectors.mqtt_link.topics import inbox_topic
-from schemas.errors import TrunklineError
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED
-from schemas.wire.ids import MAILBOX
-from schemas.wire.moments import has_come
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import MAILBOX
+from trunkline_agent.wire.moments import has_come
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -24,8 +24,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from connectors.mqtt_link.broker_settings import broker_name, private_socket, socket_name
 from connectors.mqtt_link.mqtt_tls import explained, mqtt_context, why_no_answer
 from connectors.unix_socket.claimed_socket import address_of
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import MqttSettings
+from trunkline_agent.errors import BackboneUnreachable
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from connectors.mqtt_link.broker_settings import broker_name
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import MqttSettings
+from trunkline_agent.errors import BackboneUnreachable
 
 _WAIT_TICK_S: Final = 0.05
 # Reason codes of MQTT 5: bad user name or password, not authorized.

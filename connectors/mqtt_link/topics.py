@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key
+from trunkline_agent.wire.ids import AGENT, JOB, is_job_id, stream_key
 
 _EVENTS: Final = "events"
 _RECEIPTS: Final = "receipts"

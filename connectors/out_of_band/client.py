@@ -24,9 +24,9 @@ from connectors.out_of_band.command_keys import (
 )
 from connectors.terminal.terminal_text import escaped
 from connectors.unix_socket.claimed_socket import address_of
-from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.control.organism import TIMEOUT_MS_MOST
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 
 PATH: Final = "/commands"
 # A removal is answered when no handler of the listener runs any more, and the time limit of a handler bounds

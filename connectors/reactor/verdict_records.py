@@ -24,11 +24,11 @@ from schemas.streams.mailboxes.message import (
     posting_record,
     verified_message,
 )
-from schemas.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
-from schemas.wire.masking import MASK, mask_event
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
-from schemas.wire.strict_json import decode
-from schemas.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED, UNKNOWN_RECIPIENT
+from trunkline_agent.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
+from trunkline_agent.wire.masking import MASK, mask_event
+from trunkline_agent.wire.strict_json import decode
+from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED, UNKNOWN_RECIPIENT
 
 UNDELIVERABLE: Final = "undeliverable"
 NEEDS_PERMISSION: Final = f"job.{PERMISSION_REQUIRED}"

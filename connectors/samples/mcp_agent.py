@@ -26,7 +26,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from connectors.agent_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, KeyFileError, agent_client
 from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 
 OPERATOR: Final = "operator"
 FINISH: Final = "finish"

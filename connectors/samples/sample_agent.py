@@ -20,12 +20,12 @@ import sys
 import time
 from collections.abc import Iterable
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_files import with_job_broker
-from schemas.errors import TrunklineError, UsageError
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import load_settings
 from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from trunkline_agent.errors import TrunklineError, UsageError
 
 JOB_VARIABLE = "TRUNKLINE_JOB_ID"
 SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name

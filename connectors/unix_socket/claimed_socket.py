@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 _ADDRESS_BYTES: Final = 107
 _OWNER_ONLY: Final = 0o700

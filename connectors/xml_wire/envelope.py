@@ -19,7 +19,7 @@ from lxml import etree  # type: ignore[import-untyped]
 from connectors.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlLimits, XmlRefused, quoted
 from connectors.xml_wire.mending import NOT_XML, REPLACEMENT
 from connectors.xml_wire.safe_xml import canonical_bytes, repair, repair_answer
-from schemas.wire.ids import is_name
+from trunkline_agent.wire.ids import is_name
 
 ENVELOPE_NAMESPACE: Final = "urn:trunkline:envelope:1"
 TEXT_NAMESPACE: Final = "urn:trunkline:text:1"

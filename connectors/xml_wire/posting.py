@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayClient
-from schemas.errors import Refused
+from trunkline_agent.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
-from schemas.wire.ids import is_name
-from schemas.wire.record import Origin, OutgoingRecord, content_id
-from schemas.wire.strict_json import INT_MAX, canonical
+from schemas.wire.record import Origin, OutgoingRecord
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 # The checks below as regular expressions, for readers of the JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_sdk.inbox_message import InboxMessage
+from connectors.agent_mqtt.inbox_message import InboxMessage
 from connectors.gateway.services.conversations import child_thread
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import lines_of

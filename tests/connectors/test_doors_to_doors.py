@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from connectors.agent_client import agent_client
-from connectors.agent_sdk.inbox_message import InboxMessage
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_mqtt.inbox_message import InboxMessage
+from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until

@@ -34,12 +34,12 @@ from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.job.job_event import EVENTS, JobEvent
-from schemas.wire.signing import new_secret
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
+from trunkline_agent.wire.signing import new_secret
 
 pytestmark = pytest.mark.requirement("OP-40")
 

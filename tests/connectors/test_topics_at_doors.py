@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from connectors.agent_sdk.inbox_message import InboxMessage
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_mqtt.inbox_message import InboxMessage
+from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway

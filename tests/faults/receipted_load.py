@@ -7,14 +7,14 @@ import threading
 import time
 from pathlib import Path
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_registry import RegisteredJob, register_job
 from connectors.log.publisher import Publisher
 from connectors.mqtt_link.mqtt_credentials import job_mqtt
 from connectors.mqtt_link.mqtt_login import wait_for_login
-from schemas.errors import BackboneUnreachable
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import BackboneUnreachable
 
 PATIENCE_S = 240.0
 ACCOUNT_S = 60.0

@@ -10,8 +10,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from connectors.cli.shared.files import new_private_file, read_given
-from schemas.errors import UsageError
 from schemas.streams.agents.agent_signing import checked_public_key, load_private_key, new_key_pair, public_pem
+from trunkline_agent.errors import UsageError
 
 _LIMIT_BYTES: Final = 65_536
 _PRIVATE: Final = b"PRIVATE KEY"

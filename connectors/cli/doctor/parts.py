@@ -36,9 +36,9 @@ from connectors.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords,
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from connectors.mqtt_link.mqtt_tls import explained, mqtt_context
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import TrunklineError
 from schemas.settings.kafka_settings import missing_login
 from schemas.settings.settings import MqttSettings, Settings
+from trunkline_agent.errors import TrunklineError
 
 _HTTP_TIMEOUT_S = 5.0
 _CONNECT_S = 2.0

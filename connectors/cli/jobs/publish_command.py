@@ -27,17 +27,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.job_tools.job_files import find_secret, with_job_broker
 from connectors.mqtt_link.receipt import Receipt
-from schemas.errors import UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import EVENTS
-from schemas.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 _STATE_FOLDER = "publisher"

@@ -14,7 +14,7 @@ from connectors.cli.shared.arguments import name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import read_given
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 
 if TYPE_CHECKING:
     import httpx2

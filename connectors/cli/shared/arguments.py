@@ -17,8 +17,8 @@ from connectors.cli.shared.actions import Argument, argument, one_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_table import UNIT_S
-from schemas.errors import UsageError
-from schemas.wire.ids import is_job_id, is_name, parse_stream_key
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.ids import is_job_id, is_name, parse_stream_key
 
 _PRIVATE: Final = 0o077
 _PORT_LIMIT: Final = 65535

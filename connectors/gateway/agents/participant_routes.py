@@ -52,9 +52,9 @@ from schemas.streams.agents.participants import (
     participant_record,
 )
 from schemas.streams.task.task_registry import TaskCancellation, task_record
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 PARTICIPANTS: Final = "/api/hub/participants"
 _KEYS: Final = f"{PARTICIPANTS}/{{name}}/keys"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from connectors.gateway.contracts.json_schemas import Schema, kind_of
-from schemas.wire.ids import JOB, MAILBOX
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import NAME_PATTERN
+from trunkline_agent.wire.ids import JOB, MAILBOX
 
 HEADERS: Final = "CloudEventsHeaders"
 BINDING_VERSION: Final = "0.5.0"

@@ -25,8 +25,8 @@ from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
 from connectors.mqtt_link.receipt import AgentReceipt, Receipt
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.wire.signing import SIGNATURE_FIELD
-from schemas.wire.verdicts import REASONS, Verdict
+from trunkline_agent.wire.signing import SIGNATURE_FIELD
+from trunkline_agent.wire.verdicts import REASONS, Verdict
 
 MQTT_JOB_EVENT: Final = "mqtt.job_event"
 MQTT_JOB_RECEIPT: Final = "mqtt.job_receipt"

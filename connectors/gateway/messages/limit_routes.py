@@ -32,7 +32,7 @@ from schemas.streams.control.limits import (
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
 from schemas.streams.mailboxes.mailbox_requests import limits_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM
-from schemas.wire.verdicts import RATE_LIMITED
+from trunkline_agent.wire.verdicts import RATE_LIMITED
 
 LIMITS: Final = "/api/hub/limits"
 MQTT_LOAD: Final = "/api/hub/mqtt-load"

@@ -22,8 +22,8 @@ from connectors.gateway.web.metrics import gauge, gauges
 from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import Settings, SettingsError
+from trunkline_agent.errors import BackboneUnreachable
 
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 60.0

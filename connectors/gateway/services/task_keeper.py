@@ -39,7 +39,6 @@ from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.processes.session_host import host_name
 from connectors.reactor.derived_records import completes_a_task, stopped_with_task
-from schemas.errors import TrunklineError
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
@@ -68,7 +67,8 @@ from schemas.streams.task.task_registry import (
     TokenRow,
     task_record,
 )
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 log = structlog.stdlib.get_logger(__name__)
 

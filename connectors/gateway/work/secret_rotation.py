@@ -14,8 +14,8 @@ from schemas.keys.mqtt_password import job_user
 from schemas.keys.sealing import Keyring
 from schemas.streams.job.job_fold import JobGrant
 from schemas.streams.job.job_registry import JobRow, rotation_record
-from schemas.wire.moments import iso_moment
-from schemas.wire.verdicts import SEQ_CONFLICT
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT
 
 
 async def rotate_secret(

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from schemas.keys.pem import private_key_pem, public_key_pem
 from schemas.streams.agents.participants import key_id_of
-from schemas.wire.signing import base64_bytes
+from trunkline_agent.wire.signing import base64_bytes
 
 AGENT_HEADER: Final = "X-Agent-ID"
 TIMESTAMP_HEADER: Final = "X-Timestamp"

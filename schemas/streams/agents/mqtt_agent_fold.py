@@ -25,9 +25,9 @@ from schemas.streams.agents.mqtt_agents import (
     MqttAgentRow,
     said_bytes,
 )
-from schemas.wire.masking import carries_token
-from schemas.wire.signing import SIGNATURE_FIELD
-from schemas.wire.verdicts import (
+from trunkline_agent.wire.masking import carries_token
+from trunkline_agent.wire.signing import SIGNATURE_FIELD
+from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,

@@ -15,11 +15,11 @@ from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.agents.agent_registry import AgentRequest
 from schemas.streams.mailboxes.message import DurationSeconds, check_times
 from schemas.streams.principal.principals import FreeName
-from schemas.wire.ids import AGENT, is_name, stream_key
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
-from schemas.wire.signing import SIGNATURE_FIELD, Signer
-from schemas.wire.strict_json import INT_MAX, canonical
 from schemas.wire.wire_body import Name
+from trunkline_agent.wire.ids import AGENT, is_name, stream_key
+from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer
+from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
 AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"

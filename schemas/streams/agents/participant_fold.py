@@ -31,7 +31,7 @@ from schemas.streams.agents.participants import (
     key_id_of,
 )
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
+from trunkline_agent.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 KEYS_KEPT: Final = 8

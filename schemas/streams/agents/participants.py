@@ -15,9 +15,9 @@ from pydantic import AfterValidator, Field
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.agents.agent_registry import AgentBody, AgentRequest
-from schemas.wire.ids import AGENT, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, TASK_TEXT_LIMIT, Capabilities, Name, Note, Printable
+from trunkline_agent.wire.ids import AGENT, stream_key
 
 AGENT_JOINED: Final = "agent.joined"
 AGENT_KEY_REGISTERED: Final = "agent.key_registered"

@@ -13,9 +13,10 @@ from typing import Annotated, ClassVar, Final, Literal, Unpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import CONTROL, stream_key
-from schemas.wire.record import Origin, OutgoingRecord, content_id
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Note, WireBody
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import CONTROL, stream_key
 
 ORGANISM_LOADED: Final = "organism.loaded"
 LISTENER_ADDED: Final = "listener.added"

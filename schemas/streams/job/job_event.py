@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
-from schemas.wire.ids import is_job_id
-from schemas.wire.strict_json import INT_MAX
 from schemas.wire.wire_body import UtcTime
+from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
+from trunkline_agent.wire.ids import is_job_id
+from trunkline_agent.wire.strict_json import INT_MAX
 
 JOB_EVENT: Final = "job.event"
 

@@ -32,12 +32,12 @@ from connectors.agent_client import (
 from connectors.agent_client.http_client import AgentHttpClient, endpoint, with_nonce
 from connectors.agent_client.signed_auth import SigningTimes
 from connectors.local_stack import free_port
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.agents.agent_signing import public_pem
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
 from tests.forked_programs import forked_command
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 
 pytestmark = pytest.mark.requirement("AM-10")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_sdk.mqtt_agent import Credentials
+from connectors.agent_mqtt.mqtt_agent import Credentials
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.connectors.cli.conftest import CommandLine
 

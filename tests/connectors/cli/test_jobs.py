@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import secret_path
 from schemas.keys.sealing import job_secret_purpose
 from schemas.settings.settings import Settings
-from schemas.wire.ids import is_job_id
 from tests.connectors.cli.conftest import CommandLine, json_of
+from trunkline_agent.wire.ids import is_job_id
 
 HOSTILE = "red bidi \u202e zero\u200b"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import kept_secrets, secret_path
 from schemas.keys.mqtt_password import job_user

@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.local_stack import free_port
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.settings.settings import Settings
-from schemas.wire.record import content_id
 from tests.broker_processes import ProgramProcess
 from tests.connectors.cli.conftest import CommandLine, json_of
 from tests.raw_records import read_to_end
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.wire.content_id import content_id
 
 EVENTS = 40
 WORKER = "builder"

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from paho.mqtt.publish import single
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import store_secret
 from connectors.mqtt_link.topics import events_topic
 from schemas.settings.settings import Settings
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import canonical
 
 JOB, OTHER, SECRET = "0a1b2c3d", "4e5f6a7b", "canary-90ff12-secret"
 

@@ -19,9 +19,9 @@ from schemas.streams.job.job_registry import cancellation_record, pick_record, r
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord, oversized
-from schemas.wire.strict_json import canonical
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.strict_json import canonical
 
 PREFIX = "python/mqtt/jobs"
 LIMIT_BYTES = 64 * 1024

@@ -40,11 +40,11 @@ from schemas.streams.agents.mqtt_agents import AGENT_SAID, sign_said
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import OutgoingRecord, oversized
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import REASONS
 from tests.raw_records import raw, with_mac
 from tests.schemas.job_records import JOB_ID, KEYRING, SECRET, signed
 from tests.schemas.stream_records import GOOD
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import REASONS
 
 FOLDER = PROJECT_ROOT / "docs" / "reference" / "contracts"
 KEYS = Keyring({"test": bytes(32)}, "test")

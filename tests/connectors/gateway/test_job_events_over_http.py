@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.record import content_id
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, PRINCIPALS, register, settled_log
 from tests.connectors.gateway.hub_stack import MESSAGES, said
 from tests.mqtt_wire import listening, publish_all
 from tests.raw_records import read_to_end
 from tests.schemas.job_records import NOTATIONS, signed, written
+from trunkline_agent.wire.content_id import content_id
 
 JSON = {"Content-Type": "application/json"}
 VERDICT = "Trunkline-Verdict"

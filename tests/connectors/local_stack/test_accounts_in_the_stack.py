@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import LocalStack, control, part_monitor

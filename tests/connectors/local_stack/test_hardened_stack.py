@@ -24,11 +24,10 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
 from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.local_processes import stop_all
@@ -40,13 +39,14 @@ from connectors.samples.hub_agent import hub_client
 from connectors.tls_keys.tls_files import create
 from connectors.xml_pump.gateway_link import HttpConnections
 from connectors.xml_wire.posting import post_xml
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
 from schemas.streams.agents.agent_signing import new_key_pair
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 from tests.forked_programs import forked_command
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.queue import Queue
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
-from schemas.errors import BackboneUnreachable
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from schemas.settings.settings import Settings
-from schemas.wire.signing import Signer, signed_bytes
 from tests.broker_processes import free_port, with_mqtt
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.signing import Signer, signed_bytes
 
 JOB, SECRET, NEW_SECRET = "0a1b2c3d", "canary-5d1c0e77-secret", "5d1c0e78.canary-new-secret"
 DATA = {"ratio": 1e16, "zero": -0.0, "text": "größer 𝄞", "big": 2**63 - 1}

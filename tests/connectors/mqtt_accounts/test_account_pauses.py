@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from connectors.agent_sdk import mqtt_publisher
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt import mqtt_publisher
+from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.account_pauses import AccountPauses
 from connectors.mqtt_accounts.mosquitto_files import ACL
@@ -22,14 +22,14 @@ from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
 from connectors.mqtt_link.publish_refusal import NOT_AUTHORIZED
-from schemas.errors import BackboneUnreachable, Refused
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.mqtt_agents import mqtt_user, registration_record
-from schemas.wire.signing import new_secret
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
+from trunkline_agent.errors import BackboneUnreachable, Refused
+from trunkline_agent.wire.signing import new_secret
 
 pytestmark = pytest.mark.requirement("LM-10")
 EFFECTIVE_S = 20.0

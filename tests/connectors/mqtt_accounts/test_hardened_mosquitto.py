@@ -15,7 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
-from connectors.agent_sdk.mqtt_publisher import DeliveryConnection
+from connectors.agent_mqtt.mqtt_publisher import DeliveryConnection
 from connectors.cli.doctor.parts import check_accounts, check_mqtt
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part import child_environment
@@ -38,13 +38,13 @@ from connectors.mqtt_link.mqtt_credentials import (
 )
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from connectors.tls_keys.tls_files import TlsFolder, client_name, create
-from schemas.errors import BackboneUnreachable, UsageError
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.settings.settings import MqttSettings, Settings, load_settings
 from schemas.streams.agents.mqtt_agents import mqtt_user
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.errors import BackboneUnreachable, UsageError
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.mosquitto_files import PASSWORDS, line_fits, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
@@ -26,13 +26,13 @@ from connectors.mqtt_link.mqtt_credentials import (
     role_mqtt,
 )
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from schemas.errors import Refused
 from schemas.keys.mqtt_password import job_user, mqtt_password
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.errors import Refused
 
 pytestmark = pytest.mark.mosquitto
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from connectors.agent_sdk.inbox_message import InboxMessage
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_mqtt.inbox_message import InboxMessage
+from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings

@@ -18,12 +18,12 @@ from schemas.keys.mqtt_password import mqtt_password
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.mqtt_agents import mqtt_user, registration_record, removal_record, sign_said
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.signing import new_secret
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.wire.signing import new_secret
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = [pytest.mark.requirement("JE-26"), pytest.mark.stack]
 EFFECTIVE_S = 20.0

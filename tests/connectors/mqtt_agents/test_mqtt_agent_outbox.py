@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
-from connectors.agent_sdk.outbox import AgentOutbox, OutboxBusyError
-from schemas.errors import TrunklineError, UsageError
+from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_mqtt.outbox import AgentOutbox, OutboxBusyError
 from schemas.settings.settings import Settings, SettingsError
+from trunkline_agent.errors import TrunklineError, UsageError
 
 pytestmark = pytest.mark.requirement("JE-26")
 

@@ -8,12 +8,12 @@ import uuid
 
 import pytest
 
-from connectors.agent_sdk.mqtt_agent import MessageRejected, MqttAgent
+from connectors.agent_mqtt.mqtt_agent import MessageRejected, MqttAgent
 from schemas.streams.agents.mqtt_agents import sign_said
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.mqtt_wire import listening
+from trunkline_agent.wire.strict_json import canonical
 
 
 def fresh(name: str) -> str:

@@ -11,17 +11,17 @@ import pytest
 from paho.mqtt.client import MQTTMessage
 from structlog.testing import capture_logs
 
-from connectors.agent_sdk.mqtt_agent import MessageRejected
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_agent import MessageRejected
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway.contracts.mqtt_payloads import payload_schema
-from schemas.errors import UsageError
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.streams.agents.mqtt_agents import sign_said
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal, register, server_events
 from tests.connectors.mqtt_agents.mail_run import MailRun, body_of
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-26")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.agent_sdk.mqtt_agent import MqttAgent
-from schemas.errors import BackboneUnreachable
+from connectors.agent_mqtt.mqtt_agent import MqttAgent
 from schemas.streams.agents.mqtt_agents import sign_said
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.mqtt_wire import DOWN, PUBLISH, MqttProxy
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-26")
 

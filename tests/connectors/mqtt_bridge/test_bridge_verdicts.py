@@ -10,18 +10,18 @@ import time
 
 import pytest
 
-from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.job_tools.job_registry import register_job
 from connectors.log.publisher import Position, Publisher
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening, publish_all
 from tests.schemas.job_records import signed
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-17")
 # Longer than any verdict takes here: a receipt without one is then no matter of a slow machine.

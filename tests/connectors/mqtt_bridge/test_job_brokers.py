@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from pydantic import SecretStr
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import free_port
 from connectors.log.publisher import Publisher
@@ -18,11 +18,11 @@ from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
 from schemas.keys.sealing import broker_password_purpose
 from schemas.settings.settings import MqttSettings
 from schemas.streams.job.job_registry import BrokerOverlay
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import JOBS, GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import publish_all
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-13")
 PASSWORD = "canary-broker-7c1f"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import BackboneUnreachable
 
 LIMIT = 1024
 

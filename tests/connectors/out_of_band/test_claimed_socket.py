@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from connectors.unix_socket.claimed_socket import ClaimedSocket, address_of
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 pytestmark = pytest.mark.requirement("XP-11")
 

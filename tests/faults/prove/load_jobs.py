@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher, deliver
-from connectors.agent_sdk.outbox import PendingEvent
+from connectors.agent_mqtt.mqtt_publisher import JobPublisher, deliver
+from connectors.agent_mqtt.outbox import PendingEvent
 from connectors.mqtt_link.receipt import Receipt
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
-from schemas.wire.signing import sign_event
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.oracle import ASKED, ENDED, FORGED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import DUPLICATES, FORGE, REORDER, SKEW, Schedule
 from tests.faults.prove.seed_parts import IDLE
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.signing import sign_event
 
 BOSS: Final = "boss"
 JOBS, TASKS = "/api/hub/jobs", "/api/hub/tasks"

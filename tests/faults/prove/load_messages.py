@@ -16,11 +16,9 @@ from typing import Final
 
 import httpx
 
-from connectors.agent_sdk.inbox_message import InboxMessage
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_mqtt.inbox_message import InboxMessage
+from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
-from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader
@@ -30,6 +28,8 @@ from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, conte
 from tests.faults.prove.schedule import KILL, Schedule
 from tests.faults.prove.seed_parts import LISTENER
 from tests.programs import run_program
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.queue import Queue
 
 # The readers at the doors HTTP, file, MCP and MQTT.
 HANNA, FRED, MARA, MINA = READERS = ("hanna", "fred", "mara", "mina")
@@ -168,7 +168,7 @@ def send_on_full_disk(settings: Settings, seed: int, oracle: Oracle) -> int:
     for number in range(3):
         size = (path.stat().st_size if path.exists() else 0) + (60 if number < 2 else 100_000)
         text = f"fay {seed}/{number} {uuid.uuid4().hex} " + "x" * 200
-        command = [sys.executable, "-P", "-m", "connectors.file_queue", "send", "--topic", "status"]
+        command = [sys.executable, "-P", "-m", "trunkline_agent.queue", "send", "--topic", "status"]
         done = run_program(
             ["prlimit", f"--fsize={size}", *command, "--to", HANNA, "--sender", "fay", "--body", text],
             timeout_s=30,
