@@ -26,6 +26,8 @@ ERROR: Final = "error"
 EVENTS: Final = (STARTED, PROGRESS, PERMISSION_REQUIRED, COMPLETED, ERROR)
 TERMINAL_EVENTS: Final = (COMPLETED, ERROR)
 _EVENT_SET: Final = frozenset(EVENTS)
+# The check below as a regular expression, for readers of the JSON schema.
+_PRINTABLE: Final = {"pattern": r"^[^\x00-\x1f\x7f-\x9f]*$"}
 
 
 def _printable(text: str) -> str:
@@ -53,7 +55,9 @@ class JobEvent(BaseModel):
     """Kind of the event. `completed` and `error` end the job."""
     timestamp: UtcTime
     """Time of the event by the sender's clock, in UTC, such as `2026-01-31T12:00:00Z`."""
-    detail: Annotated[str, Field(max_length=DETAIL_LIMIT), AfterValidator(_printable)]
+    detail: Annotated[
+        str, Field(max_length=DETAIL_LIMIT, json_schema_extra=_PRINTABLE), AfterValidator(_printable)
+    ]
     """Remark for people. A path, a secret or `NAME=value` in it is masked."""
     data: dict[str, Any]
     """Anything, with the signature in `hmac_sig`."""
