@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from connectors.agent_mqtt.outbox import PendingEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.mqtt_link.receipt import LogPosition, Receipt
 from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub.plans import Answer
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.verdicts import REJECTED, TOO_LARGE
-
-if TYPE_CHECKING:
-    import httpx2
 
 
 def deliver_over_http(
@@ -50,7 +48,7 @@ def deliver_over_http(
                 "POST",
                 path_of("jobs", job_id, "events"),
                 is_answer=_is_final,
-                content=pending.wire_bytes,
+                body=pending.wire_bytes,
                 headers={"Content-Type": JSON_CONTENT},
             )
         except TrunklineError as error:
@@ -60,22 +58,22 @@ def deliver_over_http(
         confirmed(pending, _receipt(job_id, pending, answer))
 
 
-def _is_final(answer: httpx2.Response) -> bool:
+def _is_final(answer: Answer) -> bool:
     """Return whether the answer is about the event itself, so that sending it again would change nothing."""
-    if answer.is_success or answer.headers.get("Trunkline-Verdict") == REJECTED:
+    if answer.is_success or answer.headers.get("trunkline-verdict") == REJECTED:
         return True
     # The gateway drops a body over its limit before the log. Without this, the event would block all others.
-    return answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and _reason(answer) == TOO_LARGE
+    return answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and _reason(answer) == TOO_LARGE
 
 
-def _reason(answer: httpx2.Response) -> str | None:
+def _reason(answer: Answer) -> str | None:
     try:
         return str(answer.json()["reason"])
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _receipt(job_id: str, pending: PendingEvent, answer: httpx2.Response) -> Receipt:
+def _receipt(job_id: str, pending: PendingEvent, answer: Answer) -> Receipt:
     try:
         said: dict[str, Any] = answer.json()
         if not answer.is_success:
