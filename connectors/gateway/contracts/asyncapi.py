@@ -19,12 +19,12 @@ from connectors.gateway.contracts.mqtt_payloads import (
     MQTT_PAYLOADS,
     payload_schema,
 )
-from connectors.mqtt_link.topics import events_filter, outboxes_filter
 from schemas.log_access.event_topic import topic_config
 from schemas.settings.sections import MqttSettings
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import JSON_CONTENT
+from trunkline_agent.wire.topics import events_filter, outboxes_filter
 
 ASYNCAPI_VERSION: Final = "3.1.0"
 CONTRACT_VERSION: Final = "1"

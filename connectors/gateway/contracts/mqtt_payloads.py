@@ -22,9 +22,9 @@ from connectors.gateway.contracts.json_schemas import (
 )
 from connectors.gateway.rules.principal_models import MailboxMessageAnswer
 from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
-from connectors.mqtt_link.receipt import AgentReceipt, Receipt
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
+from trunkline_agent.wire.receipt import AgentReceipt, Receipt
 from trunkline_agent.wire.signing import SIGNATURE_FIELD
 from trunkline_agent.wire.verdicts import REASONS, Verdict
 
@@ -100,7 +100,7 @@ def _inbox_message() -> Schema:
     }
 
 
-def _receipt(form: type[msgspec.Struct], title: str) -> Schema:
+def _receipt(form: type[Receipt | AgentReceipt], title: str) -> Schema:
     whole = msgspec.json.schema(form)
     found = whole["$defs"].pop(form.__name__)
     for name, field in found["properties"].items():

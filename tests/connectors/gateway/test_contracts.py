@@ -31,8 +31,6 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
 from connectors.mqtt_bridge.bridge_records import receipt_of
-from connectors.mqtt_link.receipt import LogPosition
-from connectors.mqtt_link.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -43,7 +41,9 @@ from schemas.wire.record import OutgoingRecord, oversized
 from tests.raw_records import raw, with_mac
 from tests.schemas.job_records import JOB_ID, KEYRING, SECRET, signed
 from tests.schemas.stream_records import GOOD
+from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
 from trunkline_agent.wire.verdicts import REASONS
 
 FOLDER = PROJECT_ROOT / "docs" / "reference" / "contracts"
