@@ -21,10 +21,10 @@ from connectors.agent_mqtt.inbox_message import InboxMessage
 from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.mcp_load import request
 from tests.connectors.gateway.hub_access import add_principal
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 from trunkline_agent.queue import Queue
 
 PAUSE_S: Final = 0.05

@@ -17,10 +17,10 @@ from connectors.agent_mqtt.inbox_message import InboxMessage
 from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.mcp_load import request
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 from trunkline_agent.queue import Queue
 
 TEXT: Final = "step 7 of 12 done, reading the index"

@@ -31,12 +31,12 @@ from connectors.mqtt_link.mqtt_credentials import job_mqtt
 from connectors.mqtt_link.topics import events_topic, outbox_topic
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.agent_signing import load_private_key
 from schemas.streams.agents.mqtt_agents import mqtt_user, sign_said
 from schemas.streams.job.job_event import PROGRESS, STARTED
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import request
+from trunkline_agent.mcp.signing import load_private_key
 from trunkline_agent.queue import Queue
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical

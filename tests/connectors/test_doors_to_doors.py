@@ -14,7 +14,6 @@ import httpx
 import pytest
 import yaml
 
-from connectors.agent_client import agent_client
 from connectors.agent_mqtt.inbox_message import InboxMessage
 from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from schemas.keys.sealing import Keyring
@@ -23,6 +22,7 @@ from tests.broker_processes import ProgramProcess, free_port, wait_until
 from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.file_bridge.bridge_run import BridgeRun
 from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
+from trunkline_agent.mcp import agent_client
 
 MESSAGES = "/api/hub/messages"
 HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")

@@ -74,7 +74,7 @@ def _spawn(call: Call) -> int:
 def _join(call: Call) -> int:
     """Admit an agent that runs elsewhere and signs by itself ('trunkline mcp agent')."""
     from connectors.cli.agents.agent_key_pair import new_key_file, public_key_in
-    from schemas.streams.agents.agent_signing import key_id
+    from trunkline_agent.mcp.signing import key_id
 
     new_key: Path | None = call.new_key
     public_key = public_key_in(call.key) if new_key is None else new_key_file(new_key, "--new-key")
@@ -186,7 +186,7 @@ def _remove_key(call: Call) -> int:
 
 def _register_key(call: Call, public_key: str) -> Row:
     """Register a further key and return the agent. A key that is registered already is not sent again."""
-    from schemas.streams.agents.agent_signing import key_id
+    from trunkline_agent.mcp.signing import key_id
 
     found: Row = call.get(_PARTICIPANTS, call.name)
     if key_id(public_key) in {key["key_id"] for key in found["keys"]}:
@@ -197,7 +197,7 @@ def _register_key(call: Call, public_key: str) -> Row:
 
 
 def _print_key(call: Call, row: Row, public_key: str, where: str) -> int:
-    from schemas.streams.agents.agent_signing import key_id
+    from trunkline_agent.mcp.signing import key_id
 
     older = [f"older  {_key_text(key)}" for key in row["keys"] if key["valid_until"] is not None]
     lines = (f"agent  {escaped(row['id'])}", f"key    {key_id(public_key)}{where}", *older)

@@ -23,10 +23,12 @@ import httpx2
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.types import RequestId
 
-from connectors.agent_client.signed_auth import KeyFileError, SignedAuth
-from connectors.gateway_client.gateway_tls import CA_VARIABLE, connection_options, explained
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.environment import CA_VARIABLE
 from trunkline_agent.errors import Refused, UsageError
+from trunkline_agent.mcp.private_keys import KeyFileError
+from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.terminal_text import escaped
+from trunkline_agent.tls import explained, is_on_this_machine, trust
 
 # Codes of JSON-RPC errors, of the range that is free for applications.
 UNREACHABLE: Final = -32050
@@ -71,7 +73,9 @@ class AgentHttpClient(httpx2.AsyncClient):
         super().__init__(
             auth=auth,
             timeout=httpx2.Timeout(CONNECT_S, read=read_s),
-            **connection_options(url, ca_certs or os.environ.get(CA_VARIABLE)),
+            # Without TLS nothing is verified, and no time is spent on loading certificates.
+            verify=trust(url, ca_certs or os.environ.get(CA_VARIABLE)) or False,
+            trust_env=not is_on_this_machine(url),
         )
         self._calls: dict[RequestId, anyio.CancelScope] = {}
 

@@ -40,11 +40,12 @@ from mcp.types import (
     RequestId,
 )
 
-from connectors.agent_client.http_client import UNREACHABLE, ReopeningClient, endpoint
-from connectors.agent_client.signed_auth import AgentKey, SignedAuth
-from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.mcp.http_client import UNREACHABLE, ReopeningClient, endpoint
+from trunkline_agent.mcp.private_keys import AgentKey
+from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.terminal_text import escaped
 
 
 class MessageHeaders:
