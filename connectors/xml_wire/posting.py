@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayClient
 from trunkline_agent.errors import Refused
+from trunkline_agent.xml.posting import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
+
+__all__ = ["PostedXml", "post_xml"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,24 +16,8 @@ if TYPE_CHECKING:
 
     import httpx2
 
-_PATH: Final = "/messages"
 _ANSWER_S: Final = 40.0
 _TOO_MANY: Final = 429
-
-
-@dataclass(frozen=True)
-class PostedXml:
-    """The hub's answer to an XML document.
-
-    Attributes:
-        huh: the XML that says what was wrong; None: the message was accepted.
-        thread: the thread of the accepted message, else empty.
-        messages: the ids of the stored messages, by recipient.
-    """
-
-    huh: str | None
-    thread: str
-    messages: dict[str, str]
 
 
 def post_xml(
@@ -63,24 +49,18 @@ def post_xml(
 
     answer = gateway.request(
         "POST",
-        _PATH,
+        PATH,
         lambda answer: answer.status_code == _TOO_MANY or _is_xml(answer),
         content=document,
-        headers={"Content-Type": "application/xml", "Idempotency-Key": request_id},
+        headers={"Content-Type": MEDIA_TYPE, "Idempotency-Key": request_id},
         params={**(sent or {}), **({} if sender is None else {"as": sender})},
         timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_TIMEOUT_S),
     )
     if answer.status_code == _TOO_MANY:
         again_s = answer.headers.get("Retry-After", "1")
         raise Refused(f"{gateway.error_of(answer)}; try again in {again_s} s")
-    if answer.status_code == 422:
-        return PostedXml(answer.text, "", {})
-    from connectors.xml_wire.safe_xml import repair
-
-    root = repair(answer.content).root
-    return PostedXml(None, root.get("thread", ""), {one.get("to"): one.get("id") for one in root})
+    return posted_of(answer.status_code, answer.content)
 
 
 def _is_xml(answer: httpx2.Response) -> bool:
-    is_xml = str(answer.headers.get("content-type", "")).startswith("application/xml")
-    return is_xml and answer.status_code in (202, 422)
+    return is_answer(answer.status_code, str(answer.headers.get("content-type", "")))

@@ -192,8 +192,8 @@ class ReopeningClient(AgentHttpClient):
     of the session that is open now.
     """
 
-    def __init__(self, url: str, auth: SignedAuth) -> None:
-        super().__init__(url, auth)
+    def __init__(self, url: str, auth: SignedAuth, ca_certs: str | None = None) -> None:
+        super().__init__(url, auth, ca_certs=ca_certs)
         self._opening: bytes | None = None
         self._current: dict[str, str] = {}
         self._one_at_a_time = anyio.Lock()
