@@ -1,11 +1,13 @@
-"""The names of the variables that an agent's environment may have."""
+"""The names of the variables that an agent's environment may have, beside those of `credentials`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# The authority that signed the certificates of the gateway and the broker, a PEM file.
-CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
+from trunkline_agent.credentials import CA_VARIABLE
+
+__all__ = ["AGENT_ID_VARIABLE", "AGENT_KEY_VARIABLE", "CA_VARIABLE", "MCP_URL_VARIABLE"]
+
 # The agent MCP door: the agent's name, the path of its private key, and the server's address.
 AGENT_ID_VARIABLE: Final = "AGENT_ID"
 AGENT_KEY_VARIABLE: Final = "AGENT_KEY_PATH"

@@ -36,7 +36,8 @@ class JoinDraft:
         self.path = target.with_name(f".{target.name}.joining")
         kept = self._read()
         self.is_resumed = kept is not None
-        state = {"name": name, "run": run or str(uuid.uuid4()), "found": {}} if kept is None else kept
+        state: dict[str, Any] = {"name": name, "run": run or str(uuid.uuid4()), "found": {}}
+        state.update(kept or {})
         if state.get("name") != name:
             raise UsageError(
                 f"{self.path} is of an unfinished join of {state.get('name')!r}: finish that one, or remove "

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Final
 
 from trunkline_agent.command.command_options import credentials_of, read_secret
 from trunkline_agent.errors import UsageError
 from trunkline_agent.jobs.job import JOB_VARIABLE, SECRET_VARIABLE, Job
+from trunkline_agent.mqtt.broker import Broker
 
 HTTP, MQTT = "http", "mqtt"
 WAYS: Final = (HTTP, MQTT)
 
 
-def add_job_options(found: argparse.ArgumentParser) -> None:
-    """Add the options of `job_of` to a parser. `run` has `--job-id`, because its `--job` chooses the loop."""
-    found.add_argument("--job-id", metavar="ID", help=f"the job (default: that of {JOB_VARIABLE})")
+def add_job_options(found: argparse.ArgumentParser, name: str = "--job") -> None:
+    """Add the options of `job_of` to a parser. `name` is the option with the job's id."""
+    found.add_argument(name, dest="job_id", metavar="ID", help=f"the job (default: that of {JOB_VARIABLE})")
     found.add_argument(
         "--secret-file", metavar="FILE", help=f"the file with its secret (default: that of {SECRET_VARIABLE})"
     )
@@ -29,14 +31,17 @@ def job_of(given: argparse.Namespace) -> Job:
     job_id = given.job_id or os.environ.get(JOB_VARIABLE)
     secret = os.environ.get(SECRET_VARIABLE) if given.secret_file is None else read_secret(given.secret_file)
     if not job_id:
-        raise UsageError("which job?", advice=f"set {JOB_VARIABLE}, or give --job-id")
+        raise UsageError("which job?", advice=f"set {JOB_VARIABLE}, or name it")
     if not secret:
         raise UsageError(
             f"the secret of job {job_id} is missing", advice=f"set {SECRET_VARIABLE}, or --secret-file"
         )
     credentials = credentials_of(given)
-    if (given.over or HTTP) == MQTT:
-        return Job(job_id, secret, mqtt=_broker(credentials), state_dir=given.state_dir)
+    if given.over == MQTT:
+        access = credentials.mqtt_access()
+        ca_certs = None if credentials.ca_certs is None else Path(credentials.ca_certs)
+        broker = Broker(access.host, access.port, access.tls, ca_certs)
+        return Job(job_id, secret, mqtt=broker, state_dir=given.state_dir)
     return Job(
         job_id, secret, hub=credentials.hub_access(), ca_certs=credentials.ca_certs, state_dir=given.state_dir
     )

@@ -44,15 +44,14 @@ def _run(given: argparse.Namespace) -> int:
     is_spawned = given.credentials is None and not os.environ.get(FILE_VARIABLE)
     if is_spawned and os.environ.get(AGENT_ID_VARIABLE):
         wrapper = _wrapper()
-        code: int = wrapper.main()
-        return code
+        return int(wrapper.main())
     credentials = credentials_of(given)
     access = credentials.mcp_access()
     wrapper = _wrapper()
     from trunkline_agent.mcp.private_keys import KeyText
 
-    code = wrapper.serve_stdio(access.url, credentials.name, KeyText(access.private_key), credentials.ca_certs)
-    return code
+    key = KeyText(access.private_key)
+    return int(wrapper.serve_stdio(access.url, credentials.name, key, credentials.ca_certs))
 
 
 def _wrapper() -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any, Final
 
 from trunkline_agent.command.command_options import add_command, json_value, print_json, read_text
-from trunkline_agent.command.job_options import HTTP, add_job_options, job_of
+from trunkline_agent.command.job_options import add_job_options, job_of
 
 _EVENTS: Final = {
     "started": "started",
@@ -46,10 +47,9 @@ def _run(given: argparse.Namespace) -> int:
     if given.data is not None:
         options["data"] = json_value(given.data, "--data")
     text = "" if given.text is None else read_text(given.text)
-    with job_of(given) as job:
-        receipt = getattr(job, _EVENTS[given.event])(text, **options)
+    receipt = getattr(job_of(given), _EVENTS[given.event])(text, **options)
     if given.json:
-        print_json({"over": given.over or HTTP, **vars_of(receipt)})
+        print_json(asdict(receipt))
     else:
         print(f"{receipt.ce_id} {receipt.verdict}")
     return 0

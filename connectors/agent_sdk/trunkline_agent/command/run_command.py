@@ -25,12 +25,12 @@ writes to stdout is the reply: {"text": ...}, with '--reply json' its JSON. No o
   any other exit code    the message is given back, and comes again, up to the gateway's number of attempts
   over a limit           as well; the program gets SIGTERM, and SIGKILL after --grace
 
-The lease of the message is extended while the program runs. Messages come one after the other; for more at once
-start more of these commands. SIGTERM and Ctrl-C end the program first and give its message back. A message may come
-twice, after a crash: the id is the same.
+The lease of the message is extended while the program runs. Messages come one after the other; for more at
+once start more of these commands. SIGTERM and Ctrl-C end the program first and give its message back. After a
+crash a message may come twice, with the same id.
 
-Job ('--job'): `started` at the begin, each line of stdout as `progress`, and at the end `completed` for exit code 0,
-else `error`. The program has our stdin. Lines are also printed.
+Job ('--job'): `started` at the begin, each line of stdout as `progress`, and at the end `completed` for exit
+code 0, else `error`. The program has our stdin. Lines are also printed.
 
 The program's environment has no token and no secret, unless --pass-credentials is given.
 """
@@ -67,7 +67,7 @@ def add_to(commands: Any) -> None:
     )
     found.add_argument("--pass-credentials", action="store_true", help="leave secrets in its environment")
     found.add_argument("--job", action="store_true", help="for one job, not for the mailbox")
-    add_job_options(found)
+    add_job_options(found, "--job-id")
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lxml import etree
+from lxml import etree  # type: ignore[import-untyped]
 
 from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import quoted
@@ -55,9 +55,7 @@ def checked_payload(payload: str | bytes | Any) -> bytes:
         etree.strip_tags(root, etree.Comment, etree.PI)
         namespace, tag = root_name(root)
         if not is_name(tag):
-            raise ValueError(
-                f"<{quoted(tag)}> is no name: ASCII letters, digits, '.', '_', '-', 128 at most"
-            )
+            raise ValueError(f"<{quoted(tag)}> is no name: ASCII letters, digits, '.', '_', '-', 128 at most")
         if namespace == ENVELOPE_NAMESPACE or (not namespace and tag == "message"):
             raise ValueError("a <message> is the envelope, which is added; give the payload alone")
         if etree.XPath(f"boolean({'/*' * (_DEPTH_MOST + 1)})")(root):
