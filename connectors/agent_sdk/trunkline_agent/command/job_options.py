@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trunkline_agent.command.command_options import credentials_of, read_secret
+from trunkline_agent.credentials import FILE_VARIABLE
 from trunkline_agent.errors import UsageError
+from trunkline_agent.jobs.deliveries import environment_broker, environment_doors
 from trunkline_agent.jobs.job import JOB_VARIABLE, SECRET_VARIABLE, Job
-from trunkline_agent.mqtt.broker import Broker
 
 HTTP, MQTT = "http", "mqtt"
 WAYS: Final = (HTTP, MQTT)
@@ -36,12 +36,13 @@ def job_of(given: argparse.Namespace) -> Job:
         raise UsageError(
             f"the secret of job {job_id} is missing", advice=f"set {SECRET_VARIABLE}, or --secret-file"
         )
-    credentials = credentials_of(given)
-    if given.over == MQTT:
-        access = credentials.mqtt_access()
-        ca_certs = None if credentials.ca_certs is None else Path(credentials.ca_certs)
-        broker = Broker(access.host, access.port, access.tls, ca_certs)
-        return Job(job_id, secret, mqtt=broker, state_dir=given.state_dir)
-    return Job(
-        job_id, secret, hub=credentials.hub_access(), ca_certs=credentials.ca_certs, state_dir=given.state_dir
-    )
+    return Job(job_id, secret, state_dir=given.state_dir, **_door(given))
+
+
+def _door(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the argument of `Job` for the way of its events."""
+    if given.credentials is None and given.over is None:
+        return environment_doors(os.environ)
+    if given.credentials is None and given.over == MQTT and not os.environ.get(FILE_VARIABLE):
+        return {MQTT: environment_broker(os.environ)}
+    return {MQTT if given.over == MQTT else "hub": credentials_of(given)}

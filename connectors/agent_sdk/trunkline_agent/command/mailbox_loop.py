@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Final
+import time
+from typing import Final
 
 from trunkline_agent.agent import Agent
 from trunkline_agent.command.child_program import ChildProgram, Ended, Limits
@@ -18,28 +19,23 @@ from trunkline_agent.command.command_options import credentials_of, print_json
 from trunkline_agent.command.program_environment import environment_with
 from trunkline_agent.command.shown_messages import as_json, body_of
 from trunkline_agent.command.stop_signals import StopSignals
-from trunkline_agent.errors import LeaseLost, MessageRejected
+from trunkline_agent.errors import BackboneUnreachable, LeaseLost, MessageRejected, NotFound
+from trunkline_agent.message import Message
 from trunkline_agent.terminal_text import escaped
 
-_REASON_MOST: Final = 500
-
-
-class _GivenBack(Exception):
-    """The program failed. The text goes with the message that is given back."""
+_AWAY_S: Final = 1.0
 
 
 def run_for_messages(given: argparse.Namespace, limits: Limits) -> int:
     """Run the command for each message until `--count`, `--wait` or a signal ends the loop.
 
-    Returns the exit code. Raises Stopped after a signal, when the program has ended and its message is given
-    back, and the errors of the mailbox.
+    While the hub does not answer, it goes on asking. Returns the exit code. Raises Stopped after a signal, when
+    the program has ended and its message is given back, and the errors of the mailbox.
     """
     done = 0
     with StopSignals() as stop, Agent(None, credentials_of(given)) as agent:
-        messages = agent.messages(limit=1, wait_s=given.wait)
         while given.count is None or done < given.count:
-            with stop.waiting():
-                message = next(messages, None)
+            message = _next(agent, given.wait, stop)
             if message is None:
                 break
             _handle(message, given, limits, stop)
@@ -48,26 +44,44 @@ def run_for_messages(given: argparse.Namespace, limits: Limits) -> int:
     return 0
 
 
-def _handle(message: Any, given: argparse.Namespace, limits: Limits, stop: StopSignals) -> None:
+def _next(agent: Agent, wait_s: float | None, stop: StopSignals) -> Message | None:
+    """Wait for the next message, and return it. None: none came within `wait_s`. A signal ends the wait."""
+    is_away = False
+    with stop.waiting():
+        while True:
+            try:
+                return agent.receive(wait_s=wait_s)
+            except BackboneUnreachable as error:
+                if not is_away:
+                    _note(f"{error}; it is asked again and again")
+                is_away = True
+                time.sleep(_AWAY_S)
+
+
+def _handle(message: Message, given: argparse.Namespace, limits: Limits, stop: StopSignals) -> None:
     """Run the program for one message, and acknowledge the message or give it back."""
-    outcome = "acknowledged"
+    fault = ""
     try:
         with message:
             ended = _ended(message, given, limits, stop)
-            if not ended.is_good:
-                raise _GivenBack(ended.fault)
-            _reply(message, given, ended.output)
-    except _GivenBack as fault:
-        outcome = f"given back: {fault}"
-    except (LeaseLost, MessageRejected) as error:
-        outcome = f"not settled: {error}"
+            fault = ended.fault or _reply(message, given, ended.output)
+            if fault:
+                message.nack(fault)
+    except (LeaseLost, MessageRejected, NotFound) as error:
+        # Another consumer has it, or its sender cannot be answered. There are further messages.
+        fault = str(error)
     if given.json:
-        print_json({"id": message.id, "from": message.sender, "type": message.type, "outcome": outcome})
-    elif outcome != "acknowledged":
-        print(f"trunkline-agent: message {message.id} {escaped(outcome)}", file=sys.stderr, flush=True)
+        shown = {"id": message.id, "from": message.sender, "type": message.type, "fault": fault or None}
+        print_json(shown)
+    elif fault:
+        _note(f"message {message.id} from {message.sender}: {fault}")
 
 
-def _ended(message: Any, given: argparse.Namespace, limits: Limits, stop: StopSignals) -> Ended:
+def _note(text: str) -> None:
+    print(f"trunkline-agent: {escaped(text)}", file=sys.stderr, flush=True)
+
+
+def _ended(message: Message, given: argparse.Namespace, limits: Limits, stop: StopSignals) -> Ended:
     """Run the program to its end."""
     if given.input == "body":
         stdin = body_of(message.payload)
@@ -85,14 +99,14 @@ def _ended(message: Any, given: argparse.Namespace, limits: Limits, stop: StopSi
     return ChildProgram(given.command, data, limits, environment).run(stop)
 
 
-def _reply(message: Any, given: argparse.Namespace, output: bytes) -> None:
-    """Send the program's output as the reply. Raises _GivenBack for an output that cannot be one."""
+def _reply(message: Message, given: argparse.Namespace, output: bytes) -> str:
+    """Send the program's output as the reply. Return what is wrong with it, or an empty text."""
     if given.reply == "none" or not output.strip():
-        return
+        return ""
     try:
         text = output.decode("utf-8")
         payload = json.loads(text) if given.reply == "json" else {"text": text.removesuffix("\n")}
     except (ValueError, RecursionError):
-        wanted = "JSON" if given.reply == "json" else "UTF-8"
-        raise _GivenBack(f"its output is no {wanted}") from None
+        return "its output is no JSON" if given.reply == "json" else "its output is no UTF-8"
     message.reply(payload)
+    return ""

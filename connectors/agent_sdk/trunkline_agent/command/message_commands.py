@@ -18,6 +18,7 @@ from trunkline_agent.command.command_options import (
 from trunkline_agent.command.shown_messages import as_json, body_of, line_of
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.errors import NotFound, UsageError
+from trunkline_agent.message import Message
 
 _SEND: Final = """\
 Send a message to another agent, and print its id. The payload is JSON; --text sends {"text": TEXT}.
@@ -122,26 +123,29 @@ def _ask(given: argparse.Namespace) -> int:
     return 0
 
 
+def _print(message: Message, given: argparse.Namespace) -> None:
+    if given.json:
+        print_json(as_json(message))
+    else:
+        print(line_of(message), flush=True)
+
+
 def _receive(given: argparse.Namespace) -> int:
-    seen, held = 0, []
+    seen = 0
     with Agent(None, credentials_of(given)) as agent, StopSignals() as stop:
-        messages = agent.messages(limit=1, wait_s=given.wait)
         while given.count is None or seen < given.count:
             with stop.waiting():
-                message = next(messages, None)
+                message = agent.receive(wait_s=given.wait)
             if message is None:
                 break
-            if given.json:
-                print_json(as_json(message))
-            else:
-                print(line_of(message), flush=True)
             seen += 1
             if given.no_ack:
-                held.append(message)
-            else:
-                message.ack()
-        for message in held:
-            message.nack("looked at by trunkline-agent receive --no-ack")
+                # Leaving the agent's block gives it back. Earlier, it would come again at once.
+                _print(message, given)
+                continue
+            with message:
+                _print(message, given)
+            stop.check()
     if not seen:
         raise NotFound("no message was there")
     return 0

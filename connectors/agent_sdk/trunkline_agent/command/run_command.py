@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from typing import Any, Final
 
 from trunkline_agent.command.child_program import Limits
@@ -43,7 +44,6 @@ def add_to(commands: Any) -> None:
     found = add_command(
         commands, "run", _run, "run a program for each message, or for a job", _HELP, takes_command=True
     )
-    found.usage = "trunkline-agent run [OPTIONS] -- COMMAND [ARGUMENT ...]"
     found.add_argument("--input", choices=("json", "body"), default="json", help="stdin (default: json)")
     found.add_argument(
         "--reply", choices=("text", "json", "none"), default="text", help="stdout (default: text)"
@@ -73,6 +73,8 @@ def add_to(commands: Any) -> None:
 def _run(given: argparse.Namespace) -> int:
     if not given.command:
         raise UsageError("which program?", advice="put it behind --, as in: trunkline-agent run -- ./answer.sh")
+    if shutil.which(given.command[0]) is None:
+        raise UsageError(f"there is no program {given.command[0]!r}")
     limits = Limits(given.timeout, given.output_limit, given.grace)
     if given.job:
         from trunkline_agent.command.job_loop import run_for_job

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from trunkline_agent.message import ReceivedMessage
 from trunkline_agent.terminal_text import escaped
 
 _TEXT: Final = "text"
 
 
-def as_json(message: Any) -> dict[str, Any]:
+def as_json(message: ReceivedMessage) -> dict[str, Any]:
     """Return a received message as the fields of a JSON object; those that it does not have are None."""
     return {
         "id": message.id,
@@ -24,7 +25,7 @@ def as_json(message: Any) -> dict[str, Any]:
     }
 
 
-def line_of(message: Any) -> str:
+def line_of(message: ReceivedMessage) -> str:
     """Return a received message as one line for people: sender, type and payload."""
     return f"{escaped(message.sender)}  {escaped(message.type)}  {escaped(body_of(message.payload))}"
 
