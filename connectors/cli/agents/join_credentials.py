@@ -12,13 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
-
 from connectors.cli.agents.join_draft import JoinDraft
 from connectors.cli.agents.join_options import DOORS, HUB, MCP, MQTT, ROLES
 from connectors.cli.shared.call import Call
 from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
+from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 
 _AGAIN: Final = "the same command again goes on where this one broke off"
@@ -81,7 +80,7 @@ def _available(call: Call, kept: Credentials | None) -> tuple[tuple[str, ...], d
 
 def _broker_answers(settings: Settings) -> bool:
     from connectors.local_stack.readiness import mqtt_answers
-    from connectors.mqtt_link.mqtt_tls import mqtt_context
+    from trunkline_agent.mqtt.mqtt_tls import mqtt_context
 
     mqtt = settings.mqtt
     return mqtt_answers(mqtt.host, mqtt.port, timeout_s=_BROKER_WAIT_S, context=mqtt_context(mqtt))
