@@ -18,7 +18,7 @@ _LIMIT_BYTES: Final = 1_000_000
 
 
 class JoinDraft:
-    """What an unfinished join of one agent has obtained so far. Each change is on the disk when it returns.
+    """The draft of an unfinished join of one agent. Each change is on the disk when its method returns.
 
     Raises UsageError if the draft of another agent is there, or if the file cannot be read or written.
 
@@ -29,7 +29,7 @@ class JoinDraft:
 
     Attributes:
         is_resumed: Whether an earlier command has left the draft.
-        found: What the doors have answered, by door.
+        found: The answers of the doors, by door.
     """
 
     def __init__(self, target: Path, name: str, run: str | None) -> None:
@@ -53,7 +53,7 @@ class JoinDraft:
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"trunkline:agents/join/{self._run}/{door}"))
 
     def put(self, door: str, answer: dict[str, Any]) -> None:
-        """Store what a door has answered."""
+        """Store the answer of a door."""
         self.found[door] = answer
         self.save()
 

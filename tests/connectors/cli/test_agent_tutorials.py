@@ -24,7 +24,7 @@ from tests.programs import required_program
 pytestmark = pytest.mark.requirement("AG-92")
 PAGES = PROJECT_ROOT / "docs" / "tutorial"
 END = "--- the end of a block ---"
-# What a page says to start in a second terminal.
+# The command that a page starts in a second terminal.
 IN_ANOTHER_TERMINAL = re.compile(r"^trunkline-agent run .*shout\.sh$")
 
 
@@ -101,15 +101,14 @@ def terminal(trunkline: CommandLine, folder: Path) -> Iterator[Terminal]:
     folder.mkdir()
     programs = folder / "bin"
     programs.mkdir()
-    for path, module in (
-        (folder / "trunkline", "connectors.cli"),
-        (programs / "trunkline-agent", "trunkline_agent.command"),
+    for path, command in (
+        (folder / "trunkline", forked_command("connectors.cli")),
+        (programs / "trunkline-agent", forked_command("trunkline_agent.command")),
+        (programs / "python", [sys.executable]),
     ):
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(forked_command(module))} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         path.chmod(0o755)
-    (programs / "python").symlink_to(sys.executable)
     environment = trunkline.environment()
-    # The second folder is that of `mcp` itself.
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     found = Terminal(folder, environment)
     try:

@@ -17,7 +17,7 @@ from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import BackboneUnreachable
-from trunkline_agent.mcp import KeyText, agent_client
+from trunkline_agent.mcp import connect
 
 
 @pytest.fixture
@@ -45,8 +45,7 @@ def knows_the_key(credentials: Credentials) -> bool:
     """True if the agent MCP door accepts the key of the credentials."""
 
     async def ask() -> bool:
-        access = credentials.mcp_access()
-        async with agent_client(access.url, credentials.name, KeyText(access.private_key)) as client:
+        async with connect(credentials) as client:
             return not (await client.call_tool("discover_agents", {})).is_error
 
     return anyio.run(ask)

@@ -43,7 +43,7 @@ class Ended:
 
     Attributes:
         exit_code: The program's exit code; negative for the signal that ended it.
-        output: What it wrote to stdout, as far as it was kept.
+        output: Its output on stdout, up to the limit.
         why: Why we ended it, for people. Empty: it ended by itself.
     """
 
@@ -53,12 +53,12 @@ class Ended:
 
     @property
     def is_good(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
+        """True if the program ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.why
 
     @property
     def fault(self) -> str:
-        """What went wrong, in one line. Empty if the program ended well."""
+        """The fault in one line. Empty if the program ended well."""
         if self.why or self.exit_code == 0:
             return self.why
         if self.exit_code > 0:

@@ -1,6 +1,6 @@
 """The agent's side of the agent MCP server (AM-10): signed requests for the official `mcp` client.
 
-    from trunkline_agent.mcp import agent_client
+    from trunkline_agent.mcp import agent_client, connect
 
     async with agent_client("http://127.0.0.1:3100", "builder", "keys/builder.pem") as client:
         await client.call_tool("send_to_agent", {"targetAgentId": "operator", "message": "ready"})
@@ -30,9 +30,11 @@ __all__ = [
     "KeyText",
     "SignedAuth",
     "agent_client",
+    "connect",
 ]
 _MODULES = {
     "agent_client": "connection",
+    "connect": "connection",
     "KEY_UNUSABLE": "http_client",
     "REFUSED": "http_client",
     "UNREACHABLE": "http_client",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Literal
 
 import httpx2
@@ -14,9 +14,10 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, JSONRPCError, jsonrpc_message_adapter
 
+from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
-from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeySource
+from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeySource, KeyText
 from trunkline_agent.mcp.signed_auth import SignedAuth
 from trunkline_agent.terminal_text import escaped
 
@@ -110,6 +111,30 @@ async def agent_client(
         if error is raised:
             raise
         raise _known(error) from error
+
+
+def connect(
+    credentials: Credentials,
+    *,
+    transport: Literal["http", "sse"] = "http",
+    call_s: float = CALL_S,
+) -> AbstractAsyncContextManager[Client]:
+    """Connect to the agent MCP server with an agent's credentials. See `agent_client`, also for the arguments.
+
+        async with connect(Credentials.load("builder.json")) as client:
+            await client.call_tool("get_my_messages", {})
+
+    Raises UsageError for credentials without the section `mcp`, and KeyFileError if its key is not usable.
+    """
+    access = credentials.mcp_access()
+    return agent_client(
+        access.url,
+        credentials.name,
+        KeyText(access.private_key),
+        transport=transport,
+        call_s=call_s,
+        ca_certs=credentials.ca_certs,
+    )
 
 
 def _transport(url: str, auth: SignedAuth, transport: str, ca_certs: str | None) -> Transport:

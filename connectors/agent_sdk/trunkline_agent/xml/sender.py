@@ -60,7 +60,7 @@ class XmlSender:
     """A sender to the XML door, for any number of threads. Use it as a context manager, or call `close`.
 
     Args:
-        credentials: Those of the agent. They must have the section `hub`.
+        credentials: The agent's credentials, with the section `hub`.
         patience_s: How long a message is sent again while the hub does not answer or is too busy.
 
     Raises:
