@@ -189,7 +189,9 @@ def test_one_id_may_go_to_several_recipients(run: MailRun) -> None:
     speaker = run.register(fresh("speaker"))
     payloads = [
         canonical(
-            sign_said({"message_id": "m", "to": name, "kind": "k", "body": "b", "seq": seq}, speaker.secret)
+            sign_said(
+                {"message_id": "m", "to": name, "kind": "k", "body": "b", "seq": seq}, speaker.mqtt.secret
+            )
         )
         for seq, name in enumerate(names, 1)
     ]
