@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self
 from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, ReceivedMessage, Sent
 
+__all__ = ["AsyncMessage", "AsyncMessageOwner", "Message", "MessageOwner", "ReceivedMessage"]
+
 
 class MessageOwner(Protocol):
     """The agent that received a message: what the message asks of it."""
