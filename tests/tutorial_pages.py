@@ -89,7 +89,9 @@ class Reader:
                 self._expect(block.text, output, where, OUTPUT_S if is_running else 0)
             elif block.language != "sh":
                 assert block.about, f"{where}: the block has no file name"
-                (self.folder / block.about).write_text(block.text, encoding="utf-8")
+                file = self.folder / block.about
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(block.text, encoding="utf-8")
             elif block.text.strip() not in leave_out:
                 output = self.folder / f".output-{page.stem}-{block.line}"
                 is_running = block.about == "background"
