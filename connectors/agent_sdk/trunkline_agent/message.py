@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from trunkline_agent.hub.held_messages import Held
-from trunkline_agent.hub.hub_values import BlobReference, Sent
-from trunkline_agent.hub.received_message import REPLY_TYPE, ReceivedMessage
+from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, ReceivedMessage, Sent
+
+__all__ = ["AsyncMessage", "AsyncMessageOwner", "Message", "MessageOwner", "ReceivedMessage"]
 
 
 class MessageOwner(Protocol):

@@ -10,14 +10,6 @@ from trunkline_agent.errors import UsageError
 from trunkline_agent.hub.hub_address import HubAddress
 from trunkline_agent.hub.plans import Answer, Request
 
-# What both clients share.
-CONNECT_TIMEOUT_S: Final = 5.0
-ANSWER_TIMEOUT_S: Final = 20.0
-# The gateway sends a comment on a silent stream every 15 s.
-SILENCE_S: Final = 45.0
-# Requests that may wait long are not counted, so that they never keep an acknowledgement from being sent.
-BUSY_MOST: Final = 16
-IDLE_MOST: Final = 16
 # A drain of large messages is the longest answer. Without a bound, a broken server could fill the memory.
 ANSWER_BYTES_MOST: Final = 512 * 1024 * 1024
 _HEAD_BYTES_MOST: Final = 64 * 1024
