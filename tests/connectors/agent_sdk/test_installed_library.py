@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from tests.agent_hosts import MINORS, AgentHost, bare, make_host, pythons
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.first_agents import first_round_trips
 from tests.network_namespaces import Machine, machine_apart, may_make_namespaces
+from trunkline_agent.errors import UsageError
 from trunkline_agent.extras import EXTRAS, MissingExtra, require_extra
 
 CORE_BYTES, MQTT_BYTES, IMPORT_MS = 10_000_000, 15_000_000, 150
@@ -147,13 +149,16 @@ def test_a_missing_extra_is_an_import_error_that_names_what_to_install(host: Cal
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "trunkline_agent.extras.MissingExtra: trunkline_agent.mcp needs cryptography, httpx2, mcp, not "
-        "installed here. Install the extra 'mcp': pip install 'trunkline-agent[mcp]'"
+        "installed here; install the extra 'mcp': pip install 'trunkline-agent[mcp]'"
     )
     done = host(VERSIONS[0], "mqtt").run(f"{code}require_extra('mqtt')")
     assert (done.returncode, done.stderr) == (0, "")
     for extra in EXTRAS:
         require_extra(extra)  # the product has them all
-    assert issubclass(MissingExtra, ImportError)
+    error = pickle.loads(pickle.dumps(MissingExtra("xml", ["lxml"])))  # noqa: S301  ours
+    assert isinstance(error, ImportError) and isinstance(error, UsageError)
+    assert (error.extra, error.reason, error.exit_code) == ("xml", "missing_extra", 2)
+    assert str(error).startswith("trunkline_agent.xml needs lxml, not installed here; install the extra 'xml'")
 
 
 @pytest.mark.requirement("AG-43")
