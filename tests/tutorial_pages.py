@@ -59,7 +59,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 class Reader:
-    """A reader who follows pages in a folder. Leaving the context interrupts the programs that still run.
+    """A reader who follows pages in a folder. Call `kill` at the end.
 
     `environment` has the variables of the commands. The folder has a link to the wrapper `trunkline`.
     """
@@ -71,12 +71,6 @@ class Reader:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "trunkline").exists():
             (folder / "trunkline").symlink_to(PROJECT_ROOT / "trunkline")
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.interrupt()
 
     def follow(self, page: Path, *, leave_out: tuple[str, ...] = ()) -> None:
         """Follow a page to its end. Commands whose text is in `leave_out` are not run."""
@@ -94,12 +88,16 @@ class Reader:
             elif block.text.strip() not in leave_out:
                 output = self.folder / f".output-{page.stem}-{block.line}"
                 is_running = block.about == "background"
-                self._run(block.text, output, where, is_running=is_running)
+                self._start(block.text, output, where, is_running=is_running)
                 ran += 1
         assert ran, f"{page} has no command"
         self.interrupt()
 
-    def _run(self, commands: str, output: Path, where: str, *, is_running: bool) -> None:
+    def run(self, commands: str, where: str) -> None:
+        """Run commands, which must succeed. `where` says in which place of the pages they are."""
+        self._start(commands, self.folder / ".output", where, is_running=False)
+
+    def _start(self, commands: str, output: Path, where: str, *, is_running: bool) -> None:
         with output.open("wb") as stream:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", commands],
@@ -141,6 +139,13 @@ class Reader:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise AssertionError(f"a program goes on after Ctrl-C: {_text(output)}") from None
             assert "Traceback" not in _text(output), _text(output)
+
+    def kill(self) -> None:
+        """End the programs in second terminals at once, after a failure."""
+        for process, _ in self._running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(END_S)
 
 
 def _text(output: Path) -> str:
