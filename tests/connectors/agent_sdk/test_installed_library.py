@@ -41,6 +41,7 @@ print(json.dumps({"found": found, "others": sorted({name.split(".")[0] for name 
 USER_PROGRAM = """\
 from trunkline_agent import Agent, Credentials
 from trunkline_agent.errors import Refused
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.queue import Queue
 
 
@@ -52,6 +53,11 @@ def answer(name: str, credentials: Credentials) -> int:
                 message.reply({"text": message.sender})
                 count += 1
     return count
+
+
+def work(credentials: Credentials) -> int | None:
+    with Job("0a1b2c3d", "secret", hub=credentials) as job:
+        return job.progress("half done").seq
 
 
 def is_final(error: Refused) -> bool:
@@ -197,7 +203,7 @@ def test_a_typed_program_of_a_user_passes_mypy_strict_against_the_installed_whee
     command += ["--python-executable", host(VERSIONS[0]).python, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=120)
     # A wrong type that mypy did not see would be an unused `type: ignore`.
-    assert (done.returncode, done.stdout) == (0, "Success: no issues found in 1 source file\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "Success: no issues found in 1 source file\n"), done.stdout
 
 
 @pytest.mark.requirement("AG-45")
