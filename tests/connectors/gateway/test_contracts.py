@@ -34,13 +34,14 @@ from connectors.mqtt_bridge.bridge_records import receipt_of
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.agents.mqtt_agents import AGENT_SAID, sign_said
+from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.raw_records import raw, with_mac
 from tests.schemas.job_records import JOB_ID, KEYRING, SECRET, signed
 from tests.schemas.stream_records import GOOD
+from trunkline_agent.wire.agent_message import sign_said
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
