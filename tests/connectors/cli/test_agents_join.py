@@ -145,6 +145,7 @@ def test_a_file_is_replaced_only_if_asked_and_keeps_the_secrets_that_it_has(
         secret,
         "far.example",
     )
+    assert trunkline.call("agents", "join", "other", *join[3:], "--replace").returncode == 2
     assert trunkline.call("agents", "join", "x", "--new-key", str(tmp_path / "x"), "--replace").returncode == 2
 
 
