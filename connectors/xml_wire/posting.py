@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayClient
-from trunkline_agent.errors import Refused
+from connectors.gateway_client.gateway_client import GatewayClient
 from trunkline_agent.xml.posting import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
 
 __all__ = ["PostedXml", "post_xml"]
@@ -14,10 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    import httpx2
-
-_ANSWER_S: Final = 40.0
-_TOO_MANY: Final = 429
+    from trunkline_agent.hub.plans import Answer
 
 
 def post_xml(
@@ -45,22 +41,16 @@ def post_xml(
         BackboneUnreachable: The hub does not answer after a few attempts.
         TrunklineError: Any other error status of the hub.
     """
-    import httpx2
-
     answer = gateway.request(
         "POST",
         PATH,
-        lambda answer: answer.status_code == _TOO_MANY or _is_xml(answer),
-        content=document,
+        _is_xml,
+        body=document,
         headers={"Content-Type": MEDIA_TYPE, "Idempotency-Key": request_id},
-        params={**(sent or {}), **({} if sender is None else {"as": sender})},
-        timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_TIMEOUT_S),
+        query={**(sent or {}), **({} if sender is None else {"as": sender})},
     )
-    if answer.status_code == _TOO_MANY:
-        again_s = answer.headers.get("Retry-After", "1")
-        raise Refused(f"{gateway.error_of(answer)}; try again in {again_s} s")
-    return posted_of(answer.status_code, answer.content)
+    return posted_of(answer.status, answer.body)
 
 
-def _is_xml(answer: httpx2.Response) -> bool:
-    return is_answer(answer.status_code, str(answer.headers.get("content-type", "")))
+def _is_xml(answer: Answer) -> bool:
+    return is_answer(answer.status, answer.headers.get("content-type", ""))

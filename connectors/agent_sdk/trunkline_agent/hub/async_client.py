@@ -13,13 +13,7 @@ from trunkline_agent.hub.answer_errors import error_of
 from trunkline_agent.hub.async_connection import AsyncConnection
 from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
 from trunkline_agent.hub.hub_address import HubAddress
-from trunkline_agent.hub.hub_limits import (
-    ANSWER_TIMEOUT_S,
-    BUSY_MOST,
-    CONNECT_TIMEOUT_S,
-    IDLE_MOST,
-    SILENCE_S,
-)
+from trunkline_agent.hub.hub_limits import ANSWER_TIMEOUT_S, BUSY_MOST, CONNECT_TIMEOUT_S, IDLE_MOST, SILENCE_S
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
 from trunkline_agent.hub.server_events import EventParser, ServerEvent
 
@@ -189,7 +183,7 @@ class AsyncHubClient:
                 self._check_open()
                 has_ended = is_kept and connection.http.is_untouched and not isinstance(error, TimeoutError)
                 if not (has_ended and request.is_repeatable):
-                    return Lost(self.address.explained(error), was_sent)
+                    return Lost(self.address.explained(error), was_sent, str(error))
             finally:
                 self._ended(connection, is_reusable)
 
