@@ -31,8 +31,8 @@ from schemas.settings.settings import Settings
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import request
+from trunkline_agent.broker import BrokerAccess, job_broker
 from trunkline_agent.mcp.signing import load_private_key
-from trunkline_agent.mqtt.broker import BrokerAccess, job_broker
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.queue import Queue
 from trunkline_agent.wire.agent_message import mqtt_user, sign_said

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trunkline_agent import errors
     from trunkline_agent.agent import Agent
     from trunkline_agent.async_agent import AsyncAgent
+    from trunkline_agent.broker import Broker
     from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
     from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
     from trunkline_agent.jobs.async_delegator import AsyncDelegator
@@ -33,6 +34,7 @@ __all__ = [
     "AsyncJob",
     "AsyncMessage",
     "BlobReference",
+    "Broker",
     "Credentials",
     "Delegator",
     "HubAccess",
@@ -60,6 +62,7 @@ _MODULE_OF: Final = {
     "AsyncJob": "trunkline_agent.jobs.async_job",
     "AsyncMessage": "trunkline_agent.message",
     "BlobReference": _VALUES,
+    "Broker": "trunkline_agent.broker",
     "Credentials": _CREDENTIALS,
     "Delegator": "trunkline_agent.jobs.delegator",
     "HubAccess": _CREDENTIALS,

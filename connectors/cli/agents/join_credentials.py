@@ -56,10 +56,13 @@ def _kept(file: Path, call: Call) -> Credentials | None:
             f"--credentials: {file} exists already; it is not overwritten. --replace keeps the secrets of "
             f"{call.name} that it has, adds doors, and writes the present addresses"
         )
-    with suppress(TrunklineError):
+    try:
         found = Credentials.load(file)
-        return found if found.name == call.name else None
-    return None
+    except UsageError:
+        return None
+    if found.name != call.name:
+        raise UsageError(f"--credentials: {file} has the secrets of {found.name}; name another file")
+    return found
 
 
 def _available(call: Call, kept: Credentials | None) -> tuple[tuple[str, ...], dict[str, str]]:

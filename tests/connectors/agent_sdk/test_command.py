@@ -19,7 +19,7 @@ from tests.connectors.gateway.hub_stack import HubStack
 from tests.forked_programs import forked_command
 from tests.programs import start_program
 from trunkline_agent.agent import Agent
-from trunkline_agent.command import mailbox_loop
+from trunkline_agent.command import job_loop, mailbox_loop
 from trunkline_agent.command.main import main
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.credentials import Credentials, HubAccess
@@ -125,7 +125,8 @@ def test_the_exit_code_of_a_program_acknowledges_its_message_or_gives_it_back(
     seen = tmp_path / "seen"
     script = f'cat >>{seen}; env >{tmp_path}/env; test "$TRUNKLINE_MESSAGE_THREAD" = t && exit 3'
     run = ("run", "--wait", "0", "--count", "1", "--credentials", at_bo, "--json")
-    code, shown, _ = call(*run, "--", "sh", "-c", script, TRUNKLINE_AGENT_TOKEN="secret")
+    secrets = {"TRUNKLINE_AGENT_TOKEN": "secret", "MQTT_PASSWORD": "secret"}
+    code, shown, _ = call(*run, "--", "sh", "-c", script, **secrets)
     assert (code, json.loads(shown)["fault"]) == (0, "exit code 3")
     assert "secret" not in (tmp_path / "env").read_text()
     (waiting,) = pending(hub, bo)
@@ -328,3 +329,26 @@ def test_the_loop_outlives_a_hub_that_is_away_and_says_so_once(
     with StopSignals() as stop:
         assert mailbox_loop._next(agent, 0.0, stop) is None  # type: ignore[arg-type]
     assert (agent.answers, capsys.readouterr().err.count("away")) == ([], 1)
+
+
+class JobWhoseHubWasAway:
+    """A job whose events cannot be confirmed at first."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def progress(self, text: str) -> None:
+        self.texts.append(text)
+        if len(self.texts) < 3:
+            raise BackboneUnreachable("away")
+
+
+@pytest.mark.requirement("AG-90")
+def test_a_hub_that_is_away_ends_no_program_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobWhoseHubWasAway()
+    lines = job_loop._Lines(job)  # type: ignore[arg-type]
+    for piece in (b"o", b"ne\ntwo\n", b"three\n", b"x" * 20_000, b"end"):
+        lines.take(piece)
+    lines.end()
+    assert job.texts == ["one", "two", "three", "x" * 500, "end"]
+    assert capsys.readouterr().err.count("away") == 1

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import anyio
 import pytest
+from mcp import Client, StdioServerParameters
 
 from connectors.cli.agents.join_draft import JoinDraft
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.local_stack import free_port
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine
+from tests.forked_programs import forked_command
+from tests.programs import run_program
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mcp import connect
@@ -84,6 +87,29 @@ def test_one_file_has_access_to_every_door_and_no_secret_is_printed(
     )
 
 
+@pytest.mark.requirement("AG-91")
+def test_an_mcp_host_takes_part_with_the_credentials_alone(
+    hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "ann.json"
+    trunkline.call("agents", "join", "ann", "--credentials", str(file), "--doors", "mcp")
+    program, *arguments = forked_command("trunkline_agent.command")
+    command = StdioServerParameters(
+        command=program, args=[*arguments, "mcp"], env={"TRUNKLINE_CREDENTIALS": str(file)}
+    )
+
+    async def use() -> None:
+        async with Client(command, read_timeout_seconds=30) as client:
+            sent = await client.call_tool("send_to_agent", {"targetAgentId": "operator", "message": "ready"})
+            assert not sent.is_error
+
+    anyio.run(use)
+    (message,) = hub.get(path_of("mailboxes", "default", "operator"))["messages"]
+    assert (message["sender"], message["body"]) == ("ann", "ready")
+    hubless = run_program([program, *arguments, "receive", "--credentials", str(file)])
+    assert (hubless.returncode, "'hub'" in hubless.stderr) == (2, True)
+
+
 @pytest.mark.requirement("AG-81")
 def test_a_join_that_broke_off_goes_on_with_the_same_secrets(
     hub: GatewayClient,
@@ -145,6 +171,7 @@ def test_a_file_is_replaced_only_if_asked_and_keeps_the_secrets_that_it_has(
         secret,
         "far.example",
     )
+    assert trunkline.call("agents", "join", "other", *join[3:], "--replace").returncode == 2
     assert trunkline.call("agents", "join", "x", "--new-key", str(tmp_path / "x"), "--replace").returncode == 2
 
 

@@ -15,7 +15,7 @@ from trunkline_agent.command.child_program import ChildProgram, Limits
 from trunkline_agent.command.job_options import job_of
 from trunkline_agent.command.program_environment import environment_with
 from trunkline_agent.command.stop_signals import StopSignals
-from trunkline_agent.errors import UsageError
+from trunkline_agent.errors import BackboneUnreachable, RateLimited, UsageError
 from trunkline_agent.jobs.job import Job
 
 # The longest text of an event.
@@ -30,6 +30,7 @@ class _Lines:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._rest = b""
+        self._is_away = False
 
     def take(self, piece: bytes) -> None:
         """Publish the lines that a piece completes."""
@@ -52,11 +53,21 @@ class _Lines:
         if not shown:
             return
         try:
-            self._job.progress(shown[:_TEXT_MOST])
+            self._progress(shown[:_TEXT_MOST])
         except UsageError as error:
             # Such as a text that looks like a password. The reason is shown, and not the text.
             print(f"trunkline-agent: a line was not published: {error}", file=sys.stderr, flush=True)
-            self._job.progress("(a line was not published: it is not allowed in an event)")
+            self._progress("(a line was not published: it is not allowed in an event)")
+
+    def _progress(self, text: str) -> None:
+        try:
+            self._job.progress(text)
+            self._is_away = False
+        except (BackboneUnreachable, RateLimited) as error:
+            # The event is in the outbox, and the next one sends it first. The program need not end for it.
+            if not self._is_away:
+                print(f"trunkline-agent: {error}; events wait on the disk", file=sys.stderr, flush=True)
+            self._is_away = True
 
 
 def run_for_job(given: argparse.Namespace, limits: Limits) -> int:

@@ -6,14 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-# Names of files and secrets with which the program could act in the agent's name.
-_SECRETS: Final = (
-    "TRUNKLINE_CREDENTIALS",
-    "TRUNKLINE_AGENT_TOKEN",
-    "TRUNKLINE_TOKEN",
-    "TRUNKLINE_JOB_SECRET",
-    "AGENT_KEY_PATH",
-)
+# With these variables the program could act in the agent's name.
+_SECRETS: Final = ("AGENT_KEY_PATH", "MQTT_PASSWORD", "MQTT_KEYFILE")
+_WORDS: Final = ("CREDENTIALS", "TOKEN", "SECRET", "PASSWORD")
 
 
 def environment_with(
@@ -26,9 +21,13 @@ def environment_with(
         has_secrets: Whether variables with secrets stay.
         own: The environment to begin with.
     """
-    found = {name: value for name, value in own.items() if has_secrets or name not in _SECRETS}
+    found = {name: value for name, value in own.items() if has_secrets or not _is_secret(name)}
     for name, text in values.items():
         found.pop(name, None)
         if text is not None and "\0" not in text:
             found[name] = text
     return found
+
+
+def _is_secret(name: str) -> bool:
+    return name in _SECRETS or (name.startswith("TRUNKLINE") and any(word in name for word in _WORDS))

@@ -31,7 +31,8 @@ once start more of these commands. SIGTERM and Ctrl-C end the program first and 
 crash a message may come twice, with the same id.
 
 Job ('--job'): `started` at the begin, each line of stdout as `progress`, and at the end `completed` for exit
-code 0, else `error`. The program has our stdin. Lines are also printed.
+code 0, else `error`. The program has our stdin. Lines are also printed. The exit code is the program's.
+While the hub does not answer, events wait on the disk, and the program waits at its output.
 
 The program's environment has no token and no secret, unless --pass-credentials is given.
 """

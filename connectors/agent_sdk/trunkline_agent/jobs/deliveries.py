@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trunkline_agent.broker import Broker, BrokerAccess, mqtt_broker
 from trunkline_agent.credentials import (
     CA_VARIABLE,
     FILE_VARIABLE,
@@ -16,10 +17,8 @@ from trunkline_agent.credentials import (
     MqttAccess,
 )
 from trunkline_agent.errors import UsageError
+from trunkline_agent.extras import MissingExtra
 from trunkline_agent.outbox.delivery import EventDelivery
-
-if TYPE_CHECKING:
-    from trunkline_agent.mqtt.broker import Broker, BrokerAccess
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
@@ -49,8 +48,10 @@ def over_mqtt(
     ca_certs: str | os.PathLike[str] | None,
 ) -> EventDelivery:
     """Return the delivery of a job's events over MQTT. See `Job` for the arguments."""
-    from trunkline_agent.mqtt.broker import mqtt_broker
-    from trunkline_agent.mqtt.event_delivery import MqttDelivery
+    try:
+        from trunkline_agent.mqtt.event_delivery import MqttDelivery
+    except MissingExtra as error:
+        raise UsageError(str(error)) from None
 
     if isinstance(mqtt, Credentials):
         ca_certs = ca_certs or mqtt.ca_certs
