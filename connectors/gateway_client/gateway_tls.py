@@ -34,7 +34,7 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
     try:
         return tls.trust(url, ca_certs)
     except UsageError as error:
-        raise SettingsError(f"gateway.ca_certs: {error}") from None
+        raise SettingsError(f"gateway.{error}") from None
 
 
 def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:

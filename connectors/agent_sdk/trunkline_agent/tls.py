@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from trunkline_agent.environment import CA_VARIABLE
 from trunkline_agent.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
 
 _THIS_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -20,7 +22,7 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
     The client then trusts the certificate authority in the file `ca_certs`; None: the authorities that this
     machine trusts. Raises UsageError when the file cannot be read.
     """
-    if not url.startswith("https:"):
+    if urlsplit(url).scheme != "https":
         return None
     return _trusting(None if ca_certs is None else str(ca_certs))
 
@@ -50,7 +52,9 @@ def explained(error: BaseException | str) -> str:
 
 @lru_cache(maxsize=8)
 def _trusting(ca_certs: str | None) -> ssl.SSLContext:
+    import ssl  # takes 15 ms, which plain HTTP need not spend
+
     try:
         return ssl.create_default_context(cafile=ca_certs)
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the file with the certificate authority, {ca_certs}: {error}") from None
+        raise UsageError(f"ca_certs: {ca_certs}: {error}") from None

@@ -19,8 +19,11 @@ from tests.connectors.gateway.hub_stack import HubStack
 from tests.forked_programs import forked_command
 from tests.programs import start_program
 from trunkline_agent.agent import Agent
+from trunkline_agent.command import mailbox_loop
 from trunkline_agent.command.main import main
+from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.credentials import Credentials, HubAccess
+from trunkline_agent.errors import BackboneUnreachable
 
 Call = Callable[..., tuple[int, str, str]]
 Join = Callable[[], tuple[str, str]]
@@ -127,6 +130,9 @@ def test_the_exit_code_of_a_program_acknowledges_its_message_or_gives_it_back(
     assert "secret" not in (tmp_path / "env").read_text()
     (waiting,) = pending(hub, bo)
     assert (waiting["attempts"], waiting["last_reason"]) == (1, "exit code 3")
+    slow = json.loads(call(*run, "--timeout", "0.2", "--", "sleep", "9")[1])
+    loud = json.loads(call(*run, "--output-limit", "9", "--", "seq", "99")[1])
+    assert (slow["fault"], loud["fault"]) == ("not done within 0.2 s", "more than 9 bytes of output")
     # The output of a program is JSON only if it says so, and no reply is sent for none.
     assert json.loads(call(*run, "--reply", "json", "--", "echo", "{")[1])["fault"] == "its output is no JSON"
     assert json.loads(call(*run, "--reply", "json", "--", "echo", "[1]")[1])["fault"] is None
@@ -300,3 +306,25 @@ def test_a_signal_ends_the_program_of_a_job_and_then_the_job(
     assert process.wait(20) == 143
     process.communicate()
     assert events(hub, job.id)[-1] == ("error", "ended because of SIGTERM")
+
+
+class HubThatWasAway:
+    """An agent whose hub does not answer at first."""
+
+    def __init__(self) -> None:
+        self.answers: list[Exception | None] = [BackboneUnreachable("away"), BackboneUnreachable("away"), None]
+
+    def receive(self, *, wait_s: float | None) -> None:
+        if error := self.answers.pop(0):
+            raise error
+
+
+@pytest.mark.requirement("AG-88")
+def test_the_loop_outlives_a_hub_that_is_away_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mailbox_loop, "_AWAY_S", 0.0)
+    agent = HubThatWasAway()
+    with StopSignals() as stop:
+        assert mailbox_loop._next(agent, 0.0, stop) is None  # type: ignore[arg-type]
+    assert (agent.answers, capsys.readouterr().err.count("away")) == ([], 1)
