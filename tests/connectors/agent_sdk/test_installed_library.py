@@ -167,6 +167,23 @@ def test_a_missing_extra_is_an_import_error_that_names_what_to_install(host: Cal
     assert str(error).startswith("trunkline_agent.xml needs lxml, not installed here; install the extra 'xml'")
 
 
+@pytest.mark.requirement("AG-42")
+def test_the_installed_command_runs_with_h11_alone_and_mcp_names_its_extra(
+    host: Callable[..., AgentHost],
+) -> None:
+    program = host(VERSIONS[0]).folder / "bin" / "trunkline-agent"
+    shown = subprocess.run([program, "--help"], env=bare(), capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stdout.split()[:2]) == (0, ["usage:", "trunkline-agent"]), shown.stderr
+    environment = bare() | {
+        "AGENT_ID": "echo",
+        "AGENT_KEY_PATH": "echo.pem",
+        "MCP_SERVER_URL": "http://localhost",
+    }
+    refused = subprocess.run([program, "mcp"], env=environment, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("install the extra 'mcp': pip install 'trunkline-agent[mcp]'\n")
+
+
 @pytest.mark.requirement("AG-43")
 @pytest.mark.timeout(MAKE_HOST_S)
 @pytest.mark.parametrize("version", VERSIONS)

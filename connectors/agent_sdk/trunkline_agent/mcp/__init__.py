@@ -15,11 +15,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trunkline_agent.extras import require_extra
+
 if TYPE_CHECKING:
     from trunkline_agent.mcp.connection import agent_client
     from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE
     from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeyText
     from trunkline_agent.mcp.signed_auth import SignedAuth
+
+require_extra("mcp")
 
 __all__ = [
     "KEY_UNUSABLE",
