@@ -25,12 +25,12 @@ from jobs.ledger.ledger_table import create_ledger
 from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest
 from jobs.views.view_tables import are_complete, open_tables
-from schemas.errors import Refused
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
+from trunkline_agent.errors import Refused
 
 # The number of rows that a round should read. The number of commits in a round is adapted to it.
 _ROUND_ROWS = 50_000

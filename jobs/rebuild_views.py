@@ -33,7 +33,6 @@ from jobs.refold import check_views
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
 from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import ViewTable, are_complete, index_path, open_tables
-from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
@@ -41,6 +40,7 @@ from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress
+from trunkline_agent.errors import NotFound, Refused
 
 # The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000

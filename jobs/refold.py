@@ -16,7 +16,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from jobs.views.view_changes import Key, RowChange, ends_of, key_columns, row_changes, row_key
-from schemas.errors import NotFound
 from schemas.fold.entries import Entries, Writes
 from schemas.fold.settled import FOLD_VERSION, AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
@@ -29,7 +28,8 @@ from schemas.tables.ledger import LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import rows_between
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.errors import NotFound
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _WINDOW: Final = 20_000
 _SHOWN: Final = 50

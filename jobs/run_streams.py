@@ -27,12 +27,12 @@ from jobs.ledger.audit_trail import AuditThread
 from jobs.ledger.ledger_table import LedgerCheckpoints, prepare_ledger
 from jobs.maintain_tables import Maintenance
 from jobs.views.view_lock import views_lock
-from schemas.errors import BackboneUnreachable
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings, load_settings
 from schemas.tables.fold_version import check_fold_version
+from trunkline_agent.errors import BackboneUnreachable
 
 PROGRAM = "run_streams"
 _POLL_S = 0.2

@@ -21,7 +21,6 @@ from kafka import TopicPartition
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from notebooks.audit_tables import POSITION, Audit
-from schemas.errors import BackboneUnreachable
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, load_keyring
@@ -33,7 +32,8 @@ from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.wire.ids import CONTROL
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.ids import CONTROL
 
 # The greatest difference between the clocks of Kafka and of the committing job.
 _CLOCKS_APART = pd.Timedelta(seconds=60)

@@ -6,8 +6,8 @@ import hashlib
 import random
 
 from schemas.streams.blob import blob_registry as blobs
-from schemas.wire.ids import BLOB, stream_key
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.ids import BLOB, stream_key
 
 DIGESTS = tuple(hashlib.sha256(bytes([number])).hexdigest() for number in range(5))
 # No blob ends while the log is written, or gateways that follow the log would append records of their own.

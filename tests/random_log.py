@@ -24,7 +24,6 @@ from schemas.streams.principal.principals import ROLES, addition_record, revocat
 from schemas.streams.refused.refusal import Refusal, refusal_record
 from schemas.streams.session import session_registry as sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
-from schemas.wire.strict_json import canonical
 from tests.jobs.topic_load import raw_event
 from tests.random_blobs import blob_record
 from tests.random_mailboxes import RandomMailboxes
@@ -36,6 +35,7 @@ from tests.random_webhooks import webhook_record
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
+from trunkline_agent.wire.strict_json import canonical
 
 WORKERS = [f"worker-{n}" for n in range(12)]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from schemas.streams.control import organism
 from schemas.streams.thread.threads import THREAD_OPENED, ThreadOpened
-from schemas.wire.ids import THREAD, stream_key
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.ids import THREAD, stream_key
 
 
 def organism_change(draw: random.Random) -> OutgoingRecord:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from schemas.streams.schedule import schedule_registry as schedules
-from schemas.wire.ids import SCHEDULE, stream_key
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.ids import SCHEDULE, stream_key
 
 # No run is due while the log is written, or gateways that follow the log would append records of their own.
 _TIMINGS = ({"every_s": 86_400}, {"every_s": 31_536_000}, {"cron": "0 0 29 2 *"}, {"cron": "0 0 */16 1 1#3"})

@@ -17,10 +17,11 @@ from deltalake.exceptions import TableNotFoundError
 
 from connectors.local_stack.spark_command import class_path
 from schemas.settings.settings import Settings, ViewSettings
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
 from tests.jobs.topic_load import append_all
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -17,6 +17,10 @@ import pytest
 from tests.source_files import ROOT, nodes_of, project_files, python_files, text_of, tree_of
 
 PACKAGES = ("schemas", "connectors", "jobs")
+# A project of its own, whose package the product imports under its own name.
+LIBRARY = Path("connectors/agent_sdk")
+# Parts of its modules' full names, so they hide nothing.
+OF_THE_LIBRARY = {"queue", "mcp", "xml", "command"}
 FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 130, 40, 112
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
 SPARK_FILE = Path("schemas/tables/spark_types.py")
@@ -72,6 +76,23 @@ def test_schemas_imports_nothing_of_ours_and_connectors_and_jobs_never_each_othe
         for path in python_files(package)
         for module, _ in imports_of(path)
         if module.split(".")[0] in forbidden
+    )
+
+
+def python_files_below(folder: Path) -> list[Path]:
+    """The Python files below a folder of the checkout."""
+    return [path for path in python_files() if path.is_relative_to(folder)]
+
+
+@pytest.mark.requirement("AG-01")
+def test_the_library_of_agents_imports_nothing_else_of_ours() -> None:
+    files = python_files_below(LIBRARY)
+    assert files
+    offenders(
+        f"{path} imports {module}"
+        for path in files
+        for module, _ in imports_of(path)
+        if module.split(".")[0] in {*PACKAGES, "tests"}
     )
 
 
@@ -134,7 +155,8 @@ def module_files() -> dict[str, Path]:
     """The product's modules by dotted name; a package is its `__init__`."""
     found = {}
     for path in python_files(*PACKAGES):
-        parts = path.parts[:-1] if path.name == "__init__.py" else path.with_suffix("").parts
+        own = path.relative_to(LIBRARY) if path.is_relative_to(LIBRARY) else path
+        parts = own.parts[:-1] if path.name == "__init__.py" else own.with_suffix("").parts
         found[".".join(parts)] = path
     return found
 
@@ -153,8 +175,10 @@ def imported_modules(module: str) -> frozenset[str]:
 
 
 def package_of(module: str) -> str:
-    """The package that a module is in; of a package, itself."""
-    return module if module_files()[module].name == "__init__.py" else module.rpartition(".")[0]
+    """The package that a module is in; of a package and of a public name at the library's root, itself."""
+    package = module.rpartition(".")[0]
+    is_alone = module_files()[module].name == "__init__.py" or package == "trunkline_agent"
+    return module if is_alone else package
 
 
 def cycles(edges: dict[str, set[str]]) -> Iterator[str]:
@@ -246,6 +270,7 @@ def test_no_module_hides_one_of_the_standard_library_or_of_an_installed_library(
         for path in python_files(*PACKAGES, "tests")
         for name in {path.stem, path.parent.name}
         if name in library_modules() and name not in {"__init__", "__main__"}
+        if not (path.is_relative_to(LIBRARY) and name in OF_THE_LIBRARY)
     )
 
 
@@ -347,7 +372,7 @@ TEXTS = {".py", ".md", ".toml", ".yaml", ".yml", ".conf", ".properties", ".xml",
 
 def may_show_paths(path: Path) -> bool:
     """Examples of unsafe text are paths; tests may send them."""
-    return path == Path("schemas/wire/unsafe_text.py") or path.parts[0] == "tests"
+    return path == LIBRARY / "trunkline_agent/wire/unsafe_text.py" or path.parts[0] == "tests"
 
 
 def test_no_file_holds_a_path_of_a_machine_or_the_address_of_a_registry() -> None:

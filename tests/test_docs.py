@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import KINDS, RECORD_TYPES, VIEW_TABLES
 from schemas.tables import ledger
-from schemas.wire.verdicts import REASONS
 from tests.source_files import ROOT, files_with_tests, text_of, tree_of
+from trunkline_agent.wire.verdicts import REASONS
 
 DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")
 

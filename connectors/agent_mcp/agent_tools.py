@@ -42,7 +42,7 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.streams.principal.principals import AGENT
-from schemas.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 
 KIND: Final = "message"
 TEXT: Final = "text/plain"

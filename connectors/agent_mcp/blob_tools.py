@@ -22,7 +22,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, malformed, not_found
 from connectors.gateway.web.idempotency import Origin
 from schemas.streams.mailboxes.message import DEFAULT_REALM
-from schemas.wire.verdicts import SEQ_CONFLICT, TOO_LARGE
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE
 
 PART_TIMEOUT_S: Final = 60.0
 """An upload without a further part for so many seconds is dropped."""

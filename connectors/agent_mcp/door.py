@@ -36,11 +36,11 @@ from connectors.agent_mcp.waiting_calls import WaitingCalls
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentKeyRow
-from schemas.wire.verdicts import MALFORMED
 from schemas.wire.wire_body import first_fault
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.wire.verdicts import MALFORMED
 
 log = structlog.stdlib.get_logger(__name__)
 

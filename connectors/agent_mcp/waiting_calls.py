@@ -28,7 +28,7 @@ from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import PRINCIPAL, TOOL
 from connectors.gateway.web.answers import error_response
 from connectors.gateway.web.strict_request import replayed
-from schemas.wire.verdicts import UNAUTHORIZED
+from trunkline_agent.wire.verdicts import UNAUTHORIZED
 
 PING_S: Final = 15.0
 _BEGUN: Final = {

@@ -16,13 +16,13 @@ from deltalake.exceptions import DeltaError
 
 from connectors.audit.statistics_check import RowGroup, said_by_footer, said_by_log
 from connectors.ledger_files.ledger_reader import open_ledger
-from schemas.errors import TrunklineError
 from schemas.integrity.audit_chain import ChainLine, lines_in_log
 from schemas.integrity.ledger_leaves import ENCODINGS
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
+from trunkline_agent.errors import TrunklineError
 
 _BATCH_ROWS: Final = 16_384
 # Features of Delta with which readers see other rows or columns than those in the files.

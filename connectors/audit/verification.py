@@ -18,11 +18,11 @@ from connectors.audit.chain_check import CheckedChain
 from connectors.audit.findings import Fault, Finding
 from connectors.audit.ledger_files_reader import LedgerFiles
 from connectors.audit.row_check import WINDOW_ROWS, RowCheck
-from schemas.errors import NotFound, UsageError
 from schemas.integrity.audit_anchors import Anchor, public_keys_in, read_anchors
 from schemas.integrity.audit_chain import lines_in_file
 from schemas.integrity.audit_files import anchor_public_key_file, anchors_file, chain_file, is_beside_the_ledger
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import NotFound, UsageError
 
 # The number of findings to show; more of them help no reader.
 SHOWN_MOST: Final = 1000

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.cli.shared.actions import add_actions
-from schemas.errors import TrunklineError, UsageError
+from trunkline_agent.errors import TrunklineError, UsageError
 
 PROGRAM = "trunkline"
 EXIT_USAGE = 2
@@ -85,6 +85,7 @@ COMMANDS: dict[str, Command] = {
     "principals": _in("agents.principals", "make and revoke tokens; set limits", AGENTS),
     "demo": _in("stack.demo", "see the whole way of an event, in a minute", WORK),
     "bench": _in("stack.bench", "run a benchmark", WORK),
+    "build": _in("stack.build", "build the library for agents' machines", WORK),
     "prove": _in("stack.prove", "test with seeds of faults under load", WORK),
 }
 

@@ -20,7 +20,7 @@ from connectors.gateway.web.answers import json_answer, not_found
 from connectors.gateway.web.idempotency import IdempotencyKey, write_of
 from connectors.gateway.web.models import LIST_LIMIT, NAME_PATTERN
 from connectors.gateway.web.policy import Action, decide
-from schemas.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.ids import NAME_LIMIT
 
 _MAILBOX: Final = "/api/mailboxes/{realm}/{name}"
 _MESSAGE: Final = f"{_MAILBOX}/messages/{{message_id}}"

@@ -31,7 +31,7 @@ from connectors.gateway.web.strict_request import StrictRequest
 from connectors.live.live_view import LiveView
 from schemas.keys.sealing import Keyring
 from schemas.streams.principal.principals import ACTIVE, OPERATOR, PrincipalRow, token_hash
-from schemas.wire.verdicts import POLICY, UNAUTHORIZED
+from trunkline_agent.wire.verdicts import POLICY, UNAUTHORIZED
 
 SESSION_S: Final = 7 * 24 * 3600
 CHANGE_KEY: Final = "X-Trunkline-Change-Key"

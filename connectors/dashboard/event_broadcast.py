@@ -26,8 +26,8 @@ from connectors.dashboard.pulse import PULSE_S, Pulse
 from connectors.dashboard.rejections import Rejections
 from connectors.gateway.services.hub import Hub
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
-from schemas.errors import TrunklineError
 from schemas.streams.principal.principals import VIEWER
+from trunkline_agent.errors import TrunklineError
 
 LENGTH_LIMIT: Final = 16 * 1024
 _FORM: Final = re.compile(r"e(\d{1,9}):((?:\d{1,15}\.)*\d{1,15})").fullmatch

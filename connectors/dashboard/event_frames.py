@@ -24,8 +24,8 @@ from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.principal.principals import OPERATOR, VIEWER
 from schemas.streams.task.task_registry import TASK_STARTED, TaskRow
-from schemas.wire.ids import AGENT, JOB, MAILBOX, TASK
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.ids import AGENT, JOB, MAILBOX, TASK
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _SAID: Final = ("message_id", "from", "kind", "priority")
 

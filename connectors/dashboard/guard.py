@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.gateway.web.answers import error_response
-from schemas.wire.verdicts import POLICY
+from trunkline_agent.wire.verdicts import POLICY
 
 _LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared, not bound

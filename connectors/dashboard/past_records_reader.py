@@ -18,12 +18,12 @@ from connectors.ledger_files.ledger_reader import LedgerFilter
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from connectors.live.verdict_reader import newest_where, settled_where
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.wire.ids import JOB, stream_key
-from schemas.wire.verdicts import REJECTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import JOB, stream_key
+from trunkline_agent.wire.verdicts import REJECTED
 
 HISTORY_RECORDS: Final = 500
 

@@ -19,8 +19,8 @@ from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.settled_feed import SettledRecord
 from connectors.live.table_lag import TableLag
 from connectors.live.table_progress_reader import ViewProgressReader
-from schemas.errors import TrunklineError
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 # The number of mailboxes that are shown. The sums include all.
 SHOWN: Final = 200

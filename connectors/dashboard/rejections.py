@@ -17,9 +17,9 @@ from connectors.dashboard.shown_rows import is_shown
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
-from schemas.wire.verdicts import FOLD_FAILED, REJECTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import FOLD_FAILED, REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 

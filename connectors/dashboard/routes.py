@@ -23,8 +23,8 @@ from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
 from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.log.publisher import Position
-from schemas.errors import TrunklineError
 from schemas.streams.job.job_registry import REGISTRY_JOBS
+from trunkline_agent.errors import TrunklineError
 
 _OFFSET_LIMIT: Final = 10**15
 # The number of answers that may read the ledger at once, so that callers cannot occupy all threads of the

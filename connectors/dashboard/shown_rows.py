@@ -17,7 +17,7 @@ from schemas.streams.job.job_registry import (
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskRow
 from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
-from schemas.wire.ids import CONTROL, PRINCIPAL
+from trunkline_agent.wire.ids import CONTROL, PRINCIPAL
 
 _TEXT: Final = 300
 _RAW_BYTES: Final = 4096

@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from connectors.demo.steps import Step
 from connectors.ledger_files.ledger_lines import LINE_COLUMNS
-from connectors.mqtt_link.receipt import Receipt
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.wire.ids import JOB
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.receipt import Receipt
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 OUTCOME_COLUMNS: Final = (*LINE_COLUMNS, "partition", "offset", "ce_id", "status_after")
 Row = dict[str, Any]

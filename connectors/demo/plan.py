@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from connectors.demo.steps import Actor, Cancellation, Pick, RawMessage, Script, ScriptBuilder, Step
-from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
-from schemas.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import MAX_DEPTH, canonical
-from schemas.wire.verdicts import (
+from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from trunkline_agent.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import MAX_DEPTH, canonical
+from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,

@@ -18,9 +18,9 @@ from connectors.terminal.terminal_text import escaped, is_coloured
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.tables.ledger import LEDGER
-from schemas.wire.ids import JOB
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 _PLAIN_WIDTH: Final = 120
 _SHOWN_LIMIT: Final = 44

@@ -15,12 +15,12 @@ from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.samples.hub_agent import FINISH, GREET
 from connectors.xml_wire.envelope import ENVELOPE_NAMESPACE
 from connectors.xml_wire.posting import post_xml
-from schemas.errors import Refused
 from schemas.fold import life_cycles as states
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.session.session_registry import TERMINATED
 from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL
+from trunkline_agent.errors import Refused
 
 Tick = Callable[[], None]
 _Found = TypeVar("_Found")

@@ -23,9 +23,9 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.file_bridge.records import DOOR
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.terminal.json_log import configure_json_log
-from schemas.errors import TrunklineError
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, SettingsError, load_settings
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger("connectors.file_bridge")  # __name__ is __main__ when it runs
 

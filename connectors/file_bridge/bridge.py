@@ -27,17 +27,17 @@ from connectors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import claims_of, claims_of_ids
 from connectors.file_bridge.session_carrier import CONSUMER, SessionCarrier
-from connectors.file_queue import Queue, QueueError
-from connectors.file_queue.delayed_messages import delayed_names
-from connectors.file_queue.message_record import is_name
-from connectors.file_queue.session_files import SessionFolder
 from connectors.log.publisher import Position, RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
-from schemas.errors import BackboneUnreachable
 from schemas.keys.record_macs import FILE_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.queue import Queue, QueueError
+from trunkline_agent.queue.delayed_messages import delayed_names
+from trunkline_agent.queue.message_record import is_name
+from trunkline_agent.queue.session_files import SessionFolder
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import httpx2
 
-from connectors.file_queue import Queue, QueueError
-from connectors.file_queue.message_record import BODY_LIMIT, blob_in_line, reference
-from connectors.file_queue.session_files import CHUNK_BYTES
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.gateway_client.gateway_tls import explained
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import note_of_blob
+from trunkline_agent.queue import Queue, QueueError
+from trunkline_agent.queue.message_record import BODY_LIMIT, blob_in_line, reference
+from trunkline_agent.queue.session_files import CHUNK_BYTES
 
 _SILENCE_S: Final = 30.0
 _GONE: Final = 410
@@ -130,7 +130,8 @@ def _parts(gateway: GatewayClient, path: str, blob: BlobReference) -> Iterator[b
                 raise BlobGone(path)
             if not answer.is_success:
                 answer.read()
-                raise BlobNotFetched(f"a blob cannot be fetched: {gateway.error_of(answer)}")
+                error = gateway.error_of(answer.status_code, answer.headers, answer.content)
+                raise BlobNotFetched(f"a blob cannot be fetched: {error}")
             for part in answer.iter_raw(CHUNK_BYTES):
                 found.update(part)
                 size += len(part)

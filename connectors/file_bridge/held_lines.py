@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from connectors.file_queue.cursors import SUFFIX, agents, read_cursor, write_cursor
-from connectors.file_queue.message_record import is_name
-from connectors.file_queue.queue_errors import QueueError
-from connectors.file_queue.session_files import CURSORS, SessionFolder, complete_lines, remove
+from trunkline_agent.queue.cursors import SUFFIX, agents, read_cursor, write_cursor
+from trunkline_agent.queue.message_record import is_name
+from trunkline_agent.queue.queue_errors import QueueError
+from trunkline_agent.queue.session_files import CURSORS, SessionFolder, complete_lines, remove
 
 PREFIX: Final = "trunkline-held."
 

@@ -21,16 +21,16 @@ import httpx2
 import structlog
 
 from connectors.file_bridge.posting_rules import NO_GATEWAY
-from connectors.file_queue.message_record import BODY_LIMIT, side_file_of
-from connectors.file_queue.session_files import BODIES, CHUNK_BYTES, SessionFolder
-from connectors.file_queue.side_files import with_body
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.gateway_client.gateway_tls import explained
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE
-from schemas.wire.verdicts import RATE_LIMITED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.queue.message_record import BODY_LIMIT, side_file_of
+from trunkline_agent.queue.session_files import BODIES, CHUNK_BYTES, SessionFolder
+from trunkline_agent.queue.side_files import with_body
+from trunkline_agent.wire.verdicts import RATE_LIMITED
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -201,7 +201,7 @@ class GatewayBlobs:
             if answer.status_code == 429:
                 raise NotUploaded(RATE_LIMITED)
             if not answer.is_success:
-                raise gateway.error_of(answer)
+                raise gateway.error_of(answer.status_code, answer.headers, answer.content)
             keep_until = datetime.fromisoformat(answer.json()["keep_until"]).timestamp()
         self._known[reference.digest] = time.monotonic() + (keep_until - time.time()) / 2
         self._known.move_to_end(reference.digest)

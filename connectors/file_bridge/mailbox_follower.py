@@ -24,17 +24,17 @@ from connectors.file_bridge.posting_rules import BridgeRules, ask_limits
 from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import DOOR, line_of, may_be_of
-from connectors.file_queue import Queue, QueueError
-from connectors.file_queue.message_record import is_expired, is_for, parse_line
-from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
-from schemas.wire.ids import MAILBOX
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.queue import Queue, QueueError
+from trunkline_agent.queue.message_record import is_expired, is_for, parse_line
+from trunkline_agent.queue.session_files import MESSAGES, SessionFolder, complete_lines
+from trunkline_agent.wire.ids import MAILBOX
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.delta_files import dataset_of
+from trunkline_agent.errors import TrunklineError
 
 
 class ViewUnreadable(TrunklineError):

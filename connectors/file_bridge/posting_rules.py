@@ -23,7 +23,7 @@ from connectors.reactor.limits_of_principals import Limits, limits_of
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import PrincipalRow
-from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
+from trunkline_agent.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
 
 # The reason why a line waits although its mailbox may have room.
 NO_VERDICT: Final = "no_verdict"

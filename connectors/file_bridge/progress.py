@@ -17,9 +17,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from connectors.file_bridge.records import poll_in
-from connectors.file_queue.session_files import AUDIT, complete_lines, open_fd
-from schemas.keys.private_files import replace_file
 from schemas.settings.settings import Settings
+from trunkline_agent.private_files import replace_file
+from trunkline_agent.queue.session_files import AUDIT, complete_lines, open_fd
 
 # How much of the audit is read at once.
 _BYTES: Final = 8 * 1024 * 1024

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from connectors.file_queue.queue_errors import QueueError
-from connectors.file_queue.queue_settings import find_root
-from connectors.file_queue.session_files import LOCK, SessionFolder, open_fd
-from connectors.file_queue.session_lock import lock_session
 from schemas.settings.settings import Settings
+from trunkline_agent.queue.queue_errors import QueueError
+from trunkline_agent.queue.queue_settings import find_root
+from trunkline_agent.queue.session_files import LOCK, SessionFolder, open_fd
+from trunkline_agent.queue.session_lock import lock_session
 
 _TICK_S: Final = 0.01
 

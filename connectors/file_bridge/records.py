@@ -10,14 +10,15 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from connectors.file_queue import TOPICS
-from connectors.file_queue.message_record import EVERYBODY, NAME_LIMIT, is_name
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import note_of_blob
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record
-from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, content_id, refused_stream
+from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
+from trunkline_agent.queue import TOPICS
+from trunkline_agent.queue.message_record import EVERYBODY, NAME_LIMIT, is_name
+from trunkline_agent.wire.content_id import content_id
 
 DOOR: Final = "file"
 # Any program that may write the files may write any name into them.

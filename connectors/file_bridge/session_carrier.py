@@ -38,12 +38,12 @@ from connectors.file_bridge.records import (
     refusal_of,
     sent_at_s,
 )
-from connectors.file_queue.cursors import agents, read_cursor, write_cursor
-from connectors.file_queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
-from connectors.file_queue.queue_errors import QueueError
-from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import MAILBOX_FULL
+from trunkline_agent.queue.cursors import agents, read_cursor, write_cursor
+from trunkline_agent.queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
+from trunkline_agent.queue.queue_errors import QueueError
+from trunkline_agent.queue.session_files import MESSAGES, SessionFolder, complete_lines
+from trunkline_agent.wire.verdicts import MAILBOX_FULL
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from schemas.errors import BackboneUnreachable, NotFound
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.session.session_registry import REGISTRY_SESSIONS
-from schemas.wire.ids import JOB, SESSION
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.errors import BackboneUnreachable, NotFound
+from trunkline_agent.wire.ids import JOB, SESSION
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 Row = dict[str, Any]
 _PATHS: Final = {JOB: "jobs", SESSION: "sessions"}

@@ -22,8 +22,8 @@ from connectors.gateway_client.gateway_tls import explained
 from connectors.gateway_client.operator_token import read_token
 from connectors.log.publisher import Position
 from connectors.retry.backoff import Backoff
-from schemas.errors import Refused, TrunklineError
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import Refused, TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from connectors.gateway.web.connection_budget import BudgetLimits
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

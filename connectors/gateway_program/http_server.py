@@ -17,8 +17,8 @@ from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBud
 from connectors.gateway_program.descriptors import accepted_at_once, fit_to_descriptors
 from connectors.gateway_program.doors import Door
 from connectors.terminal.log_limit import LogLimit
-from schemas.errors import TrunklineError
 from schemas.settings.settings import GatewaySettings
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

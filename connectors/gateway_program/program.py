@@ -40,10 +40,10 @@ from connectors.processes.session_keeper import SessionKeeper
 from connectors.reactor.reactor import Reactor
 from connectors.terminal.json_log import configure_json_log
 from connectors.unix_socket.claimed_socket import ClaimedSocket
-from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from schemas.streams.session.session_registry import SessionRow
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

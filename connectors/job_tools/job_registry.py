@@ -9,13 +9,13 @@ from functools import partial
 from pydantic import ValidationError
 
 from connectors.log.publisher import Position, Publisher
-from schemas.errors import UsageError
 from schemas.keys.sealing import Keyring
 from schemas.streams.job.job_registry import BrokerOverlay, cancellation_record, registration_record
-from schemas.wire.ids import is_job_id, new_job_id
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.signing import new_secret
 from schemas.wire.wire_body import first_fault
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.ids import is_job_id, new_job_id
+from trunkline_agent.wire.signing import new_secret
 
 _DOOR = "cli"
 

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, body_of, iso_time, json_line
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
-from schemas.errors import NotFound, TrunklineError, UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_REGISTERED, REGISTRY_JOBS
-from schemas.wire.ids import JOB
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.errors import NotFound, TrunklineError, UsageError
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 META: Final = "meta.json"
 STATUS: Final = "status.json"

@@ -10,8 +10,8 @@ from typing import Any, Final
 from connectors.terminal.terminal_text import escaped
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.tables.ledger import COLUMNS
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 LINE_COLUMNS: Final = (
     "logged_at",

@@ -23,8 +23,8 @@ import structlog
 from connectors.background.background_service import ThreadedService
 from connectors.ledger_files.message_export_reader import EXPORT_SCHEMA, TablesUnread, exported_messages, joined
 from connectors.retry.backoff import retry
-from schemas.errors import NotFound, TrunklineError, UsageError
 from schemas.settings.settings import PROJECT_ROOT, Settings
+from trunkline_agent.errors import NotFound, TrunklineError, UsageError
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from schemas.errors import NotFound, TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import CLAIMED, MAILBOX_VIEW, MESSAGE_BODIES, READ
 from schemas.tables.delta_files import small_batches
-from schemas.wire.field_checks import is_utc_timestamp
+from trunkline_agent.errors import NotFound, TrunklineError
+from trunkline_agent.wire.field_checks import is_utc_timestamp
 
 _KEY: Final = ["realm", "recipient", "message_id"]
 _HEAD: Final = [*_KEY, "sender", "priority", "status", "posted_at", "sent_at"]

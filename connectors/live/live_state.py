@@ -26,8 +26,8 @@ from schemas.state_store.local_store import StoreDamaged
 from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.kinds import VIEWS
-from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
+from trunkline_agent.wire.ids import parse_stream_key
 
 _NEVER: Final = -1
 _NO_WRITES: Final[Writes] = {}

@@ -15,12 +15,12 @@ from connectors.live.store_folder import StoreFolder
 from connectors.live.store_writer import StoreWriter
 from connectors.live.view_reader import load_views
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.state_store.gateway_store import GatewayStore, LogPlace, row_form
 from schemas.state_store.local_store import StoreDamaged
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 _POLL_S: Final = 0.2
 _READ_WITHIN_S: Final = 30.0

@@ -32,12 +32,12 @@ from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Append, Position
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.tables.fold_version import check_fold_version, check_switch
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

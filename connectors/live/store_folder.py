@@ -16,9 +16,9 @@ from typing import Final
 
 import structlog
 
-from schemas.errors import TrunklineError
 from schemas.state_store.gateway_store import GatewayStore
 from schemas.state_store.local_store import StoreDamaged
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

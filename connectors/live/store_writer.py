@@ -19,9 +19,9 @@ import structlog
 
 from connectors.live.live_state import LiveState
 from connectors.retry.backoff import Backoff
-from schemas.errors import TrunklineError
 from schemas.state_store.gateway_store import GatewayStore
 from schemas.state_store.local_store import StoreDamaged, StoreMoved
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 T = TypeVar("T")

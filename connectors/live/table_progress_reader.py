@@ -17,7 +17,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.fs import FileSystem
 
-from schemas.errors import TrunklineError
 from schemas.integrity.audit_chain import ChainEntry, last_in_file, line_in_metadata
 from schemas.integrity.audit_files import chain_file
 from schemas.settings.settings import Settings
@@ -25,6 +24,7 @@ from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress, read_progress
+from trunkline_agent.errors import TrunklineError
 
 # Maintenance commits a few times between two micro-batches. Older entries are in the chain file.
 _LOOK_BACK: Final = 50

@@ -13,12 +13,12 @@ from deltalake.exceptions import DeltaError
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
+from trunkline_agent.errors import TrunklineError
 
 # Columns whose values are shown as they are.
 _SAME: Final = ("type", "ce_id", "verdict", "reason", "why", "late", "status_after", "seq", "value")

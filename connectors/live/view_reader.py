@@ -20,7 +20,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from connectors.retry.backoff import retry
-from schemas.errors import TrunklineError
 from schemas.fold.settled import FOLD_VERSION
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
@@ -33,7 +32,8 @@ from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import read_progress
-from schemas.wire.ids import MAILBOX
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import MAILBOX
 
 BATCH_ROWS: Final = 16_384
 _AGAIN_S: Final = 0.5

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from connectors.processes import process_tree
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 MARK = "TRUNKLINE_STACK_PART"
 _END_S = 10.0

@@ -16,8 +16,8 @@ from connectors.local_stack import child_process, state_file
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_monitor import AnswerProbe, StartProgress, set_niceness
 from connectors.local_stack.part_plan import PartPlan
-from schemas.errors import TrunklineError
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
+from trunkline_agent.errors import TrunklineError
 
 STOPPED, STARTING, READY, WAITING, UNRESPONSIVE = "stopped", "starting", "ready", "waiting", "unresponsive"
 # Variables of the caller alone. With a viewer's token the bridge could not read verdicts; a job's secret is for

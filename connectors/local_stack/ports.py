@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 LOOPBACK = "127.0.0.1"
 # Below the kernel's range for outgoing connections, so that none of these takes the port.

@@ -9,8 +9,8 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
-from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
+from trunkline_agent.errors import TrunklineError
 
 JARS = PROJECT_ROOT / ".jars"
 JAVA_MAJOR = "17"

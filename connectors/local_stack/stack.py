@@ -26,10 +26,10 @@ from connectors.local_stack.part_plan import (
     PartPlan,
 )
 from connectors.local_stack.program_plans import PROGRAM_PLANS, xml_pump_plan
-from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.keys.sealing import ensure_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import SECRET_VARIABLES, Settings, settings_environment
+from trunkline_agent.errors import Refused, TrunklineError, UsageError
 
 PLANS: dict[str, Callable[[Settings], PartPlan]] = {**BROKER_PLANS, **PROGRAM_PLANS}
 _POLL_S = 0.05

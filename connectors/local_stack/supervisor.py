@@ -13,8 +13,8 @@ import traceback
 
 from connectors.local_stack import state_file
 from connectors.local_stack.stack import LocalStack, StackRuns
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, load_settings
+from trunkline_agent.errors import TrunklineError
 
 _TICK_S = 0.2
 # The exit code when another process runs a stack with this data directory.

@@ -15,10 +15,10 @@ from kafka import TopicPartition  # type: ignore[import-untyped]
 from kafka.net.inet import KafkaNetSocket  # type: ignore[import-untyped]
 from kafka.record.default_records import DefaultRecordBatch  # type: ignore[import-untyped]
 
-from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, topic_reader
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
+from trunkline_agent.errors import BackboneUnreachable
 
 # For a header name that is not UTF-8, this method sets an exception and returns a list with a hole, on which
 # the interpreter crashes. `map` checks for the exception after each call; specialised bytecode does not. A

@@ -14,7 +14,6 @@ from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
 
 from connectors.log.kafka_records import repair_kafka_client, to_record
 from connectors.log.publisher import Publisher
-from schemas.errors import BackboneUnreachable
 from schemas.keys.record_macs import GATEWAY, load_mac_key
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import (
@@ -34,6 +33,7 @@ from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, topology_reco
 from schemas.streams.control.record_macs import MACS_REQUIRED, macs_required_records
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import BadEnvelopeError, Record, read_envelope
+from trunkline_agent.errors import BackboneUnreachable
 
 # Several callers of `ensure_topic` at once may each have appended the first records.
 _FIRST: Final = 16

@@ -18,10 +18,10 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError, client_options
 from connectors.retry.backoff import Backoff
-from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import check_topic, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings, Settings
+from trunkline_agent.errors import BackboneUnreachable
 
 # After so long without an answer, check whether any broker accepts a connection.
 _LOOK_S: Final = 1.0

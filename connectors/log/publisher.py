@@ -25,13 +25,13 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.log.topic_consumer import client_options
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 OUTSTANDING_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _RECORD_OVERHEAD_BYTES: Final = 512

@@ -16,11 +16,11 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import TopicPartition as Partition
 
 from connectors.log.kafka_records import message_record, with_all_headers
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.log_access.event_topic import reach_kafka
 from schemas.log_access.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import Record
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.ledger_files.ledger_reader import open_ledger
-from schemas.errors import NotFound, Refused, TrunklineError
 from schemas.keys.sealing import Keyring, UnsealError, sealed_by
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import RECORD_COLUMNS, rows_between
 from schemas.wire.record import JSON_CONTENT, MAC_HEADERS, NOT_UTF8, STANDARD_HEADERS, Record
+from trunkline_agent.errors import NotFound, Refused, TrunklineError
 
 # The limit of one window: the sum of its values, and of the overhead of each row.
 _WINDOW_BYTES: Final = 64 * 1024 * 1024

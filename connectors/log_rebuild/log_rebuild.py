@@ -18,7 +18,6 @@ import orjson
 
 from connectors.log_rebuild import rebuilt_topic
 from connectors.log_rebuild.ledger_log_reader import LedgerLog, LedgerRecord
-from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
@@ -26,6 +25,7 @@ from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STRE
 from schemas.streams.control.record_macs import macs_required_records
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import Record
+from trunkline_agent.errors import Refused
 
 COMPARED, WRITTEN = "compared", "written"
 Progress = Callable[[str, int, int], None]

@@ -18,7 +18,6 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ig
 from connectors.log.kafka_records import message_record, with_all_headers
 from connectors.log.publisher import producer_options
 from connectors.log.topic_consumer import TopicConsumer
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.log_access.event_topic import (
     REACH_TIMEOUT_S,
     REBUILDING_TIMESTAMPS,
@@ -31,6 +30,7 @@ from schemas.log_access.event_topic import (
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import Record
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 _TIMESTAMP_TYPE: Final = "message.timestamp.type"
 _ANY_TIME: Final = str(2**63 - 1)

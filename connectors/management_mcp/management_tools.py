@@ -19,12 +19,12 @@ from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_
 from connectors.agent_mcp.tool_arguments import TimedMessage
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_PENDING
 from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Name, Printable
+from trunkline_agent.errors import BackboneUnreachable
 
 _Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$")] | None
 

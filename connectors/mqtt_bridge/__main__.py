@@ -35,9 +35,9 @@ from connectors.mqtt_bridge.job_brokers import JobBrokerBridges
 from connectors.mqtt_bridge.publish_counts import LoadReports, PublishCounts
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
 from connectors.terminal.json_log import configure_json_log
-from schemas.errors import TrunklineError
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, SettingsError, load_settings
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger("connectors.mqtt_bridge")  # __name__ is __main__ when it runs
 

@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from connectors.mqtt_link.receipt import read_payload
+from connectors.mqtt_bridge.receipt_payloads import read_payload
 from connectors.rates.few_refusals import FewRefusals
 from connectors.rates.token_buckets import TokenBuckets
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import MAILBOX_FULL, RATE_LIMITED, REJECTED
+from trunkline_agent.wire.verdicts import MAILBOX_FULL, RATE_LIMITED, REJECTED
 
 ROUTE: Final = "MQTT outbox"
 FULL_S: Final = 1.0

@@ -14,9 +14,9 @@ from typing import Final
 import structlog
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, SettingsError
-from schemas.wire.ids import AGENT, JOB
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import AGENT, JOB
 
 log = structlog.stdlib.get_logger(__name__)
 

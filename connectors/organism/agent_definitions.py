@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from connectors.terminal.terminal_text import escaped
 from schemas.streams.agents.agent_registry import DESCRIPTION_LIMIT
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
-from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.wire_body import IMAGE_LIMIT, Capabilities, Name, Printable, first_fault
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 DEFINITION_BYTES: Final = 64 * 1024
 # Equal times prove that a file is unchanged only if its last change is older than this: the clock of a file

@@ -20,7 +20,6 @@ from connectors.organism.agent_definitions import FreeName, read_definitions
 from connectors.organism.handler_descriptions import PAYLOAD_FIELDS, Described, describe_handlers
 from connectors.organism.unique_yaml import InvalidYaml, PlainLoader, load_yaml
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import (
     CONCURRENCY,
@@ -32,8 +31,9 @@ from schemas.streams.control.organism import (
     Listener,
     RootTag,
 )
-from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, words_of
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.strict_json import canonical
 
 FILE_BYTES: Final = 1024 * 1024
 META: Final = "meta"

@@ -20,7 +20,7 @@ from lxml import etree  # type: ignore[import-untyped]
 from connectors.terminal.terminal_text import escaped
 from connectors.xml_wire.faults import XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import repair
-from schemas.wire.verdicts import MALFORMED
+from trunkline_agent.wire.verdicts import MALFORMED
 
 NAMESPACE: Final = "urn:trunkline:commands:1"
 COMMAND_BYTES: Final = 128 * 1024

@@ -61,11 +61,11 @@ from connectors.out_of_band.command_document import (
     read_command,
 )
 from connectors.out_of_band.command_keys import SIGNATURE_HEADER, CommandKey, read_keys
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.control.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded
 from schemas.streams.refused.refusal import RefusalReason
-from schemas.wire.verdicts import (
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.wire.verdicts import (
     DUPLICATE,
     ILLEGAL_TRANSITION,
     MALFORMED,

@@ -23,7 +23,7 @@ from typing import IO, Final
 
 import psutil
 
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 PROCESS: Final = "process"
 # How long a process may take to end after SIGKILL.

@@ -24,11 +24,11 @@ import structlog
 from connectors.background.background_service import ThreadedService
 from connectors.processes.process_tree import KILL_S
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
-from schemas.errors import TrunklineError
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import TERMINATED, SessionRow
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

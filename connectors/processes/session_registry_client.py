@@ -12,9 +12,9 @@ from typing import Any
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.processes.process_tree import clean_environment
 from connectors.processes.session_host import GRACE_S, SessionHost
-from schemas.errors import NotFound, Refused, UsageError
 from schemas.streams.session.session_registry import HARD, SOFT, TERMINATED
-from schemas.wire.ids import is_name
+from trunkline_agent.errors import NotFound, Refused, UsageError
+from trunkline_agent.wire.ids import is_name
 
 Row = dict[str, Any]
 

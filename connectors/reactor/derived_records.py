@@ -48,10 +48,10 @@ from schemas.streams.task.task_registry import (
     result_text,
     task_record,
 )
-from schemas.wire.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
 from schemas.wire.record import JSON_CONTENT, BadEnvelopeError, Origin, OutgoingRecord, Record, read_envelope
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.wire_body import NOTE_LIMIT
+from trunkline_agent.wire.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 
 DOOR: Final = "reactor"
 BY_REACTOR: Final[Origin] = {"door": DOOR, "principal": REACTOR}

@@ -10,8 +10,8 @@ from connectors.reactor.timers import Timers
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MESSAGE_EXPIRED, MESSAGE_RECLAIMED
 from schemas.streams.mailboxes.mailbox_requests import due_record, expiry_record, reclaim_record
 from schemas.streams.mailboxes.message import DELAYED, LEASED, MessageRow
-from schemas.wire.moments import has_come, moment_of
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.moments import has_come, moment_of
 
 
 class MessageTimers(Timers[MessageRow]):

@@ -48,12 +48,12 @@ from connectors.reactor.verdict_records import depends_on_verdict, records_by_ve
 from connectors.reactor.webhook_records import webhook_records
 from connectors.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
 from schemas.wire.record import OutgoingRecord, Record
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

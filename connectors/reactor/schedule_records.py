@@ -15,11 +15,11 @@ from connectors.reactor.known_recipients import GetRow
 from connectors.reactor.limits_of_principals import limits_of
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, posting_record, verified_message
 from schemas.streams.schedule.schedule_registry import SCHEDULE_RAN, ScheduleRan
-from schemas.wire.ids import SCHEDULE
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import OutgoingRecord, Record
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.ids import SCHEDULE
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _RAN: Final = SCHEDULE_RAN.encode()
 _TYPE: Final = 3

@@ -35,10 +35,10 @@ from schemas.streams.topic.topic_registry import (
     subscription_record,
 )
 from schemas.streams.webhook.webhook_registry import WEBHOOK_REMOVED
-from schemas.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, WEBHOOK, parse_stream_key
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
-from schemas.wire.strict_json import MalformedJsonError, canonical_plain, decode
+from trunkline_agent.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, WEBHOOK, parse_stream_key
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical_plain, decode
 
 # The door of the copies. They are far more than all that the reactor derives otherwise, so they are apart.
 TOPIC_DOOR: Final = "topic"

@@ -23,8 +23,8 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookRow,
     webhook_record,
 )
-from schemas.wire.ids import AGENT, PRINCIPAL, WEBHOOK, parse_stream_key
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
+from trunkline_agent.wire.ids import AGENT, PRINCIPAL, WEBHOOK, parse_stream_key
 
 # These end the mailbox of the name of their stream, unless the name has one for another reason.
 ENDS_OF_MAILBOX: Final = frozenset({AGENT_STOPPED, AGENT_REMOVED, AGENT_MQTT_REMOVED, PRINCIPAL_REVOKED})

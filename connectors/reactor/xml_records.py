@@ -37,10 +37,10 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE, SYSTEM
-from schemas.wire.ids import CONTROL, MAILBOX, parse_stream_key
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import ACCEPTED, REJECTED
+from trunkline_agent.wire.ids import CONTROL, MAILBOX, parse_stream_key
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
 XML_DOOR: Final = "xml"
 XML_CONTENT: Final = "application/xml"

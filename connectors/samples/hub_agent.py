@@ -33,8 +33,8 @@ from connectors.launcher.protocol import (
     TASK_ID_VARIABLE,
 )
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 from schemas.streams.principal.principals import HUB
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 
 MESSAGES: Final = "/api/hub/messages"
 ASK, ANSWER, GREET, FINISH, EVENT = "ask", "answer", "greet", "finish", "event"

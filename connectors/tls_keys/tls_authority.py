@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 730

@@ -12,7 +12,7 @@ import orjson
 from connectors.xml_wire.envelope import open_answer
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.control.organism import CONCURRENCY, TIMEOUT_MS
-from schemas.wire.ids import is_name
+from trunkline_agent.wire.ids import is_name
 
 _Kind = TypeVar("_Kind")
 

@@ -23,8 +23,8 @@ from connectors.gateway_client.gateway_tls import explained, trust
 from connectors.gateway_client.operator_token import read_token
 from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
 from connectors.xml_pump.handlers import ConversationMessage
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 
 _CONNECT_S: Final = 5.0
 # Shorter than the time for which the gateway keeps an idle connection.

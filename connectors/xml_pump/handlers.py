@@ -27,7 +27,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final, Protocol, TypeVar
 
 from connectors.xml_payloads.payload_types import PayloadType, payload_type_of
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 HISTORY_LIMIT = 100
 

@@ -27,7 +27,7 @@ from connectors.xml_pump.gateway_link import GatewayLink, Leased
 from connectors.xml_pump.listener_table import ListenerTable, TableMaker
 from connectors.xml_pump.llm_client import TokenRate
 from connectors.xml_pump.settling import BACKOFF_S, Settler
-from schemas.errors import BackboneUnreachable
+from trunkline_agent.errors import BackboneUnreachable
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -31,9 +31,9 @@ from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.pump import Pump
 from connectors.xml_pump.settling import Settler
 from connectors.xml_wire.faults import XmlLimits
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, SettingsError, load_settings
-from schemas.wire.ids import is_name
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import is_name
 
 log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __main__
 

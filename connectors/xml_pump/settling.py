@@ -17,7 +17,7 @@ import structlog
 from connectors.xml_payloads.deliveries import HUH, NACK, Answer, Done
 from connectors.xml_payloads.huh import HUH_NAMESPACE, huh
 from connectors.xml_pump.gateway_link import GatewayLink, NotTaken
-from schemas.errors import BackboneUnreachable, Refused
+from trunkline_agent.errors import BackboneUnreachable, Refused
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayClient
-from schemas.errors import Refused
+from connectors.gateway_client.gateway_client import GatewayClient
+from trunkline_agent.xml.posting import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
+
+__all__ = ["PostedXml", "post_xml"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    import httpx2
-
-_PATH: Final = "/messages"
-_ANSWER_S: Final = 40.0
-_TOO_MANY: Final = 429
-
-
-@dataclass(frozen=True)
-class PostedXml:
-    """The hub's answer to an XML document.
-
-    Attributes:
-        huh: the XML that says what was wrong; None: the message was accepted.
-        thread: the thread of the accepted message, else empty.
-        messages: the ids of the stored messages, by recipient.
-    """
-
-    huh: str | None
-    thread: str
-    messages: dict[str, str]
+    from trunkline_agent.hub.plans import Answer
 
 
 def post_xml(
@@ -59,28 +41,16 @@ def post_xml(
         BackboneUnreachable: The hub does not answer after a few attempts.
         TrunklineError: Any other error status of the hub.
     """
-    import httpx2
-
     answer = gateway.request(
         "POST",
-        _PATH,
-        lambda answer: answer.status_code == _TOO_MANY or _is_xml(answer),
-        content=document,
-        headers={"Content-Type": "application/xml", "Idempotency-Key": request_id},
-        params={**(sent or {}), **({} if sender is None else {"as": sender})},
-        timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_TIMEOUT_S),
+        PATH,
+        _is_xml,
+        body=document,
+        headers={"Content-Type": MEDIA_TYPE, "Idempotency-Key": request_id},
+        query={**(sent or {}), **({} if sender is None else {"as": sender})},
     )
-    if answer.status_code == _TOO_MANY:
-        again_s = answer.headers.get("Retry-After", "1")
-        raise Refused(f"{gateway.error_of(answer)}; try again in {again_s} s")
-    if answer.status_code == 422:
-        return PostedXml(answer.text, "", {})
-    from connectors.xml_wire.safe_xml import repair
-
-    root = repair(answer.content).root
-    return PostedXml(None, root.get("thread", ""), {one.get("to"): one.get("id") for one in root})
+    return posted_of(answer.status, answer.body)
 
 
-def _is_xml(answer: httpx2.Response) -> bool:
-    is_xml = str(answer.headers.get("content-type", "")).startswith("application/xml")
-    return is_xml and answer.status_code in (202, 422)
+def _is_xml(answer: Answer) -> bool:
+    return is_answer(answer.status, answer.headers.get("content-type", ""))

@@ -6,8 +6,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from schemas.errors import TrunklineError
 from schemas.settings.settings import SettingsError
+from trunkline_agent.errors import TrunklineError
 
 
 class BackgroundThread:

@@ -17,7 +17,6 @@ from pyarrow.fs import FileSystem
 
 from jobs.ledger.batch_plan import Place
 from jobs.views.view_changes import ends_of
-from schemas.errors import Refused, TrunklineError
 from schemas.integrity.audit_chain import (
     ChainEntry,
     ChainLine,
@@ -36,6 +35,7 @@ from schemas.integrity.audit_files import chain_file
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
+from trunkline_agent.errors import Refused, TrunklineError
 
 # The number of commits among which the last one of each partition is looked for.
 _LOOK_BACK: Final = 20_000

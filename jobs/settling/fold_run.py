@@ -6,14 +6,14 @@ import gc
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from schemas.errors import TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange, Change, Rows, Settled
 from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.wire.record import Record
-from schemas.wire.verdicts import ACCEPTED, FOLD_FAILED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import ACCEPTED, FOLD_FAILED
 
 
 class OrderError(TrunklineError):

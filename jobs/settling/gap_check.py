@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 
 from jobs.settling.fold_run import OrderError
-from schemas.errors import BackboneUnreachable
 from schemas.integrity.audit_chain import PartitionRoot
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, topic_reader
 from schemas.settings.settings import KafkaSettings
+from trunkline_agent.errors import BackboneUnreachable
 
 
 def check_gaps(kafka: KafkaSettings, ends: Mapping[int, int], roots: Iterable[PartitionRoot]) -> None:

@@ -21,11 +21,11 @@ from pyspark.sql import DataFrame, Row
 from jobs.ledger.batch_plan import PLAN_PROPERTY, BatchPlan, PlanKeeper
 from jobs.ledger.ledger_chain import LedgerChain
 from jobs.settling.gap_check import check_gaps
-from schemas.errors import TrunklineError
 from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_commit
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
+from trunkline_agent.errors import TrunklineError
 
 # ledger_table.py and maintain_tables.py do both, so that no micro-batch waits for them.
 _NOTHING_MORE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)

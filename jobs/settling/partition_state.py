@@ -19,12 +19,12 @@ import pyarrow.parquet as parquet
 from deltalake import DeltaTable
 
 from jobs.ledger.batch_plan import BatchPlan, Place
-from schemas.errors import TrunklineError
 from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store.local_store import StoreMoved
 from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, Snapshot
 from schemas.tables.delta_files import dataset_of, table_storage
 from schemas.tables.view_progress import read_progress
+from trunkline_agent.errors import TrunklineError
 
 _OF_ENTRIES: Final = ("stream_kind", "stream_id", "entry", "value")
 _OF_LEDGER: Final = ("partition", "offset", "stream_kind", "stream_id", "entries")

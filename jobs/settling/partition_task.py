@@ -27,8 +27,8 @@ from schemas.state_store.partition_store import Snapshot
 from schemas.streams.control.record_macs import macs_stream
 from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
+from trunkline_agent.wire.ids import parse_stream_key
 
 ROWS_AT_ONCE = 20_000
 # More entries than such a stream ever has.

@@ -8,11 +8,11 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark import SparkConf
 
-from schemas.errors import TrunklineError
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
+from trunkline_agent.errors import TrunklineError
 
 
 class StartRefused(TrunklineError):

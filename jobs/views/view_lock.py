@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from schemas.errors import Refused
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import Refused
 
 
 @contextmanager

@@ -22,13 +22,13 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.views.index_store import Held
 from jobs.views.key_index import SHELF, KeyIndex
 from jobs.views.view_changes import Key, RowChange, key_columns
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.row_columns import with_comments
 from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
+from trunkline_agent.errors import TrunklineError
 
 # A shelf of entries is then below 1 MB, which a micro-batch rewrites at most for each changed shelf.
 SHELF_ROWS: Final = 2048

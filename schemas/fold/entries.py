@@ -9,8 +9,8 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from schemas.errors import TrunklineError
 from schemas.fold.key_range import KeyRange
+from trunkline_agent.errors import TrunklineError
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from schemas.fold.settled import Outcome, rejected
-from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION
+from trunkline_agent.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION
 
 PENDING: Final = "pending"
 RUNNING: Final = "running"

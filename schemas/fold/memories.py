@@ -17,8 +17,8 @@ import msgspec
 from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.settled import Outcome, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import SEQ_CONFLICT, TOO_LATE
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LATE
 
 REQUESTS_KEPT: Final = 256
 DIGESTS_KEPT: Final = 256

@@ -9,7 +9,7 @@ import msgspec
 
 from schemas.fold.view_rows import Row
 from schemas.wire.record import Envelope
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 
 # Incremented when the rules change so that a record could get another verdict, entry or row.
 FOLD_VERSION: Final = 11
@@ -54,7 +54,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
         verdict: whether the record is accepted, a duplicate or rejected.
         stream_kind: the kind of the record's stream.
         stream_id: the name of the record's stream.
-        reason: the reason of a rejection, a word of `schemas.wire.verdicts`.
+        reason: the reason of a rejection, a word of `trunkline_agent.wire.verdicts`.
         why: an explanation of the rejection in a few words. It quotes nothing of the input.
         late: whether the record is accepted although a higher seq was settled before it.
         changes: the rows of views that the record changes.
@@ -126,7 +126,7 @@ def rejected(reason: str, why: str, status: str | None = None) -> Outcome:
     """Return the outcome of a rejected record.
 
     Args:
-        reason: a word of `schemas.wire.verdicts`, such as `bad_signature`.
+        reason: a word of `trunkline_agent.wire.verdicts`, such as `bad_signature`.
         why: an explanation in a few words for the sender. It must not quote the input, which may be secret.
         status: the status of the stream, or `None` if it has none.
     """

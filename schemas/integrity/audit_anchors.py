@@ -16,11 +16,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from schemas.errors import UsageError
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
-from schemas.keys.pem import private_key_pem
-from schemas.keys.private_files import make_first
-from schemas.wire.strict_json import canonical_plain
+from trunkline_agent.errors import UsageError
+from trunkline_agent.mcp.pem import private_key_pem
+from trunkline_agent.private_files import make_first
+from trunkline_agent.wire.strict_json import canonical_plain
 
 _PURPOSE: Final = b"trunkline audit anchor\n"
 _END: Final = b"-----END PUBLIC KEY-----"

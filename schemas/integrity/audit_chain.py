@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from schemas.integrity.ledger_leaves import NEWEST_ENCODING
 from schemas.integrity.merkle import leaf_hash, merkle_root, root_and_level
-from schemas.wire.strict_json import canonical_plain
+from trunkline_agent.wire.strict_json import canonical_plain
 
 BEFORE_THE_FIRST: Final = "0" * 64
 MARKS_MOST: Final = 32

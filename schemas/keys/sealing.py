@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from schemas.errors import TrunklineError
-from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
-from schemas.wire.ids import is_name
-from schemas.wire.signing import Signer
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.private_files import make_first
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.signing import Signer
 
 _NONCE_BYTES: Final = 12
 _KEY_BYTES: Final = 32

@@ -18,7 +18,6 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition  # type: ignor
 from kafka.admin import ConfigResource, ConfigResourceType  # type: ignore[import-untyped]
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError  # type: ignore[import-untyped]
 
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.log_access.kafka_clients import (
     bootstrap_addresses,
     client_options,
@@ -30,6 +29,7 @@ from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
 from schemas.tables.ledger import LEDGER
 from schemas.wire.partitions import partition_for
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 REACH_TIMEOUT_S: Final = 10.0
 REBUILDING_TIMESTAMPS: Final = "CreateTime"

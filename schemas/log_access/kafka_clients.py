@@ -23,10 +23,10 @@ from kafka.errors import (  # type: ignore[import-untyped]
     UnsupportedSaslMechanismError,
 )
 
-from schemas.errors import BackboneUnreachable
 from schemas.keys.private_files import check_key_file
 from schemas.settings.kafka_settings import read_password
 from schemas.settings.settings import ENV_PREFIX, KafkaSettings, SettingsError
+from trunkline_agent.errors import BackboneUnreachable
 
 PASSWORD_VARIABLE: Final = f"{ENV_PREFIX}KAFKA__SASL_PASSWORD"
 _MODULES: Final = {

@@ -1,4 +1,4 @@
 """The settings of all programs: their fields, defaults, bounds and sources.
 
-Imports only `schemas.errors` and `schemas.wire`.
+Imports only `trunkline_agent.errors` and `schemas.wire`.
 """

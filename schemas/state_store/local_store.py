@@ -13,8 +13,8 @@ from typing import Final, Generic, TypeVar
 import lmdb
 import msgspec
 
-from schemas.errors import TrunklineError
 from schemas.fold.entries import EntriesUnreadable
+from trunkline_agent.errors import TrunklineError
 
 # Bytes of address space, not of memory or disk. A larger file gets twice its size.
 _MAP_BYTES: Final = 1 << 38

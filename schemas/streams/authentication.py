@@ -14,7 +14,7 @@ from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import Envelope, Record, record_mac_input
-from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
+from trunkline_agent.wire.verdicts import UNAUTHENTICATED_RECORD
 
 # The doors and record types for which a signer's key counts. The processes that have the gateway's key have the
 # master keys, too, so a limit would not bind them.

@@ -16,13 +16,14 @@ from schemas.keys.sealing import Keyring, MissingKeyError
 from schemas.streams.authentication import authentication_fault
 from schemas.streams.kinds import KINDS
 from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.wire.field_checks import SCHEMA_VERSION as EVENT_VERSION
-from schemas.wire.field_checks import is_utc_timestamp
-from schemas.wire.ids import REFUSED, parse_stream_key
-from schemas.wire.masking import mask_event, mask_opaque
 from schemas.wire.record import VALUE_LIMIT_BYTES, BadEnvelopeError, Envelope, Record, read_envelope
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import (
+from schemas.wire.wire_body import body_fault
+from trunkline_agent.wire.field_checks import SCHEMA_VERSION as EVENT_VERSION
+from trunkline_agent.wire.field_checks import is_utc_timestamp
+from trunkline_agent.wire.ids import REFUSED, parse_stream_key
+from trunkline_agent.wire.masking import mask_event, mask_opaque
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import (
     ACCEPTED,
     FOLD_FAILED,
     MALFORMED,
@@ -31,7 +32,6 @@ from schemas.wire.verdicts import (
     TOO_LARGE,
     UNKNOWN_STREAM,
 )
-from schemas.wire.wire_body import body_fault
 
 # A record without a valid key belongs to no stream. It is shown as if it belonged to this one.
 UNKEYED: Final = (REFUSED, "kafka")

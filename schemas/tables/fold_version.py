@@ -12,13 +12,13 @@ import orjson
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from schemas.errors import Refused
 from schemas.fold.settled import FOLD_VERSION
 from schemas.settings.settings import Settings
 from schemas.streams.control.control_fold import CONTROL_FOLD_SWITCHED
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.errors import Refused
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 FOLD_PROPERTY: Final = "trunkline.foldVersion"
 # The body of the last switch record. A switch that was interrupted can still append it to the log.

@@ -11,8 +11,8 @@ from schemas.fold.entries import Writes
 from schemas.fold.settled import FOLD_VERSION, AppliedChange, Settled
 from schemas.fold.view_rows import Moment
 from schemas.keys.sealing import Keyring, value_purpose
-from schemas.wire.ids import REFUSED, parse_stream_key
 from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, Record
+from trunkline_agent.wire.ids import REFUSED, parse_stream_key
 
 LEDGER: Final = "ledger"
 Int32 = Annotated[int, "32 bits"]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from schemas.tables.ledger import COLUMNS, LedgerRow
 from schemas.tables.row_columns import MOMENT, columns_of
-from schemas.wire.field_checks import is_utc_timestamp
+from trunkline_agent.wire.field_checks import is_utc_timestamp
 
 if TYPE_CHECKING:
     # It imports pandas, which would add a quarter of a second to the start of every program.

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 PROGRESS_KEY: Final = "trunkline"
 _LEDGER: Final = f"{PROGRESS_KEY}/ledger_version"

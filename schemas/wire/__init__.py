@@ -1,4 +1,4 @@
-"""The format of a record: envelope, ids, JSON, signatures, masking and refusals.
+"""The record: envelope, bodies, partitions. The parts that agents need, too, are in `trunkline_agent.wire`.
 
-Pure: imports no socket, no Kafka or Delta library, and no other package of `schemas` but `errors`.
+Pure: imports no socket, no Kafka or Delta library, and no other package of `schemas`.
 """

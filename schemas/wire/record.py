@@ -14,7 +14,7 @@ from typing import Final, TypedDict
 
 import msgspec
 
-from schemas.wire.ids import REFUSED, is_name, stream_key
+from trunkline_agent.wire.ids import REFUSED, is_name, stream_key
 
 JSON_CONTENT: Final = "application/json"
 OVERSIZE_PREFIX_BYTES: Final = 1024
@@ -166,19 +166,6 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
         if self.traceparent is not None:
             found.append(("traceparent", self.traceparent))
         return [(name, value.encode("utf-8")) for name, value in found]
-
-
-def content_id(*parts: bytes) -> str:
-    """Return an id derived from content: the SHA-256 of all parts in hex. Equal parts give the same id.
-
-    Each part is preceded by its length as eight bytes, so that the same bytes divided otherwise give another
-    id.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def mac_input(*parts: bytes | None) -> bytes:

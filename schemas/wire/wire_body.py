@@ -7,17 +7,19 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
-from schemas.wire.ids import is_name
-from schemas.wire.record import Origin, OutgoingRecord, content_id
-from schemas.wire.strict_json import INT_MAX, canonical
+from schemas.wire.record import Origin, OutgoingRecord
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
-# The two checks below as regular expressions, for readers of the JSON schema.
+# The checks below as regular expressions, for readers of the JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _LENGTHS: Final = frozenset({"too_long", "too_short"})
 # Pydantic's name for a text that an AfterValidator has checked.
 _TEXT: Final = "Value"
 _PRINTABLE: Final = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
+_UTC_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z$"
 
 
 IMAGE_LIMIT: Final = 255
@@ -45,7 +47,9 @@ def _utc_time(text: str) -> str:
     return text
 
 
-UtcTime = Annotated[str, AfterValidator(_utc_time)]
+UtcTime = Annotated[
+    str, AfterValidator(_utc_time), Field(json_schema_extra={"format": "date-time", "pattern": _UTC_TIME})
+]
 """A time in ISO 8601 in UTC, with seconds and `Z`."""
 Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": NAME_PATTERN})]
 """A name by CM-01."""

@@ -50,15 +50,15 @@ from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Mess
 from schemas.streams.task import task_registry as tasks
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
-from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
 from tests.benchmarks.bench_report import Bench, not_held, teller
 from tests.connectors.live.local_stores import entries_of, streams_of
 from tests.jobs.topic_load import raw_event
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
+from trunkline_agent.wire.strict_json import canonical
 
 _SHELF = 4096
 TableRow = tuple[object, ...]

@@ -26,20 +26,21 @@ import orjson
 from pydantic import SecretStr
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
-from connectors.mqtt_link.mqtt_connection import MqttConnection
-from connectors.mqtt_link.mqtt_credentials import job_mqtt
-from connectors.mqtt_link.topics import events_topic, outbox_topic
-from schemas.keys.mqtt_password import mqtt_password
-from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.agent_signing import load_private_key
-from schemas.streams.agents.mqtt_agents import mqtt_user, sign_said
-from schemas.streams.job.job_event import PROGRESS, STARTED
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
+from connectors.local_stack.part_monitor import set_niceness
+from schemas.settings.settings import Settings
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import request
+from trunkline_agent.mcp.signing import load_private_key
+from trunkline_agent.mqtt.broker import BrokerAccess, job_broker
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection
+from trunkline_agent.queue import Queue
+from trunkline_agent.wire.agent_message import mqtt_user, sign_said
+from trunkline_agent.wire.job_event import PROGRESS, STARTED
+from trunkline_agent.wire.mqtt_password import mqtt_password
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic, outbox_topic
 
 CONNECTIONS: Final = 32
 IN_FLIGHT: Final = 1000
@@ -175,11 +176,11 @@ def jobs_turns(order: Order) -> Turn:
         }
         return canonical(sign_event(event, order.secret))
 
-    mqtt = job_mqtt(order.settings.mqtt, order.name, order.secret)
+    mqtt = job_broker(order.settings.mqtt, order.name, order.secret)
     return _published(mqtt, events_topic(order.settings.mqtt.topic_prefix, order.name), payload)
 
 
-def _published(mqtt: MqttSettings, topic: str, payload: Callable[[], bytes]) -> Turn:
+def _published(mqtt: BrokerAccess, topic: str, payload: Callable[[], bytes]) -> Turn:
     def turn(seconds: float) -> Counter[str]:
         answers: Counter[str] = Counter()
         room, lock = threading.Semaphore(IN_FLIGHT), threading.Lock()
@@ -277,7 +278,11 @@ class Flooder:
 
 
 def _serve(order: Order, niceness: int, pipe: Pipe) -> None:
-    os.nice(niceness)
+    # Linux shares the processor among sessions first, then among the processes of each (sched(7), autogroup).
+    # Each part of the local stack leads a session of its own. In the session of the clients that measure,
+    # flooder and control would take their processor time from these, and not from the stack.
+    os.setsid()
+    set_niceness(os.getpid(), niceness)
     try:
         turn = TURNS[order.door](order)
         pipe.send("ready")
@@ -294,7 +299,12 @@ def _serve(order: Order, niceness: int, pipe: Pipe) -> None:
 
 @contextmanager
 def flooding(order: Order, niceness: int = 0) -> Iterator[Flooder]:
-    """Start the process of a flood, which waits for its turns, and end it with the block."""
+    """Start the process of a flood, which waits for its turns, and end it with the block.
+
+    Signals of the terminal do not reach the process, because it leads a session of its own. If the block ends
+    by an exception such as KeyboardInterrupt or SystemExit, the process is killed in the middle of its turn. If
+    the caller's process is killed, the flooder ends after its turn.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(order, niceness, theirs), daemon=True)
@@ -305,11 +315,10 @@ def flooding(order: Order, niceness: int = 0) -> Iterator[Flooder]:
         if found != "ready":
             raise RuntimeError(f"the flooder of {order.door} cannot flood: {found}")
         yield Flooder(ours)
-    finally:
         with suppress(OSError):
             ours.send(None)
         process.join(5)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    finally:
+        process.kill()
+        process.join()
         ours.close()

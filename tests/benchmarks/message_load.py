@@ -9,8 +9,8 @@ import time
 import httpx
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import TrunklineError
 
 RECIPIENTS = 20
 MESSAGES = "/api/hub/messages"

@@ -30,11 +30,11 @@ from typing import Any
 
 import persistqueue
 
-from connectors.file_queue import Queue
-from connectors.file_queue.cursors import write_cursor
-from connectors.file_queue.message_record import new_id, stamp, to_line
-from connectors.file_queue.session_files import MESSAGES, SessionFolder
 from tests.benchmarks.bench_report import Bench, teller
+from trunkline_agent.queue import Queue
+from trunkline_agent.queue.cursors import write_cursor
+from trunkline_agent.queue.message_record import new_id, stamp, to_line
+from trunkline_agent.queue.session_files import MESSAGES, SessionFolder
 
 BODY = "step 7 of 12 done, reading the index"
 SESSION = "bench"

@@ -13,11 +13,11 @@ from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import cancellation_record, registration_record, rotation_record
-from schemas.wire.ids import new_job_id
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.signing import new_secret
-from schemas.wire.verdicts import ACCEPTED
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.ids import new_job_id
+from trunkline_agent.wire.signing import new_secret
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 

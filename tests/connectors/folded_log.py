@@ -17,9 +17,9 @@ from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress
-from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.ids import parse_stream_key
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

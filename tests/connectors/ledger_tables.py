@@ -16,10 +16,11 @@ from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.strict_json import canonical
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 SECRET = "a-secret"

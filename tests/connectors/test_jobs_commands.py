@@ -15,12 +15,12 @@ import pytest
 from connectors.job_tools.job_registry import cancel_job, register_job
 from connectors.local_stack import free_port
 from connectors.log.publisher import Publisher
-from schemas.errors import UsageError
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.ids import is_job_id
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.forked_programs import forked_command
 from tests.programs import run_program
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.ids import is_job_id
 
 JOB = "0a1b2c3d"
 SECRET = "canary-77aa10c4-secret"

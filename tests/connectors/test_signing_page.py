@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,18 +29,19 @@ from connectors.mqtt_accounts.mosquitto_files import (
     write_lines,
 )
 from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from connectors.mqtt_link.receipt import Receipt
-from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.job.job_event import EVENTS, JobEvent
-from schemas.wire.signing import new_secret
+from schemas.streams.job.job_event import JobEvent
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.wire.job_event import EVENTS
+from trunkline_agent.wire.mqtt_password import mqtt_password
+from trunkline_agent.wire.receipt import Receipt
+from trunkline_agent.wire.signing import new_secret
 
 pytestmark = pytest.mark.requirement("OP-40")
 
@@ -197,6 +199,6 @@ def test_the_signer_in_javascript_gives_the_published_signatures_or_refuses(fold
 
 
 def test_the_page_names_every_field_of_the_receipt_and_every_event() -> None:
-    for name in (*Receipt.__struct_fields__, *JobEvent.model_fields):
+    for name in (*(one.name for one in fields(Receipt)), *JobEvent.model_fields):
         assert re.search(rf"^\| `{name}` \|", PAGE, re.MULTILINE), name
     assert all(f"`{event}`" in PAGE for event in EVENTS)

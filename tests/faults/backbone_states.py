@@ -24,8 +24,8 @@ from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from schemas.tables.view_arrow import VIEW_ARROW
-from schemas.wire.ids import CONTROL
 from tests.connectors.live.local_stores import stored
+from trunkline_agent.wire.ids import CONTROL
 
 State = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,14 +11,14 @@ from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from schemas.wire.record import Record
-from schemas.wire.verdicts import (
+from tests.faults.backbone_states import State, micros
+from tests.schemas.streams.mailbox_model import MailboxModel
+from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     ILLEGAL_TRANSITION,
     SEQ_CONFLICT,
     UNKNOWN_STREAM,
 )
-from tests.faults.backbone_states import State, micros
-from tests.schemas.streams.mailbox_model import MailboxModel
 
 # The model takes bodies that are right in themselves. Any other reason is about a body that is not.
 _MODELLED: Final = frozenset({None, SEQ_CONFLICT, UNKNOWN_STREAM, AFTER_TERMINAL, ILLEGAL_TRANSITION})

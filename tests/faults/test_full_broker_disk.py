@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from connectors.log.publisher import Publisher
-from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.own_settings import own_settings
+from trunkline_agent.errors import BackboneUnreachable
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,6 @@ from connectors.audit.verification import verify
 from connectors.live.live_view import LiveView
 from connectors.local_stack import LocalStack, free_port
 from connectors.reactor.derived_records import DOOR
-from schemas.errors import TrunklineError
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import (
     AgentMcpSettings,
@@ -26,6 +25,7 @@ from tests.faults import backbone_states
 from tests.faults.test_agreement import assert_the_check_finds_no_difference, look_after, wait_until_quiet
 from tests.random_log import RandomLog
 from tests.raw_records import append_raw
+from trunkline_agent.errors import TrunklineError
 
 PARTS = ("kafka", "gateway", "streams")
 RECORDS = 600

@@ -25,11 +25,11 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import JOB_PICKED
 from schemas.wire.record import OutgoingRecord, Record
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Asking, Gateways
 from tests.raw_records import read_to_end
 from tests.schemas.job_records import signed
+from trunkline_agent.wire.strict_json import canonical
 
 PICKERS = 16
 PATIENCE_S = 120.0

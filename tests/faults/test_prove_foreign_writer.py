@@ -13,12 +13,12 @@ from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.streams.fold import settle
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
 from tests.faults.prove.comparison import DIVERGENT, LOST, Evidence, Line, compare
 from tests.faults.prove.foreign_writer import foreign_records, targets_of
 from tests.faults.prove.oracle import FOREIGN, Note, Oracle
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import as_read, known_stream
+from trunkline_agent.wire.verdicts import UNAUTHENTICATED_RECORD
 
 pytestmark = pytest.mark.requirement("ST-61")
 OF_THE_FORM = {"too_large", "malformed", "schema_version"}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import BackboneUnreachable, Refused
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.delivery_load import NEEDED
 from tests.faults.prove.injector import Injector, judge_second
@@ -16,6 +15,7 @@ from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import CRASH, KILL, STOP, Injection, draw_schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 from tests.faults.prove.seed_run import DOORS, not_tried
+from trunkline_agent.errors import BackboneUnreachable, Refused
 
 
 @pytest.mark.stack

@@ -14,19 +14,6 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from connectors.file_bridge import records
 from connectors.file_bridge.progress import AuditPlace, Progress, read_polls
-from connectors.file_queue import QueueError
-from connectors.file_queue.cursors import SUFFIX, all_cursors, read_cursor
-from connectors.file_queue.expiry import finish_expire, names_in
-from connectors.file_queue.message_record import (
-    blob_file_of,
-    blob_in_line,
-    is_expired,
-    is_name,
-    parse_line,
-    side_file_of,
-    to_line,
-)
-from connectors.file_queue.session_files import CURSORS, PLAN, SessionFolder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
@@ -35,8 +22,21 @@ from connectors.organism.organism_file import OrganismError, parsed
 from schemas.integrity import audit_chain
 from schemas.integrity.audit_anchors import is_signed_by, key_id, read_anchors, sign_statement, statement_of
 from schemas.settings.settings import Settings, SettingsError
-from schemas.wire.ids import parse_stream_key
 from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text, other_numbers
+from trunkline_agent.queue import QueueError
+from trunkline_agent.queue.cursors import SUFFIX, all_cursors, read_cursor
+from trunkline_agent.queue.expiry import finish_expire, names_in
+from trunkline_agent.queue.message_record import (
+    blob_file_of,
+    blob_in_line,
+    is_expired,
+    is_name,
+    parse_line,
+    side_file_of,
+    to_line,
+)
+from trunkline_agent.queue.session_files import CURSORS, PLAN, SessionFolder
+from trunkline_agent.wire.ids import parse_stream_key
 
 LINE = {
     "msg_id": "m1",

@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 from pyarrow import table
 
 from connectors.ledger_files.ledger_replay import replayable
-from schemas.errors import Refused, TrunklineError
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import UnsealError, job_secret_purpose
 from schemas.streams.fold import settle
 from schemas.tables.ledger import LedgerRow, ledger_row, record_of_row
 from schemas.tables.view_progress import PROGRESS_KEY, read_progress
-from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import STANDARD_HEADERS, Record
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly
 from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json
 from tests.schemas.job_records import (
     JOB_ID,
@@ -37,6 +34,9 @@ from tests.schemas.job_records import (
     written,
 )
 from tests.schemas.stream_records import GOOD, known_stream
+from trunkline_agent.errors import Refused, TrunklineError
+from trunkline_agent.wire.ids import parse_stream_key
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly
 
 EVENT = signed(3, data={"deep": [[{"a": 1.5}]], "text": "gr\u00fc\u00df"})
 BODIES = [EVENT, *(body for _, body in GOOD.values())]

@@ -9,7 +9,7 @@ from schemas.fold.settled import Outcome
 from schemas.fold.stream_kind import FoldInput
 from schemas.keys.sealing import Keyring
 from schemas.streams.kinds import KINDS
-from schemas.wire.ids import JOB
+from trunkline_agent.wire.ids import JOB
 
 TRIGGER = "planted bug"
 _real = KINDS[JOB]

@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 from connectors.audit.verification import verify
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
 from jobs.ledger.ledger_files import FileRoots
-from schemas.errors import UsageError
 from schemas.integrity.audit_anchors import read_anchors
 from schemas.integrity.audit_chain import last_in_file, lines_in_file
 from schemas.integrity.audit_files import anchor_key_file, anchors_file
@@ -21,6 +20,7 @@ from schemas.settings.settings import Settings
 from schemas.tables.ledger_arrow import ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
+from trunkline_agent.errors import UsageError
 
 Rows = list[dict[str, Any]]
 

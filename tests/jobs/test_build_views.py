@@ -15,7 +15,6 @@ from jobs.build_views import ViewBuilder, ViewThread, catch_up
 from jobs.refold import check_views
 from jobs.views.view_changes import key_columns
 from jobs.views.view_tables import ViewTable, open_tables
-from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings, ViewSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS, pick_record
@@ -28,6 +27,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
+from trunkline_agent.errors import Refused
 
 JOB = "0badcafe"
 

@@ -21,13 +21,13 @@ from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JobEvent
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows, ledger_rows
 from tests.jobs.topic_load import SECRET, append_all, registration
 from tests.mqtt_wire import publish_all
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 JOBS = [f"{number:08x}" for number in range(10)]
 # Rounds of events, one of each job: of the old sender before the new one begins; of the new one; of the old one

@@ -38,10 +38,10 @@ from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESS
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.verdicts import REJECTED
 from tests.connectors.live.local_stores import loaded_state
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here
+from trunkline_agent.wire.verdicts import REJECTED
 
 pytestmark = pytest.mark.requirement("OP-20")
 

@@ -28,15 +28,15 @@ from schemas.streams.fold import settle
 from schemas.streams.job import job_fold
 from schemas.streams.kinds import KINDS
 from schemas.tables.ledger import LedgerRow, ledger_row
-from schemas.wire.ids import REFUSED, parse_stream_key
 from schemas.wire.record import Record
-from schemas.wire.verdicts import ACCEPTED, UNAUTHENTICATED_RECORD
 from tests.jobs.topic_load import event, registration
 from tests.micro_batches import records_of
 from tests.random_log import RandomLog
 from tests.random_macs import RandomMacs
 from tests.random_tasks import task_or_agent_record
 from tests.raw_records import Raw, raw, with_mac
+from trunkline_agent.wire.ids import REFUSED, parse_stream_key
+from trunkline_agent.wire.verdicts import ACCEPTED, UNAUTHENTICATED_RECORD
 
 Stored = dict[bytes | None, dict[str, bytes]]
 JOB, TRIGGER = "0badcafe", "the fold fails here"

@@ -20,13 +20,13 @@ from jobs.ledger.ledger_table import create_ledger, prepare_ledger
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling.fold_run import OrderError
 from jobs.settling.ledger_sink import LedgerSink, SecondWriter
-from schemas.errors import TrunklineError
 from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.spark_types import LEDGER_FILE
 from tests.raw_records import begin_transaction, read_to_end
+from trunkline_agent.errors import TrunklineError
 
 
 def ledger_rows(

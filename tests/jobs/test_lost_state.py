@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from connectors.audit.verification import verify
 from jobs import build_views, run_streams, settle_events
 from jobs.maintain_tables import tidy_ledger
-from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings
 from schemas.tables.ledger import LEDGER
@@ -20,6 +19,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows, ledger_rows, settle_all
 from tests.jobs.topic_load import append_all, event, raw_event, registration
+from trunkline_agent.errors import Refused
 
 JOBS = [f"{number:08x}" for number in range(12)]
 ENDED, OPEN = JOBS[:6], JOBS[6:]

@@ -18,7 +18,6 @@ from connectors.audit.verification import verify
 from jobs import build_views
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling.fold_run import OrderError, settle_run
-from schemas.errors import TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring, ensure_keyring
@@ -31,6 +30,7 @@ from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import Record
 from tests.micro_batches import MicroBatches, records_of
 from tests.random_log import RandomLog
+from trunkline_agent.errors import TrunklineError
 
 # A stream's last row in a micro-batch has these columns, so they depend on where micro-batches end.
 OF_A_MICRO_BATCH = ("changes", "entries", "accepted_offset")

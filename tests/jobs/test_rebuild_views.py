@@ -20,7 +20,6 @@ from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import CHANGE_COLUMNS, RowChange, changes_of, key_columns
 from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import WrongViewTable, are_complete, open_tables
-from schemas.errors import NotFound, Refused
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring, ensure_keyring
@@ -34,6 +33,7 @@ from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.record import OutgoingRecord, Record
 from tests.jobs.topic_load import event, raw_event, registration
+from trunkline_agent.errors import NotFound, Refused
 
 PARTITIONS = 3
 FIRST_MOMENT_US = 1_790_000_000_000_000

@@ -15,7 +15,6 @@ from deltalake import DeltaTable
 from connectors.audit.verification import verify
 from connectors.local_stack.spark_command import class_path
 from jobs.views.view_lock import views_lock
-from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
@@ -23,6 +22,7 @@ from schemas.tables.ledger import LEDGER
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S
 from tests.jobs.topic_load import append_all, event, registration
+from trunkline_agent.errors import Refused
 
 JOB = "0badcafe"
 

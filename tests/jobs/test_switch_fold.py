@@ -20,7 +20,6 @@ from jobs import run_streams
 from jobs.build_views import catch_up
 from jobs.switch_fold import switch
 from jobs.views.view_lock import views_lock
-from schemas.errors import Refused
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import topic_reader
@@ -35,6 +34,7 @@ from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
 from tests.programs import run_program
 from tests.raw_records import read_to_end
+from trunkline_agent.errors import Refused
 
 JOB = "0badcafe"
 

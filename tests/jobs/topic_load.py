@@ -9,11 +9,12 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord
 from tests.raw_records import Raw
 from tests.raw_records import append_raw as append_records
 from tests.schemas.job_records import SECRET, signed
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.strict_json import canonical
 
 
 def registration(job_id: str, keyring: Keyring) -> OutgoingRecord:

@@ -10,7 +10,7 @@ from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import STANDARD_HEADERS, Record
-from schemas.wire.signing import sign_event
+from trunkline_agent.wire.signing import sign_event
 
 JOB_ID: Final = "ab12cd34"
 SECRET: Final = "a secret of the tests"

@@ -8,7 +8,7 @@ from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.text_table import age_of
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 _ALL: Final = "all"
 _FIELDS: Final = {

@@ -19,8 +19,8 @@ from connectors.local_stack.part_plan import GATEWAY, KAFKA, MOSQUITTO
 from connectors.local_stack.ports import port_is_free, port_owner
 from connectors.local_stack.private_data import find_open, named
 from connectors.local_stack.programs import JARS, find_java, find_mosquitto, jar_files, java_version
-from schemas.errors import UsageError
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
+from trunkline_agent.errors import UsageError
 
 _GIB = 2**30
 _DISK_FAIL_BYTES, _DISK_WARN_BYTES = _GIB, 5 * _GIB

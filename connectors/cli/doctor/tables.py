@@ -16,13 +16,13 @@ from connectors.cli.doctor.parts import check_part
 from connectors.cli.doctor.stored_blobs_reader import stored_objects
 from connectors.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.local_stack.part_plan import STREAMS
-from schemas.errors import TrunklineError
 from schemas.integrity.audit_anchors import read_anchors
 from schemas.integrity.audit_chain import last_in_file
 from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.kinds import VIEW_TABLES
+from trunkline_agent.errors import TrunklineError
 
 # A record that waits longer than this does not only wait for a slow micro-batch.
 BEHIND_S: Final = 60

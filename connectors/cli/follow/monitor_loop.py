@@ -13,11 +13,11 @@ from connectors.gateway_client.gateway_client import GatewayClient, reachable
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange, follow_registries
 from connectors.processes.registry_drift import MENDED, Drift, dead_here, find_drift, mend
 from connectors.processes.session_host import SessionHost
-from schemas.errors import NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from schemas.streams.session.session_registry import TERMINATED
-from schemas.wire.ids import JOB, SESSION
+from trunkline_agent.errors import NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.wire.ids import JOB, SESSION
 
 _LOOK_S: Final = 0.2
 _ONCE_CONFIRM_S: Final = 1.0

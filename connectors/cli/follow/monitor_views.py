@@ -20,7 +20,7 @@ from connectors.processes.registry_drift import Drift
 from connectors.terminal.terminal_text import escaped
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from schemas.streams.session.session_registry import TERMINATED
-from schemas.wire.ids import JOB
+from trunkline_agent.wire.ids import JOB
 
 _ROWS_MOST: Final = 15
 _LAST_MOST: Final = 8

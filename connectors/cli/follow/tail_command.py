@@ -22,10 +22,10 @@ from connectors.cli.shared.call import Call
 from connectors.cli.shared.notes import Notes, refuse_without_reader
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
 from connectors.terminal.terminal_text import is_coloured
-from schemas.errors import UsageError
 from schemas.streams.kinds import RECORD_TYPES
-from schemas.wire.ids import JOB
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
     from connectors.ledger_files.ledger_reader import LedgerPart

@@ -27,9 +27,9 @@ from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
 from connectors.cli.shared.text_table import age_of, fields, print_json
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.fold.life_cycles import COMPLETED
 from schemas.streams.task.task_registry import TASK_STATES, TASK_TERMINAL
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 if TYPE_CHECKING:
     from connectors.gateway_client.gateway_client import GatewayClient

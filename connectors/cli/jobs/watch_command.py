@@ -19,7 +19,7 @@ from __future__ import annotations
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import duration, job_id
 from connectors.cli.shared.call import Call
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 ARGUMENTS = (
     argument("--job", "a job; may be repeated", type=job_id, action="append", metavar="ID"),
@@ -38,8 +38,8 @@ def run(call: Call) -> int:
     time limit. Raises TrunklineError if a job is unknown or its events cannot be followed.
     """
     # Imported here, because help must be quick.
-    from connectors.agent_sdk.job_watcher import Outcomes, Timers
     from connectors.cli.jobs.watch_sources import mqtt_source, settled_source, watch
+    from connectors.job_tools.job_watcher import Outcomes, Timers
 
     jobs = list(dict.fromkeys(call.job or ()))
     if bool(jobs) == call.all:

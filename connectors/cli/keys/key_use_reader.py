@@ -13,15 +13,15 @@ from deltalake.exceptions import DeltaError
 
 from connectors.local_stack.control import running_state
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY
-from schemas.errors import TrunklineError
 from schemas.fold.entries import Entries
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import MACS, rules_of
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.wire.ids import CONTROL
-from schemas.wire.verdicts import REJECTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import CONTROL
+from trunkline_agent.wire.verdicts import REJECTED
 
 # Records that were logged earlier say nothing of the programs that run now.
 _LOOK_BACK: Final = timedelta(hours=1)

@@ -33,7 +33,7 @@ from connectors.cli.shared.actions import Action, Actions, argument, flag, one_o
 from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, path, request_id
 from connectors.cli.shared.call import Call
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import NotFound, Refused, UsageError
+from trunkline_agent.errors import NotFound, Refused, UsageError
 
 ACTIONS: Final = Actions()
 _KINDS: Final = Actions()

@@ -33,8 +33,8 @@ from connectors.cli.shared.arguments import duration, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.text_table import age_of, aligned, fields, print_json
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import NotFound, Refused, TrunklineError, UsageError
-from schemas.wire.verdicts import DUPLICATE, REASONS, REJECTED
+from trunkline_agent.errors import NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.wire.verdicts import DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
     from connectors.gateway_client.event_stream import EventStream
@@ -174,7 +174,7 @@ def _replay_message(call: Call, address: tuple[str, str, str]) -> None:
     path = path_of("mailboxes", realm, name, "messages", message_id, "replay")
     with call.gateway() as gateway:
         response = gateway.request("POST", path, headers=headers)
-        answer, verdict = response.json(), response.headers.get("Trunkline-Verdict")
+        answer, verdict = response.json(), response.headers.get("trunkline-verdict")
     if call.json:
         print_json({"replayed": "/".join(address), "message_id": answer["message_id"], "verdict": verdict})
         return

@@ -9,8 +9,8 @@ from connectors.cli.shared.actions import Argument, argument
 from connectors.cli.shared.arguments import duration, duration_s, name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
-from schemas.errors import UsageError
-from schemas.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 _DEFAULT_REALM: Final = "default"
 # Written out, because the module of messages is slow to import and help must be quick.

@@ -13,7 +13,7 @@ from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Row
 from connectors.cli.shared.text_table import fields, print_json
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import NotFound, Refused
+from trunkline_agent.errors import NotFound, Refused
 
 _LIMIT: Final = argument("--limit", "at most (default: 100)", type=int, metavar="N")
 _LEASE: Final = (

@@ -58,7 +58,7 @@ from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import read_given
 from connectors.cli.shared.text_table import age_of
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import NotFound, Refused
+from trunkline_agent.errors import NotFound, Refused
 
 # Written out, because the module of the life cycle is slow to import and help must be quick.
 STATUSES: Final = ("delayed", "unread", "leased", "claimed", "read", "expired", "cleared", "dead")

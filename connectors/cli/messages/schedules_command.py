@@ -29,7 +29,7 @@ from connectors.cli.shared.arguments import duration_s, limit, name_of, request_
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import UNIT_S, aligned, fields
 from connectors.terminal.terminal_text import escaped
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 # Written out, because the module of the schedules is slow to import and help must be quick.
 _MISSED: Final = ("skip", "latest", "all")

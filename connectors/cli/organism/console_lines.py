@@ -20,8 +20,8 @@ from connectors.terminal.terminal_text import escaped
 from connectors.xml_wire.envelope import ENVELOPE_NAMESPACE
 from connectors.xml_wire.faults import XmlRefused
 from connectors.xml_wire.safe_xml import repair
-from schemas.errors import UsageError
-from schemas.wire.ids import is_name
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.ids import is_name
 
 _MARGIN: Final = "    "
 _DECLARATION: Final = re.compile(r"^\s*<\?xml\b[^>]*\?>\s*")

@@ -25,8 +25,8 @@ from connectors.terminal.terminal_text import escaped, is_coloured
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.envelope import TEXT_NAMESPACE
 from connectors.xml_wire.posting import post_xml
-from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 
 _PROMPT: Final = "> "
 _WAIT_MS: Final = 1000

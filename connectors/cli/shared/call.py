@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from connectors.cli.shared.text_table import CELL_LIMIT, aligned, print_json
-from schemas.errors import BackboneUnreachable, NotFound
+from trunkline_agent.errors import BackboneUnreachable, NotFound
 
 if TYPE_CHECKING:
     from connectors.gateway_client.gateway_client import GatewayClient

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 STANDARD_INPUT: Final = "-"
 

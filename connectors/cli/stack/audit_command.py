@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
-from schemas.errors import NotFound
+from trunkline_agent.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import sys
 
 from connectors.cli.shared.actions import argument
 from connectors.cli.shared.call import Call
-from schemas.errors import NotFound
 from schemas.settings.settings import PROJECT_ROOT
+from trunkline_agent.errors import NotFound
 
 _FOLDER = PROJECT_ROOT / "tests" / "benchmarks"
 _SUFFIX = "_bench"

@@ -14,7 +14,7 @@ from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.operator_token import read_token
-from schemas.errors import NotFound, UsageError
+from trunkline_agent.errors import NotFound, UsageError
 
 ARGUMENTS = (flag("--no-token", "the bare address; the page asks for a token"),)
 

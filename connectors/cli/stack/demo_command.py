@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from connectors.demo.performance import Performance

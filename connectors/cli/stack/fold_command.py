@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from connectors.cli.shared.actions import Actions
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.job_run import run_job
-from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings

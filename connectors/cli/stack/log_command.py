@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, flag
 from connectors.cli.shared.call import Call
-from schemas.errors import BackboneUnreachable
+from trunkline_agent.errors import BackboneUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

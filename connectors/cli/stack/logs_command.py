@@ -13,7 +13,7 @@ from connectors.cli.shared.actions import Argument, argument
 from connectors.cli.shared.call import Call
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, XML_PUMP
-from schemas.errors import NotFound, UsageError
+from trunkline_agent.errors import NotFound, UsageError
 
 _SUPERVISOR = "supervisor"
 _POLL_S = 0.3

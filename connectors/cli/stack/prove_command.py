@@ -24,8 +24,8 @@ import sys
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
-from schemas.errors import NotFound, UsageError
 from schemas.settings.settings import PROJECT_ROOT
+from trunkline_agent.errors import NotFound, UsageError
 
 _MODULE = "tests.faults.prove.prove_faults"
 

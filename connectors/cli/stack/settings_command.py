@@ -23,9 +23,9 @@ import yaml
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned, print_json
-from schemas.errors import UsageError
 from schemas.settings.reference import Setting, all_settings
 from schemas.settings.settings import Settings, setting_origins
+from trunkline_agent.errors import UsageError
 
 _DEFAULT = "default"
 _WIDTH = 100

@@ -23,7 +23,7 @@ from typing import Any
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.call import Call
 from connectors.cli.stack.upgrade_steps import Upgrade
-from schemas.errors import UsageError
+from trunkline_agent.errors import UsageError
 
 ARGUMENTS = (
     flag("--dry-run", "say what would be done, and change nothing"),

@@ -17,11 +17,11 @@ import orjson
 from connectors.cli.shared.job_run import run_job
 from connectors.cli.stack.fold_command import check_doors_closed, fold_state, left_in_log, switch_fold
 from connectors.local_stack import control
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.log_access.event_topic import reach_kafka
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 from schemas.streams.control.control_fold import records_left
 from schemas.tables.fold_version import other_version
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 # The last commit of each earlier fold version. It settles what is left of a log.
 LAST_COMMITS: Final = {

@@ -18,8 +18,8 @@ from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from schemas.streams.agents.agent_registry import AgentRow
 from schemas.streams.container.container_registry import ContainerRow
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.moments import iso_moment
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.moments import iso_moment
 
 AGENTS: Final = "/api/hub/agents"
 CONTAINERS: Final = "/api/hub/containers"

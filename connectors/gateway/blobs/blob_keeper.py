@@ -22,12 +22,12 @@ from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.live.live_view import LiveView
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.timers import Timers
-from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
 from schemas.streams.blob.blob_registry import BLOB_REMOVED, REMOVED, STORED, BlobRow, removed_record
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.topic.topic_registry import TopicMessageRow
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.errors import BackboneUnreachable
 
 log = structlog.stdlib.get_logger(__name__)
 

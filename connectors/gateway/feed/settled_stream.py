@@ -33,10 +33,10 @@ from schemas.streams.job.job_registry import (
 )
 from schemas.streams.session.session_registry import SESSION_STATES, TERMINATED, SessionRow
 from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
-from schemas.wire.ids import JOB, PRINCIPAL, SESSION
-from schemas.wire.moments import iso_moment
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.ids import JOB, PRINCIPAL, SESSION
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 PING_S: Final = 15.0
 TICK_S: Final = 0.5

@@ -29,7 +29,7 @@ from connectors.gateway.work.job_routes import JOBS, JobPath
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.principal.principals import OPERATOR
-from schemas.wire.ids import JOB, NAME_LIMIT, stream_key
+from trunkline_agent.wire.ids import JOB, NAME_LIMIT, stream_key
 
 NDJSON: Final = "application/x-ndjson"
 

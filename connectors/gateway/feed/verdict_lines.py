@@ -20,9 +20,9 @@ from connectors.live.settled_feed import FellBehind, SettledRecord
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
-from schemas.wire.ids import MAILBOX, stream_key
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED
+from trunkline_agent.wire.ids import MAILBOX, stream_key
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED
 
 FILE_DOOR: Final = "file"
 _BY_FILES: Final = f"{FILE_DOOR}/"

@@ -28,8 +28,8 @@ from schemas.streams.blob.blob_registry import (
     DEFAULT_CONTENT_TYPE,
     BlobReference,
 )
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.moments import iso_moment
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.moments import iso_moment
 
 BLOBS: Final = "/api/hub/blobs"
 _ROUTE: Final = f"PUT {BLOBS}"

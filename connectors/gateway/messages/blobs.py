@@ -36,7 +36,7 @@ from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored, stored_record
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
-from schemas.wire.verdicts import REJECTED, TOO_LARGE
+from trunkline_agent.wire.verdicts import REJECTED, TOO_LARGE
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -31,9 +31,9 @@ from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow, posting_record
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.moments import has_come
-from schemas.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.moments import has_come
+from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 MessagePath = Annotated[
     str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the dead message.")

@@ -21,7 +21,7 @@ from connectors.gateway.web.idempotency import Origin
 from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
 from schemas.streams.mailboxes.message import LEASED, PRIORITIES, MessageRow
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
 # Another consumer may be faster, so one request may have to ask the log again. Each time has an id of its own.
 _ATTEMPTS: Final = 32

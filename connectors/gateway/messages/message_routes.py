@@ -32,8 +32,8 @@ from connectors.gateway.web.policy import Action, Caller
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 MESSAGES: Final = "/api/hub/messages"
 AUDIT: Final = "/api/hub/audit"

@@ -39,8 +39,8 @@ from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, StreamPlaces
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import MessageRow
-from schemas.wire.moments import iso_moment
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 RequestId = Annotated[
     str | None,

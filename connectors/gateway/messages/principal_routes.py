@@ -39,8 +39,8 @@ from schemas.streams.principal.principals import (
     new_token,
     revocation_record,
 )
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 PRINCIPALS: Final = "/api/hub/principals"
 MAILBOX: Final = "/api/hub/mailboxes/{realm}/{name}"

@@ -31,10 +31,10 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleSet,
     schedule_request_record,
 )
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.strict_json import canonical
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import canonical
 
 SCHEDULES: Final = "/api/hub/schedules"
 SCHEDULE: Final = f"{SCHEDULES}/{{name}}"

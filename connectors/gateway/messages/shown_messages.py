@@ -10,7 +10,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.task.task_registry import TaskRow
-from schemas.wire.moments import iso_moment
+from trunkline_agent.wire.moments import iso_moment
 
 
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:

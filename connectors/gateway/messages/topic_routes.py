@@ -36,10 +36,10 @@ from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication, TopicMessageRow, TopicRow
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.strict_json import canonical
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import canonical
 
 TOPICS: Final = "/api/hub/topics"
 _TOPIC: Final = f"{TOPICS}/{{topic}}"

@@ -27,8 +27,8 @@ from schemas.streams.topic.topic_registry import (
     publication_record,
     subscription_record,
 )
-from schemas.wire.ids import TOPIC, stream_key
-from schemas.wire.verdicts import UNKNOWN_RECIPIENT
+from trunkline_agent.wire.ids import TOPIC, stream_key
+from trunkline_agent.wire.verdicts import UNKNOWN_RECIPIENT
 
 
 class Published(msgspec.Struct, frozen=True):

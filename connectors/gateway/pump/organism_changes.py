@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import gate_of
-from schemas.errors import BackboneUnreachable
 from schemas.streams.control.organism import (
     ListenerAdded,
     ListenerRemoved,
@@ -20,7 +19,8 @@ from schemas.streams.control.organism import (
 from schemas.streams.mailboxes.mailbox_entries import is_closed_mailbox
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.ids import MAILBOX, stream_key
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.ids import MAILBOX, stream_key
 
 _LOOK_S: Final = 0.02
 

@@ -27,7 +27,7 @@ from schemas.streams.mailboxes.message import (
     MessageRow,
 )
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.verdicts import ACCEPTED, REJECTED
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
 HUMAN: Final = "human"
 # The pause for a listener after the rate or another gateway prevented a lease.

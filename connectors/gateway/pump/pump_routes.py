@@ -45,8 +45,8 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ALL, ThreadRow
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.moments import iso_moment
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.moments import iso_moment
 
 PUMP: Final = "/api/hub/pump"
 LISTENERS: Final = "/api/hub/listeners"

@@ -12,12 +12,12 @@ from connectors.gateway.services.log_appender import gather_all
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Append
 from connectors.reactor.xml_records import XML_DOOR
-from schemas.errors import BackboneUnreachable
 from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST, HANDLED_MOST, HandledMessage
 from schemas.streams.mailboxes.mailbox_requests import ack_record, handled_record, nack_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
 NACK: Final = "nack"
 _Result = tuple[str, str | None]

@@ -44,7 +44,7 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, TOO_LARGE
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, TOO_LARGE
 
 XML_MESSAGES: Final = "/messages"
 ACCEPTED_NAMESPACE: Final = "urn:trunkline:pump:1"

@@ -16,7 +16,7 @@ from connectors.gateway.web.models import (
     row_answer,
 )
 from schemas.streams.control.limits import LimitRow
-from schemas.wire.strict_json import INT_MAX
+from trunkline_agent.wire.strict_json import INT_MAX
 
 _Most = Annotated[int, Field(ge=0, le=INT_MAX), WHOLE]
 _PerMinute = Annotated[int, Field(ge=1, le=INT_MAX), WHOLE]

@@ -13,7 +13,7 @@ from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.streams.refused.refusal import RefusalReason
-from schemas.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
+from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
 
 ROUTE: Final = "POST /api/hub/messages"
 _REASONS: Final[dict[str, RefusalReason]] = {

@@ -7,7 +7,7 @@ from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.policy import Caller
-from schemas.wire.verdicts import POLICY, UNKNOWN_RECIPIENT
+from trunkline_agent.wire.verdicts import POLICY, UNKNOWN_RECIPIENT
 
 
 def check_message(hub: Hub, caller: Caller, recipient: str, kind: str, route: str) -> None:

@@ -15,8 +15,8 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from schemas.streams.mailboxes.mailbox_requests import read_record
 from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow
-from schemas.wire.moments import has_come
-from schemas.wire.verdicts import ACCEPTED, REJECTED
+from trunkline_agent.wire.moments import has_come
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
 # The states of messages that a recipient sees; expired, cleared and dead messages are hidden.
 _SHOWN: Final = MESSAGE_PENDING | {READ, CLAIMED}

@@ -26,7 +26,7 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleRow,
     check_one_timing,
 )
-from schemas.wire.strict_json import canonical
+from trunkline_agent.wire.strict_json import canonical
 
 NEXT_RUNS_SHOWN: Final = 5
 

@@ -14,7 +14,6 @@ from connectors.background.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.agent_definitions import AgentDefinition, Definitions, DefinitionWatch
-from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.agents.agent_registry import (
     DEFINED,
@@ -25,6 +24,7 @@ from schemas.streams.agents.agent_registry import (
     removal_record,
 )
 from schemas.streams.control.organism import ListenerRow
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -22,11 +22,11 @@ from connectors.log.publisher import Position
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.wire.field_checks import has_control_characters
-from schemas.wire.ids import is_name
-from schemas.wire.moments import iso_moment
-from schemas.wire.verdicts import ACCEPTED, REJECTED
 from schemas.wire.wire_body import NOTE_LIMIT
+from trunkline_agent.wire.field_checks import has_control_characters
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
 _ROUTE: Final = "POST /api/hub/messages"
 _KIND_LIMIT: Final = 128

@@ -12,7 +12,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
-from schemas.wire.ids import JOB, stream_key
+from trunkline_agent.wire.ids import JOB, stream_key
 
 log = structlog.stdlib.get_logger(__name__)
 

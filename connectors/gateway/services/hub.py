@@ -46,7 +46,6 @@ from connectors.reactor.schedule_timers import ScheduleTimers
 from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from connectors.webhooks.webhook_client import WebhookClient
 from connectors.webhooks.webhook_health import WebhookHealth
-from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ListenerRow
@@ -55,6 +54,7 @@ from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.principal.principals import HUB, PrincipalRow
 from schemas.streams.task.task_registry import TokenRevocation, TokenRow, task_record
 from schemas.streams.topic.topic_registry import SubscriptionRow
+from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
 

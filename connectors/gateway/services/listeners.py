@@ -23,7 +23,7 @@ from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow
 from schemas.streams.control.organism_fold import organism_version
 from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, PRIORITIES, UNREAD, MessageRow
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _MINUTE_S: Final = 60.0
 _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}

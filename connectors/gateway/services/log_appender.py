@@ -20,11 +20,11 @@ from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Append, Publisher, RecordRefused
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import TOO_LARGE
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.wire.verdicts import TOO_LARGE
 
 log = structlog.stdlib.get_logger(__name__)
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from schemas.streams.mailboxes.message import (
     UNREAD,
     MessageRow,
 )
-from schemas.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.ids import NAME_LIMIT
 
 # The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
 _REQUESTS: Final = 20_000

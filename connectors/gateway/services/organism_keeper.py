@@ -17,13 +17,13 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.organism_file import Organism, OrganismError, load_organism
 from connectors.reactor.known_recipients import has_mailbox
-from schemas.errors import TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, OrganismLoaded, organism_record
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
-from schemas.wire.verdicts import REJECTED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 

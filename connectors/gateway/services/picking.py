@@ -17,11 +17,11 @@ from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.answers import BUSY, NO_MATCH, ApiError, refuse_rejected, unavailable
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from schemas.errors import BackboneUnreachable
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.streams.job.job_registry import JobRow, pick_record
 from schemas.streams.session.session_registry import SessionRow
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, REJECTED
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, REJECTED
 
 # A pick that loses this many jobs in a row to other gateways is answered with 503.
 CANDIDATES: Final = 64

@@ -24,7 +24,7 @@ from connectors.reactor.limits_of_principals import Limits, limits_of
 from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
-from schemas.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
+from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
 
 # The number of mailboxes that were full just now, and of principals with a rate.
 _MOST: Final = 10_000

@@ -26,11 +26,11 @@ from connectors.live.table_lag import Lag, TableLag
 from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
 from connectors.local_stack import state_file
 from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
-from schemas.errors import TrunklineError
 from schemas.fold.life_cycles import STOPPED as AGENT_STOPPED
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import PARTICIPANT_STATES
 from schemas.tables.view_progress import ViewProgress
+from trunkline_agent.errors import TrunklineError
 
 _KEEP_S: Final = 2.0
 _WAIT_S: Final = 2.0

@@ -23,13 +23,9 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import MailboxIndex, token_mailbox
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
-from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.protocol import (
-    AGENT_ID_VARIABLE,
-    AGENT_KEY_VARIABLE,
     AGENT_TOKEN_VARIABLE,
     HUB_URL_VARIABLE,
-    MCP_URL_VARIABLE,
     Launcher,
     LaunchFailed,
     LaunchSpec,
@@ -39,7 +35,6 @@ from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.processes.session_host import host_name
 from connectors.reactor.derived_records import completes_a_task, stopped_with_task
-from schemas.errors import TrunklineError
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
@@ -68,7 +63,9 @@ from schemas.streams.task.task_registry import (
     TokenRow,
     task_record,
 )
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE
+from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, CA_VARIABLE, MCP_URL_VARIABLE
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 log = structlog.stdlib.get_logger(__name__)
 

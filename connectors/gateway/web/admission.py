@@ -26,10 +26,10 @@ from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
-from schemas.errors import TrunklineError
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.streams.task.task_registry import TokenRow
-from schemas.wire.verdicts import MALFORMED, POLICY, TOO_LARGE, UNAUTHORIZED
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import MALFORMED, POLICY, TOO_LARGE, UNAUTHORIZED
 
 log = structlog.stdlib.get_logger(__name__)
 

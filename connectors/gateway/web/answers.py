@@ -17,14 +17,14 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
 from connectors.live.settled_feed import SettledRecord
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.streams.principal.principals import PrincipalRow
-from schemas.wire import verdicts
-from schemas.wire.moments import iso_moment
 from schemas.wire.wire_body import words_of
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.wire import verdicts
+from trunkline_agent.wire.moments import iso_moment
 
-# The gateway's own reasons, in addition to those of schemas/wire/verdicts.py.
+# The gateway's own reasons, in addition to those of connectors/agent_sdk/trunkline_agent/wire/verdicts.py.
 NOT_FOUND: Final = "not_found"
 NO_MATCH: Final = "no_match"
 UNREACHABLE: Final = "unreachable"

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from connectors.gateway.web.admission import ADMITTED, OPEN, AdmittedRoute, Gate, answered
 from connectors.gateway.web.answers import ApiError, error_answer
 from connectors.gateway.web.strict_request import StrictRequest
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 
 _JSON: Final = ("application/json", "application/json; charset=utf-8")
 # The validated queries that a route keeps, and the longest of them in bytes.

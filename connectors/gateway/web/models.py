@@ -12,8 +12,8 @@ import msgspec
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from schemas.tables.column_texts import column_texts
-from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name
+from trunkline_agent.wire.ids import NAME_LIMIT
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"

@@ -9,7 +9,7 @@ from typing import Final
 from connectors.gateway.web.answers import ApiError
 from connectors.rates.few_refusals import FewRefusals
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import POLICY
+from trunkline_agent.wire.verdicts import POLICY
 
 DOOR: Final = "http"
 

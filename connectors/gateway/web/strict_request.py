@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
 from connectors.gateway.web.answers import REQUEST_TIMEOUT, ApiError, malformed
-from schemas.wire.strict_json import MalformedJsonError, decode
-from schemas.wire.verdicts import TOO_LARGE
+from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.verdicts import TOO_LARGE
 
 # A body over its limit is read this far and dropped, so that its sender gets to read the answer.
 READ_LIMIT_BYTES: Final = 16 * 1024 * 1024

@@ -23,18 +23,18 @@ from connectors.gateway.web.idempotency import Origin
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.webhooks.deliverer import DOWN_AFTER, Deliverer, Delivery, MailboxError
 from connectors.webhooks.webhook_client import Target
-from schemas.errors import TrunklineError
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import UnsealError
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.webhook.webhook_fold import webhook_secrets
 from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookPaused, WebhookRow, webhook_record
-from schemas.wire.ids import WEBHOOK, stream_key
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import NOTE_LIMIT
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import WEBHOOK, stream_key
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import canonical
 
 log = structlog.stdlib.get_logger(__name__)
 

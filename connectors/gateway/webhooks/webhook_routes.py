@@ -52,10 +52,10 @@ from schemas.streams.webhook.webhook_registry import (
     setting_record,
     webhook_record,
 )
-from schemas.wire.ids import NAME_LIMIT, WEBHOOK, stream_key
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_RECIPIENT
+from trunkline_agent.wire.ids import NAME_LIMIT, WEBHOOK, stream_key
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_RECIPIENT
 
 WEBHOOKS: Final = "/api/hub/webhooks"
 _WEBHOOK_PATH: Final = f"{WEBHOOKS}/{{name}}"

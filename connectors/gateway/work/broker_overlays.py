@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from connectors.gateway.rules.job_models import BrokerRequest
-from schemas.errors import TrunklineError
 from schemas.keys.sealing import Keyring, UnsealError, broker_password_purpose
 from schemas.streams.job.job_registry import BrokerOverlay
+from trunkline_agent.errors import TrunklineError
 
 
 def sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:

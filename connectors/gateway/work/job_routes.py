@@ -45,12 +45,13 @@ from connectors.gateway.work.broker_overlays import opened_overlay
 from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.settled_feed import SettledRecord
-from schemas.errors import TrunklineError
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.streams.job.job_registry import JobRow, cancellation_record
-from schemas.wire.ids import JOB, stream_key
-from schemas.wire.record import JSON_CONTENT, OutgoingRecord, content_id
-from schemas.wire.verdicts import DUPLICATE, REJECTED
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import JOB, stream_key
+from trunkline_agent.wire.verdicts import DUPLICATE, REJECTED
 
 JOBS: Final = "/api/hub/jobs"
 JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="Id of the job, 8 hex digits.")]

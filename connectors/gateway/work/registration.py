@@ -13,13 +13,13 @@ from connectors.gateway.web.answers import BUSY, refuse_rejected, unavailable
 from connectors.gateway.web.idempotency import Write
 from connectors.gateway.work.broker_overlays import sealed_overlay
 from connectors.live.settled_feed import SettledRecord
-from schemas.errors import TrunklineError
 from schemas.keys.sealing import UnsealError
 from schemas.streams.job.job_fold import JobGrant, job_grant
 from schemas.streams.job.job_registry import JobRow, registration_record
-from schemas.wire.ids import JOB, stream_key
-from schemas.wire.signing import new_secret
-from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.ids import JOB, stream_key
+from trunkline_agent.wire.signing import new_secret
+from trunkline_agent.wire.verdicts import REJECTED, SEQ_CONFLICT
 
 # How many ids are tried. With 100,000 jobs one in 40,000 registrations needs a second id.
 _ATTEMPTS: Final = 8

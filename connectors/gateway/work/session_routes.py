@@ -31,7 +31,7 @@ from schemas.streams.session.session_registry import (
     SessionStop,
     session_record,
 )
-from schemas.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.ids import NAME_LIMIT
 
 SESSIONS: Final = "/api/hub/sessions"
 SessionPath = Annotated[

@@ -53,8 +53,8 @@ from schemas.streams.task.task_registry import (
     result_value,
     task_record,
 )
-from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.verdicts import POLICY
+from trunkline_agent.wire.ids import NAME_LIMIT
+from trunkline_agent.wire.verdicts import POLICY
 
 TASKS: Final = "/api/hub/tasks"
 TOKENS: Final = "/api/hub/tokens"

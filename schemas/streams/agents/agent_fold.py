@@ -22,8 +22,8 @@ from schemas.streams.agents.mqtt_agent_fold import settle_mqtt_agent
 from schemas.streams.agents.mqtt_agents import AGENT_SAID, MQTT_AGENT_MODELS, MqttAgentRow
 from schemas.streams.agents.participant_fold import settle_participant
 from schemas.streams.agents.participants import PARTICIPANT_MODELS, AgentKeyRow, ParticipantRow
-from schemas.wire.ids import AGENT
-from schemas.wire.verdicts import UNKNOWN_STREAM
+from trunkline_agent.wire.ids import AGENT
+from trunkline_agent.wire.verdicts import UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _DEFINED_FIELDS: Final = ("image", "description", "capabilities", "hardened")

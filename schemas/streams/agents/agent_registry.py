@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Final, Unpack
 from pydantic import Field
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import AGENT, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody
+from trunkline_agent.wire.ids import AGENT, stream_key
 
 AGENT_DEFINED: Final = "agent.defined"
 AGENT_REMOVED: Final = "agent.removed"

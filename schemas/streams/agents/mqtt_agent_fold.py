@@ -23,11 +23,11 @@ from schemas.streams.agents.mqtt_agents import (
     REGISTERED,
     REMOVED,
     MqttAgentRow,
-    said_bytes,
 )
-from schemas.wire.masking import carries_token
-from schemas.wire.signing import SIGNATURE_FIELD
-from schemas.wire.verdicts import (
+from trunkline_agent.wire.agent_message import said_bytes
+from trunkline_agent.wire.masking import carries_token
+from trunkline_agent.wire.signing import SIGNATURE_FIELD
+from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,

@@ -28,10 +28,10 @@ from schemas.streams.agents.participants import (
     PARTICIPANT_TRANSITIONS,
     AgentKeyRow,
     ParticipantRow,
-    key_id_of,
 )
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
+from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 KEYS_KEPT: Final = 8

@@ -25,8 +25,8 @@ from schemas.streams.blob.blob_registry import (
     STORED,
     BlobRow,
 )
-from schemas.wire.ids import BLOB
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import BLOB
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 _BLOB: Final = StructEntries("blob", BlobRow)
 _REQUESTS: Final = StructEntries("requests", RequestMemory)

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import BLOB, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.strict_json import INT_MAX
 from schemas.wire.wire_body import Name, Printable, WireBody
+from trunkline_agent.wire.ids import BLOB, stream_key
+from trunkline_agent.wire.strict_json import INT_MAX
 
 BLOB_STORED: Final = "blob.stored"
 BLOB_REMOVED: Final = "blob.removed"

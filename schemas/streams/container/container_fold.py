@@ -23,8 +23,8 @@ from schemas.streams.container.container_registry import (
     STARTING,
     ContainerRow,
 )
-from schemas.wire.ids import CONTAINER
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import CONTAINER
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 # Only the launcher that provisioned a container may start it. Any launcher may monitor and recycle it.

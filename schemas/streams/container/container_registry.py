@@ -9,9 +9,9 @@ from pydantic import Field
 from schemas.fold.life_cycles import RUNNING
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.session.session_registry import Handle
-from schemas.wire.ids import CONTAINER, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Note, WireBody
+from trunkline_agent.wire.ids import CONTAINER, stream_key
 
 CONTAINER_CHANGED: Final = "container.changed"
 REGISTRY_CONTAINERS: Final = "registry_containers"

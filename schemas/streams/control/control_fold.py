@@ -14,11 +14,11 @@ from schemas.streams.control.limits import LIMIT_MODELS, LIMITS, LimitRow, settl
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
 from schemas.streams.control.organism_fold import settle_organism
 from schemas.streams.control.record_macs import MAC_MODELS, MACS, settle_macs
-from schemas.wire.ids import CONTROL, stream_key
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
 from schemas.wire.wire_body import WireBody, body_fault
+from trunkline_agent.wire.ids import CONTROL, stream_key
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
 
 CONTROL_TOPOLOGY: Final = "control.topology"
 CONTROL_FOLD_SWITCHED: Final = "control.fold_switched"

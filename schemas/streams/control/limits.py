@@ -19,11 +19,11 @@ from schemas.fold.memories import content_digest
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import CONTROL, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.strict_json import INT_MAX
-from schemas.wire.verdicts import SEQ_CONFLICT
 from schemas.wire.wire_body import Most, Name, WireBody
+from trunkline_agent.wire.ids import CONTROL, stream_key
+from trunkline_agent.wire.strict_json import INT_MAX
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT
 
 LIMITS: Final = "limits"
 LIMITS_STREAM: Final = stream_key(CONTROL, LIMITS)

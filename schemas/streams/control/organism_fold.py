@@ -25,7 +25,7 @@ from schemas.streams.control.organism import (
     ListenerRow,
 )
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 REMOVED: Final = "removed"

@@ -19,10 +19,10 @@ from pydantic import Field
 from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.settled import Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
-from schemas.wire.ids import CONTROL, stream_key
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, UNKNOWN_STREAM
 from schemas.wire.wire_body import Name, WireBody
+from trunkline_agent.wire.ids import CONTROL, stream_key
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, UNKNOWN_STREAM
 
 MACS: Final = "macs-"
 MACS_REQUIRED: Final = "control.macs_required"

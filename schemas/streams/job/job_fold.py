@@ -38,7 +38,7 @@ from schemas.streams.job.job_entries import (
     event_digest,
     is_signed,
 )
-from schemas.streams.job.job_event import JOB_EVENT, STARTED, TERMINAL_EVENTS, event_fault
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
     JOB_CANCELLED,
     JOB_MODELS,
@@ -48,11 +48,12 @@ from schemas.streams.job.job_registry import (
     REGISTRY_JOBS,
     JobRow,
 )
-from schemas.wire.ids import JOB
-from schemas.wire.masking import MASK, carries_token
-from schemas.wire.signing import SIGNATURE_FIELD, signed_bytes
-from schemas.wire.strict_json import canonical, canonical_plain
-from schemas.wire.verdicts import (
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.job_event import STARTED, TERMINAL_EVENTS, event_fault
+from trunkline_agent.wire.masking import MASK, carries_token
+from trunkline_agent.wire.signing import SIGNATURE_FIELD, signed_bytes
+from trunkline_agent.wire.strict_json import canonical, canonical_plain
+from trunkline_agent.wire.verdicts import (
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,
     SECRET_IN_EVENT,

@@ -14,9 +14,10 @@ from schemas.fold.life_cycles import CANCELLED, COMPLETED, ERROR, PENDING, RUNNI
 from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
-from schemas.wire.ids import JOB, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, JobId, Name, Note, Printable, WireBody
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import JOB, stream_key
 
 JOB_REGISTERED: Final = "job.registered"
 JOB_PICKED: Final = "job.picked"

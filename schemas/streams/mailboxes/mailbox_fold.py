@@ -59,8 +59,8 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
-from schemas.wire.ids import MAILBOX
-from schemas.wire.verdicts import (
+from trunkline_agent.wire.ids import MAILBOX
+from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     ILLEGAL_TRANSITION,
     SEQ_CONFLICT,

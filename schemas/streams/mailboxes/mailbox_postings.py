@@ -12,8 +12,8 @@ from schemas.streams.mailboxes.mailbox_entries import ENTRY_VERSION, MailboxEntr
 from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, MessageBodyRow
 from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
-from schemas.wire.moments import iso_moment
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, MAILBOX_FULL, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MAILBOX_FULL, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
 
 # The explanation of a rejected posting or lease.
 CLOSED: Final = "the mailbox is closed"

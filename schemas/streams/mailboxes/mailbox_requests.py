@@ -33,8 +33,8 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MessagesHandled,
 )
 from schemas.streams.mailboxes.message import Message
-from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
+from trunkline_agent.wire.ids import MAILBOX, stream_key
 
 
 def claim_record(

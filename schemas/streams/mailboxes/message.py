@@ -16,10 +16,10 @@ from pydantic import Field, model_validator
 from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.wire.ids import MAILBOX, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.strict_json import canonical_plain
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
+from trunkline_agent.wire.ids import MAILBOX, stream_key
+from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"
 MAILBOX_VIEW: Final = "mailbox"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from schemas.streams.mailboxes.message import LEASED, UNREAD, MessageRow
-from schemas.wire.moments import has_come
+from trunkline_agent.wire.moments import has_come
 
 
 class PendingMessage(msgspec.Struct, array_like=True, gc=False):

@@ -17,10 +17,10 @@ from schemas.fold.entries import StructEntries
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import PRINCIPAL, stream_key
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 from schemas.wire.wire_body import Name, WireBody
+from trunkline_agent.wire.ids import PRINCIPAL, stream_key
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
 PRINCIPAL_ADDED: Final = "principal.added"
 PRINCIPAL_REVOKED: Final = "principal.revoked"

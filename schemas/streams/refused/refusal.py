@@ -8,9 +8,9 @@ from pydantic import Field
 
 from schemas.fold.settled import rejected
 from schemas.fold.stream_kind import StreamKind
-from schemas.wire.ids import REFUSED
 from schemas.wire.record import OutgoingRecord, refused_stream
 from schemas.wire.wire_body import Name, Note, WireBody
+from trunkline_agent.wire.ids import REFUSED
 
 REQUEST_REFUSED: Final = "request.refused"
 
@@ -33,7 +33,7 @@ class Refusal(WireBody):
     """Body of `request.refused`: a door refused a request.
 
     Attributes:
-        reason: the reason, a word of `schemas.wire.verdicts`.
+        reason: the reason, a word of `trunkline_agent.wire.verdicts`.
         why: an explanation in a few words.
         principal: the principal that made the request, or `anonymous`.
         route: the template of the HTTP route, such as `/api/jobs/{job_id}`, never the path that was sent.

@@ -32,9 +32,9 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleRow,
     message_fields,
 )
-from schemas.wire.ids import SCHEDULE
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import SCHEDULE
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
 
 _SCHEDULE: Final = StructEntries("schedule", ScheduleRow)
 # A schedule may run so often that its runs would displace the requests from one common memory.

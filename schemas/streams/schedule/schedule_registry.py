@@ -14,9 +14,9 @@ from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, Priority
 from schemas.streams.schedule.run_times import CRON_CHARACTERS_MOST, EVERY_S_MOST, RunTimes, cron_fault
-from schemas.wire.ids import SCHEDULE, stream_key
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
+from trunkline_agent.wire.ids import SCHEDULE, stream_key
 
 SCHEDULE_SET: Final = "schedule.set"
 SCHEDULE_REMOVED: Final = "schedule.removed"

@@ -31,8 +31,8 @@ from schemas.streams.session.session_registry import (
     TERMINATED,
     SessionRow,
 )
-from schemas.wire.ids import SESSION
-from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import SESSION
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _STATE_BY_MODE: Final = {STOP: STOPPED, HARD: TERMINATED, SOFT: ARCHIVED}

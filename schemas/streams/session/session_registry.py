@@ -8,9 +8,9 @@ from pydantic import Field
 
 from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import SESSION, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import JobId, Name, Note, WireBody
+from trunkline_agent.wire.ids import SESSION, stream_key
 
 SESSION_CREATED: Final = "session.created"
 SESSION_STOPPED: Final = "session.stopped"

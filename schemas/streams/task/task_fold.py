@@ -32,8 +32,8 @@ from schemas.streams.task.task_registry import (
     TokenRow,
     token_id_of,
 )
-from schemas.wire.ids import TASK
-from schemas.wire.verdicts import ACCEPTED, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import TASK
+from trunkline_agent.wire.verdicts import ACCEPTED, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _NOT_ENDED: Final = dict.fromkeys(("result", "error", "ended_at", "ended_by"))

@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.principal.principals import REVOKED
-from schemas.wire.ids import TASK, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Image, Name, Note, Printable, WireBody
+from trunkline_agent.wire.ids import TASK, stream_key
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 
 TASK_CREATED: Final = "task.created"
 TASK_STARTED: Final = "task.started"

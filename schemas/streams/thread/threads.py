@@ -16,9 +16,9 @@ from schemas.fold.memories import content_digest
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.ids import THREAD
-from schemas.wire.verdicts import SEQ_CONFLICT
 from schemas.wire.wire_body import Name, WireBody
+from trunkline_agent.wire.ids import THREAD
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT
 
 THREAD_OPENED: Final = "thread.opened"
 REGISTRY_THREADS: Final = "registry_threads"

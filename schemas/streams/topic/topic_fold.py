@@ -41,8 +41,8 @@ from schemas.streams.topic.topic_registry import (
     TopicMessageRow,
     TopicRow,
 )
-from schemas.wire.ids import TOPIC
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import TOPIC
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000

@@ -15,9 +15,9 @@ from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, check_times
-from schemas.wire.ids import TOPIC, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
+from trunkline_agent.wire.ids import TOPIC, stream_key
 
 TOPIC_SUBSCRIBED: Final = "topic.subscribed"
 TOPIC_UNSUBSCRIBED: Final = "topic.unsubscribed"

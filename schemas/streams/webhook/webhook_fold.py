@@ -30,8 +30,8 @@ from schemas.streams.webhook.webhook_registry import (
     WEBHOOK_TRANSITIONS,
     WebhookRow,
 )
-from schemas.wire.ids import WEBHOOK
-from schemas.wire.verdicts import ILLEGAL_TRANSITION, UNKNOWN_STREAM
+from trunkline_agent.wire.ids import WEBHOOK
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 

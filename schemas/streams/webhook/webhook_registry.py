@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
-from schemas.wire.ids import WEBHOOK, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name, Note, WireBody
+from trunkline_agent.wire.ids import WEBHOOK, stream_key
 
 WEBHOOK_SET: Final = "webhook.set"
 WEBHOOK_PAUSED: Final = "webhook.paused"

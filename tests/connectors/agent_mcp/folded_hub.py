@@ -32,9 +32,9 @@ from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import POLICY
 from tests.connectors.live.local_stores import empty_state
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.verdicts import POLICY
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from connectors.agent_sdk.outbox import JobOutbox, OutboxBusyError
+from schemas.wire.strict_json import canonical, decode_slowly
+from schemas.wire.unsafe_text import PATTERNS, unsafe_pattern
+
 from connectors.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.strict_json import canonical, decode_slowly
-from schemas.wire.unsafe_text import PATTERNS, unsafe_pattern
 from tests.broker_processes import BrokerProcess
 from tests.connectors.gateway.hub_access import add_principal
 from tests.connectors.mqtt_agents.mail_run import MailRun

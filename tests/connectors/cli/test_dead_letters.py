@@ -13,15 +13,16 @@ import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.ledger_files.ledger_replay import parse_position
-from connectors.mqtt_link.topics import events_topic
-from schemas.errors import UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.wire.record import OutgoingRecord, content_id, oversized
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord, oversized
 from tests.connectors.cli.conftest import CommandLine, read_line
 from tests.connectors.ledger_tables import LedgerTable, settings_below
+from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic
 
 JOB = "0a1b2c3d"
 

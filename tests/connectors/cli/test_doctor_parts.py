@@ -20,7 +20,6 @@ from connectors.file_bridge.progress import Progress, progress_file
 from connectors.local_stack import free_port, state_file
 from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
 from connectors.tls_keys.tls_files import TlsFolder, create
-from schemas.errors import UsageError
 from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
@@ -28,6 +27,7 @@ from schemas.settings.settings import (
     Settings,
     XmlPumpSettings,
 )
+from trunkline_agent.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 READY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

@@ -25,10 +25,10 @@ from connectors.job_tools.job_files import (
 from connectors.local_stack import free_port
 from connectors.mqtt_accounts.mosquitto_files import password_line
 from connectors.processes.session_host import SessionHost
-from schemas.errors import TrunklineError, UsageError
 from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.cli.conftest import CommandLine, json_of
+from trunkline_agent.errors import TrunklineError, UsageError
 
 pytestmark = pytest.mark.requirement("JE-13")
 USER, PASSWORD = "bo", "canary-broker-51d0"

@@ -11,12 +11,12 @@ import httpx
 
 from connectors.file_bridge.progress import Progress
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.faults.test_pickers import folded
+from trunkline_agent.queue import Queue
 
 
 class BridgeRun:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from connectors.file_queue.message_record import blob_in_line, stamp
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES
+from trunkline_agent.queue.message_record import blob_in_line, stamp
 
 MIB = 1024 * 1024
 TEXT = "Grüße, " * (3 * MIB // 9)

@@ -11,13 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.file_queue import Queue
-from connectors.file_queue.message_record import to_line
 from connectors.log.publisher import Publisher
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
+from trunkline_agent.queue import Queue
+from trunkline_agent.queue.message_record import to_line
 
 MIB = 1024 * 1024
 GOOD: dict[str, Any] = {

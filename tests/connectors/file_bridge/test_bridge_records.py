@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from connectors.file_bridge.records import claims_of, claims_of_ids, line_of, posting_of
-from connectors.file_queue.message_record import parse_line, to_line
+from trunkline_agent.queue.message_record import parse_line, to_line
 
 LINE: dict[str, Any] = {
     "msg_id": "m1",

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from connectors.file_queue import Queue
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
+from trunkline_agent.queue import Queue
 
 SESSIONS, EACH = 4, 60
 

@@ -20,15 +20,15 @@ from connectors.file_bridge.held_lines import NotHeld
 from connectors.file_bridge.posting_rules import NO_RULES, NO_VERDICT, BridgeRules, KnownLimits, PostingRules
 from connectors.file_bridge.put_off import NOT_TRIED, HeldRetries
 from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.file_queue import Queue
 from connectors.log.publisher import Position
 from connectors.reactor.limits_of_principals import Limits
-from schemas.errors import BackboneUnreachable
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MAILBOX_FULL, RATE_LIMITED, REJECTED
 from tests.schemas.mailbox_records import at
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.queue import Queue
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, MAILBOX_FULL, RATE_LIMITED, REJECTED
 
 
 class Limited:

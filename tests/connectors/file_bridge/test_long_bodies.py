@@ -17,16 +17,16 @@ from connectors.file_bridge.long_bodies import Blobs, GatewayBlobs, NotUploaded,
 from connectors.file_bridge.posting_rules import NO_RULES, BridgeRules, KnownLimits, PostingRules
 from connectors.file_bridge.records import posting_of
 from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.file_queue import Queue
-from connectors.file_queue.message_record import parse_line, to_line
-from connectors.file_queue.session_files import SessionFolder
 from connectors.log.publisher import Position
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.file_bridge.test_bridge_records import LINE, SENT
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.queue import Queue
+from trunkline_agent.queue.message_record import parse_line, to_line
+from trunkline_agent.queue.session_files import SessionFolder
 
 pytestmark = pytest.mark.requirement("DL-27")
 

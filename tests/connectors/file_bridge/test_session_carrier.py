@@ -11,10 +11,10 @@ import pytest
 
 from connectors.file_bridge.records import is_to_everybody, may_be_of, may_be_to_everybody
 from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.file_queue import Queue
-from connectors.file_queue.message_record import parse_line, stamp, to_line
-from schemas.errors import BackboneUnreachable
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.queue import Queue
+from trunkline_agent.queue.message_record import parse_line, stamp, to_line
 
 
 class Log:

@@ -15,8 +15,8 @@ from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import LOOPBACK, START_S, ProgramProcess, free_port, wait_until
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 TIMEOUT_S = 20.0

@@ -11,7 +11,6 @@ import pytest
 
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
-from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
 from schemas.streams.blob.blob_registry import BlobRow, BlobStored, stored_record
 from schemas.streams.mailboxes.mailbox_requests import claim_record
@@ -29,6 +28,7 @@ from tests.connectors.folded_log import FoldedLog
 from tests.schemas.hub_records import DIGEST, publication, storing
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import as_read, message
+from trunkline_agent.errors import BackboneUnreachable
 
 pytestmark = pytest.mark.requirement("DL-26")
 

@@ -14,9 +14,9 @@ import pytest
 from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget, Phase, Place
 from connectors.gateway_program.descriptors import fitted, reserved
 from connectors.terminal.log_limit import LogLimit, RepeatedLines
-from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
 from tests.programs import run_program
+from trunkline_agent.errors import TrunklineError
 
 pytestmark = pytest.mark.requirement("SE-10")
 

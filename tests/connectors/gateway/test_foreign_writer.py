@@ -10,7 +10,6 @@ import pytest
 
 from connectors.ledger_files.ledger_replay import replayable
 from connectors.live.live_view import LiveView
-from schemas.errors import Refused
 from schemas.keys.record_macs import GATEWAY, MQTT_BRIDGE, SIGNED_BY_AUTHOR, mac_headers
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings
@@ -24,6 +23,7 @@ from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.raw_records import Raw, append_raw, raw
 from tests.schemas.stream_records import GOOD
 from tests.settled_topic import records_in_topic, settled_rows
+from trunkline_agent.errors import Refused
 
 STRANGER = Keyring({"stranger": bytes(range(32))}, "stranger")
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
-from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
+from trunkline_agent.errors import BackboneUnreachable
 
 pytestmark = pytest.mark.requirement("JE-11")
 

@@ -16,11 +16,11 @@ from connectors.gateway.web.policy import Action, Caller, decide
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import AGENT, DELEGATOR, VIEWER, WORKER
 from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.wire.strict_json import decode
-from schemas.wire.verdicts import REJECTED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import settled_log
 from tests.connectors.gateway.hub_stack import TASKS, HubStack
+from trunkline_agent.wire.strict_json import decode
+from trunkline_agent.wire.verdicts import REJECTED
 
 pytestmark = pytest.mark.requirement("HH-12")
 

@@ -40,9 +40,9 @@ from schemas.streams.container.container_registry import (
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.principal.principals import token_hash
 from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskCompletion, TaskStart, task_record
-from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import BrokerProcess, stand_still, wait_until
 from tests.connectors.gateway.hub_stack import hub_settings, processes_of
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 SETTLE_S, AWAY_S = 1.5, 3.0
 STEPS = [PROVISIONING, CONFIGURING, STARTING, states.RUNNING, MONITORING]

@@ -17,9 +17,9 @@ from connectors.gateway_client.event_stream import EventStream, ServerEvent, par
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.operator_token import read_token
 from connectors.local_stack import free_port
-from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 
 TOKEN = "canary-token-4411"
 Answer = tuple[int, dict[str, str], bytes]

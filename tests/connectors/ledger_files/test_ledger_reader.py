@@ -13,10 +13,10 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
-from schemas.errors import NotFound, TrunklineError
 from schemas.settings.settings import Settings
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, STEP_US, LedgerTable, settings_below
+from trunkline_agent.errors import NotFound, TrunklineError
 
 JOB = "0a1b2c3d"
 WAIT_S = 15.0

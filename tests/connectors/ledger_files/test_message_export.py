@@ -13,7 +13,6 @@ import pytest
 
 from connectors.ledger_files import message_export_reader
 from connectors.ledger_files.message_export import ExportStopped, MessageExporter, export_file, export_messages
-from schemas.errors import NotFound, TrunklineError, UsageError
 from schemas.settings.settings import AgentMcpSettings, Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record, read_record
 from schemas.streams.mailboxes.message import (
@@ -30,6 +29,7 @@ from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.ledger_tables import KEYRING, settings_below
 from tests.schemas.stream_records import as_read
+from trunkline_agent.errors import NotFound, TrunklineError, UsageError
 
 pytestmark = pytest.mark.requirement("AM-07")
 

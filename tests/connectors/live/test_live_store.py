@@ -19,7 +19,6 @@ from connectors.live import live_store, store_writer
 from connectors.live.live_store import LiveStore
 from connectors.live.live_view import LiveView
 from connectors.log.kafka_records import to_record
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
@@ -33,6 +32,7 @@ from tests.connectors.log_rebuild.test_log_rebuild import made_anew
 from tests.jobs.topic_load import event, registration
 from tests.random_log import RandomLog
 from tests.raw_records import append_raw, raw, read_to_end, with_mac
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 
 @contextmanager
@@ -336,7 +336,7 @@ def test_a_full_disk_during_a_start_from_tables_is_an_error_that_names_the_setti
     finally:
         process.kill()
     last = process.log().strip().splitlines()[-1]
-    assert last.startswith("schemas.errors.TrunklineError: the state store ")
+    assert last.startswith("trunkline_agent.errors.TrunklineError: the state store ")
     assert "set storage.state to a folder on another one" in last
 
 

@@ -15,13 +15,11 @@ from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledFeed
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Position, Publisher
-from schemas.errors import BackboneUnreachable, Refused
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import FoldSwitched, switched_record
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.kinds import VIEWS
-from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
@@ -29,6 +27,8 @@ from tests.connectors.live.local_stores import entries_of, stored, streams_of
 from tests.jobs.topic_load import SECRET, event, raw_event, registration
 from tests.random_log import trouble
 from tests.raw_records import append_raw, read_to_end
+from trunkline_agent.errors import BackboneUnreachable, Refused
+from trunkline_agent.wire.ids import parse_stream_key
 
 JOB = "0a1b2c3d"
 

@@ -11,7 +11,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from connectors.live.live_view import LiveView
 from connectors.log.publisher import Position
-from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store import gateway_store
@@ -32,6 +31,7 @@ from tests.connectors.live.test_live_view import assert_agrees, first_records_of
 from tests.random_log import trouble
 from tests.raw_records import Raw, append_raw
 from tests.schemas.hub_records import public_key
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from deltalake import DeltaTable
 
 from connectors.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from jobs.maintain_tables import tidy_ledger
-from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.connectors.ledger_tables import LedgerTable
 from tests.mixed_tables import MixedTables, message
+from trunkline_agent.errors import TrunklineError
 
 pytestmark = pytest.mark.requirement("OP-21")
 

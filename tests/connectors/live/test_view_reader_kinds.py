@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.errors import TrunklineError
 from schemas.fold.stream_kind import StreamKind
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import KINDS
@@ -12,6 +11,7 @@ from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.local_stores import entries_of, loaded_state
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import GOOD, good_record
+from trunkline_agent.errors import TrunklineError
 
 KINDS_WITH_ROWS = [kind for kind in KINDS.values() if kind.row_of_each_stream]
 

@@ -23,12 +23,9 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from connectors.agent_client import agent_client
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
 from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.local_processes import stop_all
@@ -40,13 +37,16 @@ from connectors.samples.hub_agent import hub_client
 from connectors.tls_keys.tls_files import create
 from connectors.xml_pump.gateway_link import HttpConnections
 from connectors.xml_wire.posting import post_xml
-from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
-from schemas.streams.agents.agent_signing import new_key_pair
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 from tests.forked_programs import forked_command
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mcp import agent_client
+from trunkline_agent.mcp.signing import new_key_pair
+from trunkline_agent.queue import Queue
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 
@@ -136,7 +136,7 @@ def test_an_event_goes_its_whole_way_under_tls_and_its_receipt_comes_back(
 ) -> None:
     with GatewayClient(settings) as gateway:
         job = gateway.post("/api/hub/jobs", {"description": "under TLS"})
-    publisher = JobPublisher(settings, job["job_id"], job["secret"], tmp_path)
+    publisher = Job(job["job_id"], job["secret"], mqtt=settings.mqtt, state_dir=tmp_path)
     publisher.publish("started", "")
     # The bridge hears verdicts over HTTPS, and right after the start may not have found the gateway yet.
     wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 30, "a receipt with a verdict")
@@ -294,7 +294,7 @@ def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_
 
     with GatewayClient(settings) as gateway:
         job = gateway.post("/api/hub/jobs", {"description": "to the end"})
-        JobPublisher(settings, job["job_id"], job["secret"], tmp_path).publish("completed", "")
+        Job(job["job_id"], job["secret"], mqtt=settings.mqtt, state_dir=tmp_path).publish("completed", "")
         gateway.post("/api/hub/principals", {"principal": "fil", "role": "worker"})
         Queue(queue_root(settings)).send("status", "by file", to="operator", sender="fil")
         post_xml(gateway, CALCULATION, request_id="under-tls")

@@ -11,8 +11,8 @@ import pytest
 
 from connectors.local_stack import ports
 from connectors.local_stack.ports import LOOPBACK
-from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
+from trunkline_agent.errors import TrunklineError
 
 _OTHER = """
 import sys

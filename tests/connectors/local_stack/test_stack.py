@@ -21,11 +21,11 @@ from connectors.local_stack.part_plan import STOP_ORDER
 from connectors.local_stack.program_plans import streams_plan
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.local_stack.stack import PLANS
-from schemas.errors import TrunklineError, UsageError
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import KafkaSettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.local_stack.conftest import still_running
+from trunkline_agent.errors import TrunklineError, UsageError
 
 pytestmark = pytest.mark.stack
 

@@ -22,7 +22,6 @@ from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import LogTail
 from connectors.tls_keys.tls_files import client_name, create
-from schemas.errors import BackboneUnreachable, UsageError
 from schemas.log_access import event_topic
 from schemas.log_access.event_topic import admin_client, check_topic
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password, spark_security
@@ -37,6 +36,7 @@ from schemas.wire.record import OutgoingRecord, read_envelope
 from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_kafka
 from tests.connectors.local_stack.conftest import settings_in
 from tests.programs import run_program
+from trunkline_agent.errors import BackboneUnreachable, UsageError
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.kafka]
 

@@ -14,7 +14,6 @@ from connectors.local_stack import free_port
 from connectors.log.kafka_topic import append_first_records, check_first_records, ensure_topic
 from connectors.log.publisher import Publisher
 from connectors.tls_keys.master_keys import rotate
-from schemas.errors import BackboneUnreachable
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import (
     TopicMismatchError,
@@ -31,6 +30,7 @@ from schemas.wire.partitions import partition_for
 from tests.broker_processes import with_kafka
 from tests.raw_records import append_raw, raw, read_to_end
 from tests.settled_topic import settle_topic
+from trunkline_agent.errors import BackboneUnreachable
 
 
 def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbone_settings):

@@ -16,7 +16,6 @@ from connectors.log.kafka_records import records_between
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
-from schemas.errors import BackboneUnreachable
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
@@ -24,6 +23,7 @@ from tests.broker_processes import wait_until, with_kafka
 from tests.connectors.live.test_live_view import opened
 from tests.jobs.topic_load import event
 from tests.raw_records import Raw, any_name, append_raw, begin_transaction
+from trunkline_agent.errors import BackboneUnreachable
 
 JOB = "0a1b2c3d"
 WITHIN_S = 30.0

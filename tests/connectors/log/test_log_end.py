@@ -14,10 +14,10 @@ from kafka.admin import NewTopic
 from connectors.log import log_end
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
-from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import admin_client
 from tests.broker_processes import wait_until, with_kafka
 from tests.jobs.topic_load import event
+from trunkline_agent.errors import BackboneUnreachable
 
 JOB = "0a1b2c3d"
 

@@ -16,11 +16,11 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from connectors.log import publisher as publisher_module
 from connectors.log.publisher import Position, Publisher, RecordRefused
-from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import admin_client
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.broker_processes import wait_until, with_kafka
+from trunkline_agent.errors import BackboneUnreachable
 
 
 def _record(number: int, job_id: str = "0a1b2c3d", value: bytes | None = None) -> OutgoingRecord:

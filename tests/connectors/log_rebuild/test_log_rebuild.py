@@ -13,7 +13,6 @@ from connectors.live.live_view import LiveView
 from connectors.log.kafka_topic import ensure_topic
 from connectors.log_rebuild.log_rebuild import WRITTEN, LogRebuild, RebuildPlan, Rebuilt
 from connectors.log_rebuild.rebuilt_topic import delete_topic, end_rebuilding, topic_state
-from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, admin_client, check_topic
 from schemas.settings.settings import Settings
@@ -21,13 +20,14 @@ from schemas.streams.control.control_fold import TOPOLOGY_STREAM
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record
-from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import with_kafka
 from tests.faults.backbone_states import differences, ledger_in_order, state_of_live_view, state_of_refold
 from tests.random_log import RandomLog
 from tests.raw_records import Raw, any_name, append_raw, raw
 from tests.settled_topic import build_views, records_in_topic, settle_topic, settled_rows
+from trunkline_agent.errors import NotFound, Refused
+from trunkline_agent.wire.signing import sign_event
+from trunkline_agent.wire.strict_json import canonical
 
 NOT_IN_THE_LEDGER = [STANDARD_HEADERS.index(name) for name in ("ce_time", "content-type")]
 ODD_HEADERS: list[list[tuple[str, bytes | None]]] = [

@@ -13,11 +13,11 @@ from connectors.job_tools.job_registry import register_job
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.bridge_standby import Presence, StandbyWatch, encode_presence, presence_topic
-from schemas.wire.strict_json import canonical
 from tests.broker_processes import ProgramProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.folded_log import FoldedLog
 from tests.mqtt_wire import listening, publish_all
 from tests.schemas.job_records import signed
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-19")
 TAKEN_OVER_IN_S = 10.0

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 
 from connectors.local_stack import free_port
 from schemas.log_access.kafka_clients import client_options
-from schemas.wire.record import content_id
 from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.wire.content_id import content_id
 
 JOB = "0a1b2c3d"
 EVENTS = f"{JOB}/events"
@@ -95,7 +95,7 @@ GOOD_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 def test_a_well_formed_traceparent_is_carried_on(value, carried):
     from types import SimpleNamespace
 
-    from connectors.mqtt_bridge.bridge_records import well_formed_traceparent
+    from trunkline_agent.wire.traceparent import well_formed_traceparent
 
     properties = SimpleNamespace(UserProperty=[("other", "x"), ("traceparent", value)])
     assert well_formed_traceparent(properties) == (value if carried else None)

@@ -13,8 +13,8 @@ from connectors.log.publisher import Position
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import decode
 from tests.broker_processes import wait_until
+from trunkline_agent.wire.strict_json import decode
 
 pytestmark = pytest.mark.requirement("LM-05")
 

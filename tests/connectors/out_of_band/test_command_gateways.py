@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from connectors.out_of_band.command_document import AddListener, HotReload, RemoveListener
-from schemas.errors import BackboneUnreachable
 from tests.broker_processes import wait_until
 from tests.connectors.out_of_band.conftest import CommandStack
+from trunkline_agent.errors import BackboneUnreachable
 
 pytestmark = pytest.mark.requirement("XP-11")
 

@@ -14,7 +14,6 @@ import pytest
 
 from connectors.processes.process_tree import clean_environment, process_handle
 from connectors.processes.session_host import SessionHost
-from schemas.errors import NotFound
 from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
@@ -33,6 +32,7 @@ from tests.connectors.processes.session_processes import (
     wait_shown,
 )
 from tests.file_modes import open_to_others
+from trunkline_agent.errors import NotFound
 
 pytestmark = pytest.mark.tmux
 
@@ -232,7 +232,7 @@ def test_of_a_log_that_has_grown_large_only_the_end_is_read_and_the_next_run_beg
 STOP_AS_ANOTHER_USER = f"""
 import os, sys
 from connectors.processes.session_host import SessionHost
-from schemas.errors import TrunklineError
+from trunkline_agent.errors import TrunklineError
 from schemas.settings.settings import Settings
 host = SessionHost(Settings(data_dir=sys.argv[1]), use_tmux=False)
 assert host.alive(sys.argv[2])

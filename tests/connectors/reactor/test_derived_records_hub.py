@@ -24,10 +24,10 @@ from schemas.streams.task.task_registry import (
     result_value,
     task_record,
 )
-from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import OutgoingRecord, Record
 from tests.schemas.job_records import KEYRING, said
 from tests.schemas.stream_records import GOOD, as_read, good_record
+from trunkline_agent.wire.ids import parse_stream_key
 
 pytestmark = pytest.mark.requirement("HH-07")
 

@@ -10,7 +10,6 @@ import pytest
 import connectors.reactor.own_answers as module
 from connectors.log.publisher import Append
 from connectors.reactor.own_answers import OwnAnswers
-from schemas.errors import BackboneUnreachable
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
@@ -21,6 +20,7 @@ from tests.connectors.live.test_live_view import opened
 from tests.connectors.reactor.test_reactor import committed, reacting
 from tests.connectors.reactor.test_reactor import settings as settings  # a fixture
 from tests.jobs.topic_load import append_all
+from trunkline_agent.errors import BackboneUnreachable
 
 pytestmark = pytest.mark.requirement("ST-52")
 

@@ -27,14 +27,14 @@ from schemas.streams.task.task_registry import (
     task_record,
     token_id_of,
 )
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import OutgoingRecord, Record
-from schemas.wire.strict_json import decode
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.hub_records import schedule
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import decode
 
 pytestmark = pytest.mark.requirement("DL-23")
 

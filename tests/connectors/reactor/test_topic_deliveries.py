@@ -32,12 +32,12 @@ from schemas.streams.topic.topic_registry import (
     publication_record,
     subscription_record,
 )
-from schemas.wire.moments import iso_moment
 from schemas.wire.record import OutgoingRecord, Record
-from schemas.wire.strict_json import decode
 from tests.connectors.reactor.test_derived_records_hub import Folded
 from tests.schemas.hub_records import public_key, publication
 from tests.schemas.job_records import said
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import decode
 
 pytestmark = pytest.mark.requirement("DL-24")
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from connectors.samples import hub_agent
-from schemas.errors import Refused, TrunklineError
+from trunkline_agent.errors import Refused, TrunklineError
 
 pytestmark = pytest.mark.requirement("HH-05")
 

@@ -19,7 +19,6 @@ from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.task_credentials import task_token
 from connectors.local_stack import LocalStack
 from connectors.tls_keys.master_keys import activate, add_key, rotate
-from schemas.errors import NotFound, Refused, UsageError
 from schemas.keys.sealing import Keyring, ensure_keyring, load_keyring, sealed_by
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import token_hash
@@ -27,6 +26,7 @@ from tests.broker_processes import wait_until
 from tests.connectors.gateway.conftest import start_gateway
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.local_stack.conftest import settings_in
+from trunkline_agent.errors import NotFound, Refused, UsageError
 
 __all__ = ["start_gateway"]
 

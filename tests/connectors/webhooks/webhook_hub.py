@@ -15,7 +15,6 @@ from connectors.reactor.message_timers import MessageTimers
 from connectors.webhooks.deliverer import Deliverer
 from connectors.webhooks.webhook_client import WebhookClient
 from connectors.webhooks.webhook_health import WebhookHealth
-from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, WebhookSettings
@@ -23,6 +22,7 @@ from schemas.streams.mailboxes.message import MessageRow, posting_record, verifi
 from schemas.streams.webhook.webhook_registry import WebhookRow, setting_record
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import KEYRING, FoldedHub
+from trunkline_agent.errors import BackboneUnreachable
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 FAST = {"retry_first_s": 0.05, "retry_most_s": 0.2, "timeout_s": 1.0}

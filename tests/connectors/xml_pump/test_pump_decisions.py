@@ -21,7 +21,7 @@ from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.pump import Pump
 from connectors.xml_pump.settling import Settler
 from connectors.xml_wire.faults import XmlLimits
-from schemas.errors import BackboneUnreachable
+from trunkline_agent.errors import BackboneUnreachable
 
 SPACE = "urn:example:decisions:1"
 LIMIT_S = 20.0

@@ -13,8 +13,8 @@ from connectors.xml_payloads.deliveries import leased_from
 from connectors.xml_pump.dispatcher import limit_in, task_name
 from connectors.xml_pump.gateway_link import HttpAnswer, HttpConnections
 from connectors.xml_pump.pump_program import EXIT_BLOCKED, LoopWatchdog
-from schemas.errors import BackboneUnreachable, UsageError
 from tests.broker_processes import LOOPBACK, free_port
+from trunkline_agent.errors import BackboneUnreachable, UsageError
 
 NAME = "handler/slow.one/800"
 

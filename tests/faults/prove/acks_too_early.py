@@ -15,7 +15,7 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _BUFFERED_S: Final = 0.5
 

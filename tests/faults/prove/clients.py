@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_queue import Queue
 from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages
@@ -21,6 +20,7 @@ from tests.faults.prove.mcp_client import McpClient, new_participant
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import DUPLICATES, SKEW, Schedule
 from tests.faults.prove.seed_parts import LISTENER, has_tasks
+from trunkline_agent.queue import Queue
 
 _JOBS: Final = 3
 # For all clients together, which have no patience any more by then.

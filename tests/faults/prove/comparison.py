@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from schemas.wire.verdicts import UNAUTHENTICATED_RECORD
 from tests.faults.prove.oracle import ACKED, ASKED, ENDED, FOREIGN, FORGED, HANDED, TERMINAL, Note
+from trunkline_agent.wire.verdicts import UNAUTHENTICATED_RECORD
 
 LOST, DUPLICATE, DIVERGENT = "lost", "duplicate", "divergent"
 OUT_OF_ORDER, CHANGED, MISBEHAVED = "out_of_order", "changed_after_end", "misbehaved"

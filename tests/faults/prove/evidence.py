@@ -20,10 +20,10 @@ from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES
 from schemas.streams.task.task_registry import REGISTRY_TASKS
-from schemas.wire.verdicts import ACCEPTED
 from tests.faults import backbone_states
 from tests.faults.prove.comparison import Evidence, Line, Mail, Shown
 from tests.faults.prove.oracle import content_hash
+from trunkline_agent.wire.verdicts import ACCEPTED
 
 _LEDGER = (
     "partition",

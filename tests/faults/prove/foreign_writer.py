@@ -18,10 +18,10 @@ from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
 from tests.faults.prove.oracle import FOREIGN, Note, Oracle
 from tests.raw_records import append_raw, raw, read_to_end
 from tests.schemas.stream_records import GOOD
+from trunkline_agent.wire.strict_json import canonical
 
 _COPIES: Final = 100
 _ATTEMPTS: Final = 3

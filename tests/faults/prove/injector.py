@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from connectors.local_stack.part_plan import GATEWAY
-from schemas.errors import BackboneUnreachable, Refused
 from tests.faults.prove import store_faults
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import arm, disarm, fired
@@ -44,6 +43,7 @@ from tests.faults.prove.schedule import (
 )
 from tests.faults.prove.seed_parts import Second, SeedParts
 from tests.faults.prove.tcp_proxy import PASS, TcpProxy
+from trunkline_agent.errors import BackboneUnreachable, Refused
 
 _BROKERS: Final = ("kafka", "mosquitto")
 _LIMIT_TICK_S: Final = 0.5

@@ -18,13 +18,13 @@ from typing import Final
 
 import lmdb
 
-from schemas.errors import TrunklineError
 from schemas.state_store.gateway_store import GatewayStore
 from schemas.state_store.local_store import StoreDamaged
 from schemas.state_store.partition_store import PartitionStore
 from tests.faults.prove.crash_points import arm
 from tests.faults.prove.crashing_tasks import ELSEWHERE, TASKS
 from tests.faults.prove.schedule import REPLACE, TRUNCATE
+from trunkline_agent.errors import TrunklineError
 
 _PAGE: Final = 4096
 # At least so old is a copy that comes back.

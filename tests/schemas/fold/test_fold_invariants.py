@@ -16,9 +16,7 @@ from schemas.streams.control.record_macs import MAC_MODELS
 from schemas.streams.fold import settle
 from schemas.streams.kinds import KINDS, RECORD_TYPES
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.wire.ids import JOB
 from schemas.wire.record import STANDARD_HEADERS, Record
-from schemas.wire.verdicts import REASONS
 from tests.schemas.job_records import (
     JOB_ID,
     KEYRING,
@@ -31,6 +29,8 @@ from tests.schemas.job_records import (
     signed,
 )
 from tests.schemas.stream_records import GOOD, JOB_KEY, known_stream, with_mac
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.verdicts import REASONS
 
 JSON = st.recursive(
     st.none()

@@ -9,7 +9,6 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.wire.record import Record
-from schemas.wire.verdicts import REASONS
 from tests.schemas.job_records import (
     KEYRING,
     OTHER_SECRET,
@@ -32,6 +31,7 @@ from tests.schemas.stream_records import (
     message,
     refusal,
 )
+from trunkline_agent.wire.verdicts import REASONS
 
 CUT = (("ce_bodysize", b"2000000"), ("ce_bodysha256", b"00"))
 TOKEN: dict[str, Any] = {"data": {"auth_token": "t"}}

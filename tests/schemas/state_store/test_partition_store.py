@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import TrunklineError
 from schemas.state_store import local_store
 from schemas.state_store.local_store import StoreDamaged, StoreMoved, boot_id
 from schemas.state_store.partition_store import EntryChange, PartitionStore, Position
 from tests.broker_processes import PROJECT_ROOT
+from trunkline_agent.errors import TrunklineError
 
 JOB, OTHER = "job/0badcafe", "job/0badcaff"
 

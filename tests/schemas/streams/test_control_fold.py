@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import Refused
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import (
@@ -20,8 +19,9 @@ from schemas.streams.control.control_fold import (
 )
 from schemas.streams.fold import settle
 from schemas.tables.fold_version import check_switch
-from schemas.wire.strict_json import canonical
 from tests.schemas.job_records import KEYRING, document_record, make_record, said
+from trunkline_agent.errors import Refused
+from trunkline_agent.wire.strict_json import canonical
 
 KEY = TOPOLOGY_STREAM.encode()
 

@@ -12,9 +12,9 @@ from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import BrokerOverlay, JobRow, cancellation_record, registration_record
 from schemas.tables.ledger import ledger_row
-from schemas.wire.signing import new_secret, sign_event
 from tests.schemas.job_records import JOB_ID, KEYRING, START_US, document_record, event, said
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.signing import new_secret, sign_event
 
 SECRET = new_secret()
 

@@ -21,7 +21,6 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
 )
 from schemas.streams.mailboxes.message import DURATION_MS_MOST, Message
-from schemas.wire.moments import has_come, iso_moment, moment_of
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import (
@@ -39,6 +38,7 @@ from tests.schemas.mailbox_records import (
     statuses,
 )
 from tests.schemas.stream_records import message
+from trunkline_agent.wire.moments import has_come, iso_moment, moment_of
 
 REACTOR: dict[str, Any] = {"door": "reactor", "principal": "reactor"}
 MINUTE_MS = 60_000

@@ -25,11 +25,11 @@ from schemas.streams.schedule.schedule_registry import (
     schedule_request_record,
 )
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
 from tests.schemas.hub_records import run, schedule
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import S_US, at
 from tests.schemas.stream_records import accepted_and_refolded, as_read
+from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("DL-23")
 

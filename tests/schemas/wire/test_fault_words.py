@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from connectors.gateway.web import answers
 from connectors.job_tools.job_registry import register_job
-from schemas.errors import UsageError
 from schemas.streams.job.job_registry import DESCRIPTION_LIMIT
 from schemas.wire.wire_body import Note, Printable, first_fault
 from tests.schemas.job_records import KEYRING
+from trunkline_agent.errors import UsageError
 
 
 class Request(BaseModel):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.streams.kinds import KINDS
-from schemas.wire.ids import is_job_id, is_name, new_job_id, parse_stream_key, stream_key
+from trunkline_agent.wire.ids import is_job_id, is_name, new_job_id, parse_stream_key, stream_key
 
 pytestmark = pytest.mark.requirement("CM-01")
 

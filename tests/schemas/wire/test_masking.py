@@ -14,10 +14,7 @@ from schemas.keys.sealing import value_purpose
 from schemas.streams.fold import settle
 from schemas.streams.kinds import KINDS
 from schemas.tables.ledger import LedgerRow, ledger_row
-from schemas.wire.ids import JOB
-from schemas.wire.masking import MASK, mask_opaque
 from schemas.wire.record import Record
-from schemas.wire.unsafe_text import _COMPILED, PATTERNS, unsafe_pattern
 from tests.schemas.job_records import (
     KEYRING,
     NOTATIONS,
@@ -30,6 +27,9 @@ from tests.schemas.job_records import (
     signed,
     written,
 )
+from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.masking import MASK, mask_opaque
+from trunkline_agent.wire.unsafe_text import _COMPILED, PATTERNS, unsafe_pattern
 
 pytestmark = [pytest.mark.requirement("JE-04"), pytest.mark.requirement("CM-05")]
 

@@ -14,11 +14,11 @@ from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow, posting_record
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.wire.ids import parse_stream_key, stream_key
-from schemas.wire.moments import has_come
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.mailbox_records import row_of
 from tests.schemas.stream_records import MAILBOX_KEY, as_read, message
+from trunkline_agent.wire.ids import parse_stream_key, stream_key
+from trunkline_agent.wire.moments import has_come
 
 
 def post(body: dict[str, Any], entries: Entries, **changed: Any) -> Settled:

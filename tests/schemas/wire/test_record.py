@@ -18,11 +18,11 @@ from schemas.wire.record import (
     BadEnvelopeError,
     OutgoingRecord,
     Record,
-    content_id,
     oversized,
     read_envelope,
     refused_stream,
 )
+from trunkline_agent.wire.content_id import content_id
 
 
 def outgoing(value: bytes = b"{}", ce_id: str = "id-1", traceparent: str | None = None) -> OutgoingRecord:

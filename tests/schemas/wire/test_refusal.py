@@ -13,9 +13,9 @@ from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.streams.refused.refusal import ANONYMOUS, POLICY_VERSION, Refusal, RefusalReason, refusal_record
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.wire.verdicts import DOOR_REASONS, REASONS
 from tests.schemas.job_records import KEYRING, document_record, said
 from tests.schemas.stream_records import REFUSED_KEY, as_read, refusal
+from trunkline_agent.wire.verdicts import DOOR_REASONS, REASONS
 
 
 @given(st.lists(st.tuples(st.sampled_from(DOOR_REASONS), st.text("ab c", max_size=9)), max_size=6))

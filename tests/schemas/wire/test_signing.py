@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from schemas.fold.entries import Entries
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.fold import settle
-from schemas.wire.signing import Signer, new_secret, sign_event, signed_bytes
-from schemas.wire.strict_json import decode
 from tests.schemas.job_records import (
     JOB_ID,
     KEYRING,
@@ -32,6 +30,8 @@ from tests.schemas.job_records import (
     written,
 )
 from tests.schemas.streams import job_model
+from trunkline_agent.wire.signing import Signer, new_secret, sign_event, signed_bytes
+from trunkline_agent.wire.strict_json import decode
 
 pytestmark = pytest.mark.requirement("JE-05")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from schemas.wire import strict_json
 from tests.schemas.streams import job_model
+from trunkline_agent.wire import strict_json
 
 pytestmark = pytest.mark.requirement("CM-02")
 

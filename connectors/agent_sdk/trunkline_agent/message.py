@@ -1,0 +1,165 @@
+"""Messages that an agent received: how they are answered, acknowledged and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from trunkline_agent.hub.held_messages import Held
+from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, ReceivedMessage, Sent
+
+__all__ = ["AsyncMessage", "AsyncMessageOwner", "Message", "MessageOwner", "ReceivedMessage"]
+
+
+class MessageOwner(Protocol):
+    """The agent that received a message: what the message asks of it."""
+
+    def reply(
+        self,
+        message: Message,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender of a message."""
+
+    def blob(self, message: Message) -> bytes:
+        """Fetch the content that a message refers to."""
+
+    def ack(self, message: Message) -> None:
+        """Acknowledge a message."""
+
+    def nack(self, message: Message, reason: str = "") -> None:
+        """Give a message back."""
+
+    def end(self, message: Message, error: BaseException | None) -> None:
+        """End the handling of a message."""
+
+
+class Message(ReceivedMessage):
+    """A message of an `Agent`. Handle it in a `with` block.
+
+    The end of the block acknowledges the message. A block that raises gives it back, with the name of the
+    exception's type, and the exception goes on. During the block the lease is extended, and the keys of what is
+    sent are derived from the message's id, so that a repeated handling sends nothing twice.
+    """
+
+    def __init__(self, agent: MessageOwner, found: Mapping[str, Any], held: Held | None = None) -> None:
+        super().__init__(found, held)
+        self._agent = agent
+
+    def reply(
+        self,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender, in the same conversation. See `Agent.reply`."""
+        return self._agent.reply(
+            self, payload, type, priority=priority, expires_in_s=expires_in_s, blob=blob, key=key
+        )
+
+    def blob(self) -> bytes:
+        """Fetch the content that the message refers to. See `Agent.blob`."""
+        return self._agent.blob(self)
+
+    def ack(self) -> None:
+        """Acknowledge the message, so that it is never handed out again. Raises LeaseLost."""
+        self._agent.ack(self)
+
+    def nack(self, reason: str = "") -> None:
+        """Give the message back, to be handed out again at once. `reason` is shown with a dead message."""
+        self._agent.nack(self, reason)
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._agent.end(self, error)
+
+
+class AsyncMessageOwner(Protocol):
+    """The agent that received a message: what the message asks of it."""
+
+    async def reply(
+        self,
+        message: AsyncMessage,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender of a message."""
+
+    async def blob(self, message: AsyncMessage) -> bytes:
+        """Fetch the content that a message refers to."""
+
+    async def ack(self, message: AsyncMessage) -> None:
+        """Acknowledge a message."""
+
+    async def nack(self, message: AsyncMessage, reason: str = "") -> None:
+        """Give a message back."""
+
+    async def end(self, message: AsyncMessage, error: BaseException | None) -> None:
+        """End the handling of a message."""
+
+
+class AsyncMessage(ReceivedMessage):
+    """A message of an `AsyncAgent`. Handle it in an `async with` block, as `Message` in a `with` block."""
+
+    def __init__(self, agent: AsyncMessageOwner, found: Mapping[str, Any], held: Held | None = None) -> None:
+        super().__init__(found, held)
+        self._agent = agent
+
+    async def reply(
+        self,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender, in the same conversation. See `AsyncAgent.reply`."""
+        return await self._agent.reply(
+            self, payload, type, priority=priority, expires_in_s=expires_in_s, blob=blob, key=key
+        )
+
+    async def blob(self) -> bytes:
+        """Fetch the content that the message refers to. See `AsyncAgent.blob`."""
+        return await self._agent.blob(self)
+
+    async def ack(self) -> None:
+        """Acknowledge the message, so that it is never handed out again. Raises LeaseLost."""
+        await self._agent.ack(self)
+
+    async def nack(self, reason: str = "") -> None:
+        """Give the message back, to be handed out again at once. `reason` is shown with a dead message."""
+        await self._agent.nack(self, reason)
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        await self._agent.end(self, error)
