@@ -86,6 +86,7 @@ COMMANDS: dict[str, Command] = {
     "demo": _in("stack.demo", "see the whole way of an event, in a minute", WORK),
     "bench": _in("stack.bench", "run a benchmark", WORK),
     "prove": _in("stack.prove", "test with seeds of faults under load", WORK),
+    "conformance": _in("stack.conformance", "check a client in any language", WORK),
 }
 
 # Commands of the wrapper script, which do not reach this program.
