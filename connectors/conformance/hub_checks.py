@@ -37,7 +37,12 @@ def sends_and_receives(scene: Scene) -> None:
     """Check that a message has recipient, type and payload as they were given, also nasty texts and numbers."""
     ann, bo = scene.principal(), scene.principal()
     client = scene.agent(ann)
-    payload = {"text": "größer 😀 \u2028 \x7f", "numbers": [0, -1, 2**53 - 1, 0.5], "none": None, "": [[], {}]}
+    payload: dict[str, Any] = {
+        "text": "größer 😀 \u2028 \x7f",
+        "numbers": [0, -1, 2**53 - 1, 0.5],
+        "none": None,
+        "": [[], {}],
+    }
     answer = client.call("send", CALL_S, to=bo.name, type="note", payload=payload)
     found = drained(scene.hub(bo), 5)
     expect([one["payload"] for one in found], [payload], "the payload")
@@ -102,7 +107,7 @@ def refusals_have_their_kind(scene: Scene) -> None:
         lambda: client.call("send", CALL_S, to="nobody-has-this-name", type="note", payload={}),
         "a message to an unknown recipient",
     )
-    expect(error.reason, "not_found", "the reason")
+    expect(error.reason, "unknown_recipient", "the reason")
     expect(len(scene.http.exchanges("POST", SEND)), 1, "the number of requests")
 
 

@@ -37,7 +37,7 @@ def _forged(verdict: str, reason: str | None) -> Callable[[Publish], list[bytes]
         seq = json.loads(publish.payload)["seq"]
         receipt: dict[str, Any] = {"ce_id": "0" * 64, "seq": seq, "verdict": verdict, "reason": reason}
         without_id = {name: value for name, value in receipt.items() if name != "ce_id"}
-        found = [{**receipt, "position": _POSITION}, {**without_id, "position": _POSITION}, [], None]
+        found: list[Any] = [{**receipt, "position": _POSITION}, {**without_id, "position": _POSITION}, [], None]
         return [json.dumps(one).encode() for one in found] + [b"\xff", b""]
 
     return made
