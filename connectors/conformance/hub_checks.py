@@ -13,6 +13,7 @@ CHECKS: Final = Checks()
 SEND: Final = "/api/hub/messages"
 _RETRY_AFTER_S: Final = 2
 _ASK_S: Final = 2.0
+_FIELDS: Final = ("sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
 
 
 def drained(hub: GatewayClient, wait_s: float = 0.0, limit: int = 100) -> list[dict[str, Any]]:
@@ -172,7 +173,7 @@ def replies_correlate(scene: Scene) -> None:
     client.call("reply", CALL_S, message_id=one["id"], type="answer", payload={"n": 10})
     client.call("ack", message_id=one["id"])
     found = drained(kit, 5)
-    fields = [(got["in_reply_to"], got["thread"], got["payload"], got["type"]) for got in found]
+    fields = [(got.get("in_reply_to"), got.get("thread"), got["payload"], got["type"]) for got in found]
     expect(fields, [(first, "t-1", {"n": 10}, "answer")], "the reply")
 
 
@@ -208,6 +209,9 @@ def ask_ends_without_a_reply(scene: Scene) -> None:
 def leased(client: Any, wait_s: float = 8.0, lease_s: int = 30) -> dict[str, Any]:
     """Let the client lease a message, and return it. Raises CheckFailed when it gets none."""
     message = client.call("lease", wait_s + CALL_S, wait_s=wait_s, lease_s=lease_s).get("message")
-    if not isinstance(message, dict) or "id" not in message:
+    if not isinstance(message, dict) or not isinstance(message.get("id"), str):
         raise CheckFailed(f"lease: expected a message within {wait_s:g} s, found {message!r}")
+    missing = [name for name in _FIELDS if name not in message]
+    if missing:
+        raise CheckFailed(f"lease: the message lacks {', '.join(missing)}")
     return message

@@ -127,7 +127,7 @@ def run_checks(
     with tempfile.TemporaryDirectory(prefix="trunkline-conformance-") as folder:
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
-            runs = [pool.submit(_run, check, command, target, Path(folder)) for check in supported]
+            runs = [pool.submit(run_check, check, command, target, Path(folder)) for check in supported]
             for run in as_completed(runs):
                 results[run.result().check.name] = run.result()
                 done(run.result())
@@ -137,9 +137,17 @@ def run_checks(
     return [results[check.name] for check in checks]
 
 
-def _run(check: Check, command: Sequence[str], target: Target | None, folder: Path) -> Result:
+def run_check(check: Check, command: Sequence[str], target: Target | None, folder: Path) -> Result:
+    """Run one check, whatever the client supports, and return its result.
+
+    Args:
+        check: The check.
+        command: The command of the client.
+        target: The stack. None: there is none, and the check needs none.
+        folder: A folder, in which the check makes one of its own for the client's state.
+    """
     own = folder / check.name
-    own.mkdir()
+    own.mkdir(parents=True)
     scene = Scene(target, command, own)
     started = time.monotonic()
     why = ""

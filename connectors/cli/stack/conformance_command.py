@@ -9,9 +9,9 @@ end, forges receipts, and looks at the log afterwards.
   ./trunkline conformance --hub http://127.0.0.1:3200 -- ./my_adapter
   ./trunkline conformance --list
 
-Without --hub the command starts a stack of its own, with free ports and a temporary data directory. With it, the
-MQTT broker is that of the settings. A check of a feature that the client lacks is "not supported": no failure.
-Exit codes: 0, no check failed; 1, one failed.
+Without --hub the command starts a stack of its own, with free ports and a temporary data directory. With it,
+the MQTT broker is that of the settings. A check of a feature that the client lacks is "not supported", which is
+no failure. Exit codes: 0, no check failed; 1, one failed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""The conformance kit on a live stack: right clients pass, and a planted fault fails the check named for it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from connectors.conformance.run import CHECKS, FAILED, PASSED, Result, greet, run_check, run_checks
+from connectors.conformance.target import Target, own_target
+from schemas.settings.settings import Settings
+from tests.connectors.conformance.reference_client import ALSO, FAULTS
+
+pytestmark = pytest.mark.stack
+REFERENCE = (sys.executable, str(Path(__file__).with_name("reference_program.py")))
+BY_NAME = {check.name: check for check in CHECKS}
+AT_ONCE = 8
+
+
+def planted(*faults: str) -> list[str]:
+    """The command of the reference client with these faults."""
+    return [*REFERENCE, *itertools.chain.from_iterable(("--fault", fault) for fault in faults)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with own_target(Settings()) as found:
+        yield found
+
+
+def failures(results: Sequence[Result]) -> dict[str, str]:
+    """Why checks failed, by name."""
+    return {one.check.name: f"{one.why}\n{one.noise}" for one in results if one.outcome == FAILED}
+
+
+@pytest.mark.requirement("CF-01")
+def test_the_reference_client_passes_every_check(target: Target) -> None:
+    client = greet(REFERENCE)
+    results = run_checks(REFERENCE, client, CHECKS, target)
+    assert failures(results) == {}
+    assert {one.outcome for one in results} == {PASSED}
+
+
+@pytest.fixture(scope="module")
+def by_fault(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Each fault with the result of the check that is named for it."""
+    folder = tmp_path_factory.mktemp("faults")
+
+    def run(fault: str) -> Result:
+        return run_check(BY_NAME[FAULTS[fault]], planted(fault), target, folder / fault)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(FAULTS, pool.map(run, FAULTS), strict=True))
+
+
+@pytest.mark.requirement("CF-02")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_fails_the_check_that_is_named_for_it(by_fault: dict[str, Result], fault: str) -> None:
+    result = by_fault[fault]
+    assert (result.check.name, result.outcome) == (FAULTS[fault], FAILED)
+    assert "Error:" not in result.why, "the kit itself failed"
+
+
+@pytest.mark.requirement("CF-02")
+def test_every_check_has_a_fault() -> None:
+    assert sorted(FAULTS.values()) == sorted(BY_NAME)
+
+
+def rounds() -> list[list[str]]:
+    """Groups of faults: for any two faults there is a group with the first one and without the second.
+
+    Each fault has a code of as many groups as each other one, so none of two codes contains the other one.
+    """
+    codes = list(itertools.combinations(range(8), 4))
+    assert len(FAULTS) <= len(codes)
+    return [
+        [fault for fault, code in zip(FAULTS, codes, strict=False) if number in code] for number in range(8)
+    ]
+
+
+@pytest.mark.requirement("CF-02")
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", rounds(), ids=str)
+def test_planted_faults_fail_no_other_check(target: Target, faults: list[str]) -> None:
+    command = planted(*faults)
+    found = failures(run_checks(command, greet(command), CHECKS, target))
+    named = {FAULTS[fault] for fault in faults}
+    also = set().union(*(ALSO.get(fault, ()) for fault in faults))
+    assert set(found) - also == named - also, {name: why for name, why in found.items() if name not in named}
