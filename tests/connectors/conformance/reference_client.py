@@ -62,8 +62,8 @@ FAULTS = {
     "forgets_mqtt_outbox": "job_mqtt_killed_before_send",
     "renews_mqtt_events_after_a_start": "job_mqtt_killed_before_receipt",
 }
-# A fault that other checks meet as well: an acknowledged message can neither be given back nor lost.
-ALSO = {"acks_before_handling": {"gives_back", "lost_leases_are_reported"}}
+# A fault that other checks meet as well: an acknowledged message is not given back, lost or extended any more.
+ALSO = {"acks_before_handling": {"gives_back", "lost_leases_are_reported", "extends"}}
 KINDS = {404: "not_found", 410: "not_found", 429: "rate_limited", 400: "usage", 413: "usage", 422: "usage"}
 MESSAGES = "/api/hub/messages"
 

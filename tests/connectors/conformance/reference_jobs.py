@@ -35,6 +35,8 @@ class ReferenceJob:
         self.faults = faults
         self.path = Path(fields["state_dir"]) / f"{self.job_id}.json"
         self.is_mqtt = fields["via"] == "mqtt"
+        # What a client that forgets its outbox still has until it ends.
+        self.unsent: list[str] = []
 
     def has(self, over_http: str, over_mqtt: str) -> bool:
         """Whether the fault of this door is planted."""
@@ -70,11 +72,14 @@ class ReferenceJob:
         if not self.path.exists():
             return {"last_seq": 0, "outbox": []}
         state: dict[str, Any] = json.loads(self.path.read_text())
+        if self.has("forgets_outbox", "forgets_mqtt_outbox"):
+            state["outbox"] = list(self.unsent)
         if self.has("renews_events_after_a_start", "renews_mqtt_events_after_a_start"):
             state["outbox"] = [self._signed(json.loads(payload)) for payload in state["outbox"]]
         return state
 
     def _save(self, state: dict[str, Any]) -> None:
+        self.unsent = list(state["outbox"])
         kept = [] if self.has("forgets_outbox", "forgets_mqtt_outbox") else state["outbox"]
         new = self.path.with_suffix(f".{os.getpid()}")
         new.write_text(json.dumps({**state, "outbox": kept}))
@@ -93,7 +98,7 @@ class ReferenceJob:
                     receipts.append(self._over_mqtt(link, payload) if link else self._over_http(payload))
                 except Failed as error:
                     if error.kind != "rejected":
-                        if "drops_unsent_events" in self.faults:
+                        if self.has("drops_unsent_events", ""):
                             state["outbox"].remove(payload)
                             self._save(state)
                         raise

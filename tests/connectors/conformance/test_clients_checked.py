@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.conformance.check import Check
 from connectors.conformance.run import CHECKS, FAILED, PASSED, Result, greet, run_check, run_checks
 from connectors.conformance.target import Target, own_target
 from schemas.settings.settings import Settings
@@ -70,24 +71,27 @@ def test_every_check_has_a_fault() -> None:
     assert sorted(FAULTS.values()) == sorted(BY_NAME)
 
 
-def rounds() -> list[list[str]]:
-    """Groups of faults: for any two faults there is a group with the first one and without the second.
-
-    Each fault has a code of as many groups as each other one, so none of two codes contains the other one.
-    """
-    codes = list(itertools.combinations(range(8), 4))
-    assert len(FAULTS) <= len(codes)
-    return [
-        [fault for fault, code in zip(FAULTS, codes, strict=False) if number in code] for number in range(8)
-    ]
+AREAS = {
+    "vectors": {"canonical", "signing"},
+    "hub": {"hub", "ask", "topics", "extend", "keeps_leases"},
+    "jobs": {"job_http", "job_mqtt"},
+}
 
 
 @pytest.mark.requirement("CF-02")
 @pytest.mark.slow
-@pytest.mark.parametrize("faults", rounds(), ids=str)
-def test_planted_faults_fail_no_other_check(target: Target, faults: list[str]) -> None:
-    command = planted(*faults)
-    found = failures(run_checks(command, greet(command), CHECKS, target))
-    named = {FAULTS[fault] for fault in faults}
-    also = set().union(*(ALSO.get(fault, ()) for fault in faults))
-    assert set(found) - also == named - also, {name: why for name, why in found.items() if name not in named}
+@pytest.mark.parametrize("area", AREAS)
+def test_a_planted_fault_fails_no_other_check_of_its_area(target: Target, area: str, tmp_path: Path) -> None:
+    checks = [check for check in CHECKS if check.needs <= AREAS[area]]
+    faults = [fault for fault, name in FAULTS.items() if BY_NAME[name] in checks]
+    pairs = list(itertools.product(faults, checks))
+
+    def run(pair: tuple[str, Check]) -> str:
+        fault, check = pair
+        return run_check(check, planted(fault), target, tmp_path / fault).why
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = {pair: why for pair, why in zip(pairs, pool.map(run, pairs), strict=True) if why}
+    wanted = {(fault, name) for fault in faults for name in {FAULTS[fault], *ALSO.get(fault, ())}}
+    others = {(fault, check.name): why for (fault, check), why in found.items()}
+    assert others.keys() == wanted, {pair: others.get(pair) for pair in others.keys() ^ wanted}
