@@ -2,5 +2,69 @@
 
 Imports the standard library, and h11 for HTTP. The package of an extra imports the extra's libraries, too. The
 whole product imports the rules of the wire from here, so nothing here may import `schemas`, `connectors` or
-`jobs`.
+`jobs`. The names below are loaded when they are first used, because most programs need few of them.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from trunkline_agent import errors
+    from trunkline_agent.agent import Agent
+    from trunkline_agent.async_agent import AsyncAgent
+    from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
+    from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
+    from trunkline_agent.message import AsyncMessage, Message
+
+__all__ = [
+    "Agent",
+    "AgentInfo",
+    "AsyncAgent",
+    "AsyncMessage",
+    "BlobReference",
+    "Credentials",
+    "HubAccess",
+    "McpAccess",
+    "Message",
+    "MqttAccess",
+    "Published",
+    "Schedule",
+    "Sent",
+    "errors",
+]
+
+_VALUES: Final = "trunkline_agent.hub.hub_values"
+_CREDENTIALS: Final = "trunkline_agent.credentials"
+_MODULE_OF: Final = {
+    "Agent": "trunkline_agent.agent",
+    "AgentInfo": _VALUES,
+    "AsyncAgent": "trunkline_agent.async_agent",
+    "AsyncMessage": "trunkline_agent.message",
+    "BlobReference": _VALUES,
+    "Credentials": _CREDENTIALS,
+    "HubAccess": _CREDENTIALS,
+    "McpAccess": _CREDENTIALS,
+    "Message": "trunkline_agent.message",
+    "MqttAccess": _CREDENTIALS,
+    "Published": _VALUES,
+    "Schedule": _VALUES,
+    "Sent": _VALUES,
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used (PEP 562)."""
+    if name == "errors":
+        return import_module("trunkline_agent.errors")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names beside those that are loaded."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,384 @@
+"""The sync agent: its mailbox at the hub, and what it sends, asks, publishes and schedules."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from trunkline_agent.credentials import Credentials
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub import agent_plans, mailbox_plans
+from trunkline_agent.hub.agent_calls import (
+    LEASE_S,
+    LOG,
+    NOT_ACKNOWLEDGED,
+    PARTING,
+    PATIENCE_S,
+    AgentCalls,
+    reason_of,
+)
+from trunkline_agent.hub.derived_keys import HANDLED
+from trunkline_agent.hub.held_messages import Held, HeldMessages
+from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
+from trunkline_agent.hub.lease_thread import LeaseThread
+from trunkline_agent.hub.sync_client import HubClient
+from trunkline_agent.message import REPLY_TYPE, Message
+
+
+class Agent:
+    """An agent of the hub. Thread-safe. Use it as a context manager, or call `close`.
+
+        with Agent("builder", Credentials.load("builder.json")) as agent:
+            for message in agent.messages():
+                with message:
+                    message.reply({"text": "hi"})
+
+    The constructor makes no request. Each request is sent again, with the same idempotency key, while the hub
+    does not answer; so none is carried out twice. Ctrl-C ends every wait at once.
+
+    Args:
+        name: The agent's name. None: that of the credentials.
+        credentials: The credentials, or the path of their file. None: those of the environment.
+        patience_s: How long a request is sent again before it raises BackboneUnreachable or RateLimited.
+
+    Raises:
+        UsageError: The credentials are not valid, or those of another agent.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        credentials: Credentials | str | os.PathLike[str] | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._calls = AgentCalls(name, credentials, patience_s)
+        self.name = self._calls.name
+        self.hub = HubClient(self._calls.access, self._calls.ca_certs)
+        self._held = HeldMessages()
+        self._leases = LeaseThread(self.hub, self._held, self.name)
+
+    def messages(
+        self, *, limit: int = 1, lease_s: int | None = LEASE_S, wait_s: float | None = None
+    ) -> Iterator[Message]:
+        """Return an iterator of the messages of the mailbox, the most urgent first. It waits for the next one.
+
+        A `with` block of the message acknowledges it, or gives it back when the block raises. Without such a
+        block the message is acknowledged when the loop asks for the next one, and given back when the loop
+        ends. The lease is extended until then. For several messages at a time use several threads.
+
+        Args:
+            limit: How many messages one request takes. Those that were not reached are given back.
+            lease_s: The duration of a lease. If the agent is killed, the message is handed out again after it.
+                None takes the messages for good: those that are not handled are lost.
+            wait_s: How long to wait for the next message before the iteration ends. None waits without an end.
+
+        Raises:
+            LeaseLost: A message could not be acknowledged, because another consumer has it.
+            BackboneUnreachable: The hub did not answer for `patience_s`.
+            TrunklineError: Any other refusal by the hub.
+        """
+        mailbox_plans.check_taking(limit, lease_s, wait_s)
+        return self._messages(limit, lease_s, wait_s)
+
+    def receive(self, *, lease_s: int | None = LEASE_S, wait_s: float | None = None) -> Message | None:
+        """Take one message. Return None if none came within `wait_s` seconds. See `messages`.
+
+        Handle it in a `with` block, or call its `ack` or `nack`.
+        """
+        mailbox_plans.check_taking(1, lease_s, wait_s)
+        return next(iter(self._take(1, lease_s, wait_s)), None)
+
+    def ack(self, message: Message) -> None:
+        """Acknowledge a message, if it was not settled before. Raises LeaseLost."""
+        if message.held is not None and self._held.settle(message.held):
+            self.hub.run(mailbox_plans.acknowledge(message.held, self._calls.retries))
+
+    def nack(self, message: Message, reason: str = "") -> None:
+        """Give a message back, if it was not settled before. `reason` is shown with a dead message."""
+        held = message.held
+        if held is not None and self._held.settle(held):
+            plan = mailbox_plans.give_back(held.lease_id, [held.message_id], reason, self._calls.retries)
+            self.hub.run(plan)
+
+    def end(self, message: Message, error: BaseException | None) -> None:
+        """End the handling of a message: acknowledge it, or give it back because of an error."""
+        if error is None:
+            self.ack(message)
+        elif message.held is not None:
+            self._give_back([message.held], reason_of(error))
+
+    def send(
+        self,
+        recipient: str,
+        type: str,  # noqa: A002
+        payload: Any = None,
+        *,
+        in_reply_to: str | None = None,
+        thread: str | None = None,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        deliver_after_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send a message. Return when the hub has stored it.
+
+        Args:
+            recipient: The name of the mailbox.
+            type: The kind of the message, a word of your choice.
+            payload: The content: what JSON has.
+            in_reply_to: The id of the message that this one answers.
+            thread: The id of the conversation.
+            priority: `low`, `normal` or `high`.
+            expires_in_s: After how many seconds the message ends if nobody has taken it.
+            deliver_after_s: After how many seconds the message is in the mailbox.
+            blob: A content that was uploaded, or its digest.
+            key: The same key is the same message, which is sent once. None makes one for this call, or within
+                the block of a message one that a repeated handling makes again for the same content.
+
+        Raises:
+            NotFound: There is no such mailbox, or no such blob.
+            MessageRejected: A policy forbids the message, or the key was used for another one.
+            RateLimited: Too many messages, also after `patience_s`.
+            UsageError: A field is not valid.
+            BackboneUnreachable: The hub did not answer. The message may have been stored.
+        """
+        plan = self._calls.send(
+            recipient,
+            type,
+            payload,
+            key,
+            in_reply_to=in_reply_to,
+            thread=thread,
+            priority=priority,
+            expires_in_s=expires_in_s,
+            deliver_after_s=deliver_after_s,
+            blob=blob,
+        )
+        return self.hub.run(plan)
+
+    def ask(
+        self,
+        recipient: str,
+        type: str,  # noqa: A002
+        payload: Any = None,
+        *,
+        timeout_s: float = 30.0,
+        thread: str | None = None,
+        priority: str | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Message:
+        """Send a message, wait for the reply to it, and return that. No other message is taken.
+
+        See `send` for the arguments and errors. The reply needs no acknowledgement.
+
+        Raises:
+            NoReply: No reply came within `timeout_s` seconds. A later one comes into the mailbox.
+        """
+        plan = self._calls.ask(
+            recipient, type, payload, timeout_s, key, thread=thread, priority=priority, blob=blob
+        )
+        return Message(self, self.hub.run(plan))
+
+    def reply(
+        self,
+        message: Message,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender of a message, in the same conversation.
+
+        Its key is derived from the message's id. So of the answers that several handlings give, the first one
+        is sent. See `send` for the arguments and errors.
+        """
+        plan = self._calls.reply(
+            message, payload, type, key, priority=priority, expires_in_s=expires_in_s, blob=blob
+        )
+        return self.hub.run(plan)
+
+    def publish(
+        self,
+        topic: str,
+        type: str,  # noqa: A002
+        payload: Any = None,
+        *,
+        thread: str | None = None,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        deliver_after_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Published:
+        """Publish a message to all subscribers of a topic. Return when the hub has stored it.
+
+        See `send` for the arguments and errors. Raises NotFound for a topic that never had a subscriber.
+        """
+        plan = self._calls.publish(
+            topic,
+            type,
+            payload,
+            key,
+            thread=thread,
+            priority=priority,
+            expires_in_s=expires_in_s,
+            deliver_after_s=deliver_after_s,
+            blob=blob,
+        )
+        return self.hub.run(plan)
+
+    def subscribe(self, topic: str) -> None:
+        """Subscribe the agent's mailbox to a topic. The first subscription makes the topic."""
+        self.hub.run(agent_plans.change_subscription(topic, True, self._calls.retries))
+
+    def unsubscribe(self, topic: str) -> None:
+        """End the subscription of the agent's mailbox to a topic. Raises NotFound for an unknown topic."""
+        self.hub.run(agent_plans.change_subscription(topic, False, self._calls.retries))
+
+    def schedule(
+        self,
+        name: str,
+        recipient: str,
+        type: str,  # noqa: A002
+        payload: Any = None,
+        *,
+        cron: str | None = None,
+        every_s: int | None = None,
+        missed: str | None = None,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        key: str | None = None,
+    ) -> Schedule:
+        """Let the hub send a message again and again, in the agent's name. Replace a schedule of this name.
+
+        Args:
+            name: The name of the schedule.
+            recipient: The name of the mailbox.
+            type: The kind of the messages.
+            payload: Their content.
+            cron: The times in UTC: minute, hour, day of month, month and day of week. Either this or `every_s`.
+            every_s: The seconds between two messages.
+            missed: Runs to send late, if no gateway ran at their time: `skip` (none), `latest` or `all`.
+            priority: As in `send`.
+            expires_in_s: As in `send`.
+            key: The same key is the same request: see `send`.
+
+        Raises:
+            Refused: The schedule is another agent's.
+            TrunklineError: As `send` raises it.
+        """
+        body = {
+            "recipient": recipient,
+            "type": type,
+            "payload": payload,
+            "cron": cron,
+            "every_s": every_s,
+            "missed": missed,
+            "priority": priority,
+            "expires_in_s": expires_in_s,
+        }
+        return self.hub.run(agent_plans.set_schedule(name, body, key, self._calls.retries))
+
+    def unschedule(self, name: str) -> Schedule:
+        """Remove a schedule. Messages that were sent stay. Raises NotFound, or Refused if it is removed."""
+        return self.hub.run(agent_plans.remove_schedule(name, self._calls.retries))
+
+    def schedules(self) -> list[Schedule]:
+        """Return the active schedules of the agent, sorted by name."""
+        return self.hub.run(agent_plans.list_schedules(self._calls.retries))
+
+    def discover(self, capability: str | None = None, status: str | None = None) -> list[AgentInfo]:
+        """Return the agents that take part, sorted by name; by default all that have not stopped."""
+        return self.hub.run(agent_plans.discover(capability, status, self._calls.retries))
+
+    def status(self, state: str, text: str | None = None) -> Sent:
+        """Report what the agent does, by a message of the type `status` to the hub, which the log keeps."""
+        return self.hub.run(self._calls.status(state, text))
+
+    def upload(self, content: bytes | str | os.PathLike[str], content_type: str | None = None) -> BlobReference:
+        """Store a large content, for `blob` of a message. Without a message it is kept for an hour.
+
+        Args:
+            content: The bytes, or the path of a file.
+            content_type: Its media type. None: by the name of the file.
+
+        Raises:
+            NotFound: There is no such file.
+            UsageError: The file cannot be read, or the content is too large.
+        """
+        found, found_type = agent_plans.content_of(content, content_type)
+        return self.hub.run(agent_plans.upload(found, found_type, self._calls.retries))
+
+    def blob(self, message: Message) -> bytes:
+        """Fetch the content that a message refers to. Raises NotFound if there is none, or it was removed."""
+        plan = agent_plans.download(message.recipient, message.id, message.reference, self._calls.retries)
+        return self.hub.run(plan)
+
+    def close(self) -> None:
+        """Give back the messages that are not acknowledged, and close the connections."""
+        self._leases.stop()
+        self._give_back(self._held.rest(), NOT_ACKNOWLEDGED)
+        self.hub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _messages(self, limit: int, lease_s: int | None, wait_s: float | None) -> Iterator[Message]:
+        waiting: deque[Message] = deque()
+        try:
+            while True:
+                if not waiting:
+                    waiting.extend(self._take(limit, lease_s, wait_s))
+                    if not waiting:
+                        return
+                message = waiting[0]
+                before = HANDLED.get()
+                HANDLED.set(message.handling)
+                try:
+                    yield message
+                finally:
+                    if HANDLED.get() is message.handling:
+                        HANDLED.set(before)
+                waiting.popleft()
+                self.ack(message)
+        finally:
+            self._give_back([one.held for one in waiting if one.held is not None], NOT_ACKNOWLEDGED)
+
+    def _take(self, limit: int, lease_s: int | None, wait_s: float | None) -> list[Message]:
+        asked_at = time.monotonic()
+        taken = self.hub.run(mailbox_plans.take(limit, lease_s, wait_s, self._calls.retries))
+        if lease_s is None or taken.lease_id is None:
+            return [Message(self, one) for one in taken.messages]
+        found = [Message(self, one) for one in taken.messages]
+        held = self._held.add((one.id for one in found), taken.lease_id, lease_s, time.monotonic())
+        for message, its_lease in zip(found, held, strict=True):
+            message.held = its_lease
+        self._leases.wake(asked_at + lease_s / 3)
+        return found
+
+    def _give_back(self, held: list[Held], reason: str) -> None:
+        """Give messages back. The leases of those that could not be given back end by themselves."""
+        by_lease: dict[str, list[str]] = {}
+        for one in held:
+            if self._held.settle(one):
+                by_lease.setdefault(one.lease_id, []).append(one.message_id)
+        for lease_id, message_ids in by_lease.items():
+            try:
+                self.hub.run(mailbox_plans.give_back(lease_id, message_ids, reason, PARTING))
+            except TrunklineError as error:
+                LOG.warning("messages %s were not given back: %s", message_ids, error)

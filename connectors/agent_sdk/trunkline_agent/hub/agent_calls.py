@@ -1,0 +1,116 @@
+"""The calls of an agent as plans: all that `Agent` and `AsyncAgent` have in common."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final
+
+from trunkline_agent.credentials import Credentials, HubAccess
+from trunkline_agent.errors import UsageError
+from trunkline_agent.hub import message_plans
+from trunkline_agent.hub.derived_keys import send_key
+from trunkline_agent.hub.held_messages import Extension
+from trunkline_agent.hub.hub_values import Published, Sent
+from trunkline_agent.hub.plans import Plan, Retries
+from trunkline_agent.message import ReceivedMessage
+from trunkline_agent.wire.ids import is_name
+
+HUB: Final = "hub"
+STATUS_TYPE: Final = "status"
+LEASE_S: Final = 30
+PATIENCE_S: Final = 30.0
+# A block that raised, or an agent that ends, gives its messages back, and must not take long for it.
+PARTING: Final = Retries(patience_s=2.0)
+NOT_ACKNOWLEDGED: Final = "the agent ended before it acknowledged the message"
+LOG: Final = logging.getLogger("trunkline_agent")
+
+
+class AgentCalls:
+    """The plans of one agent's calls.
+
+    Attributes:
+        name: The agent's name. Empty: only the hub knows it, by the token.
+        access: Its access to the hub.
+        ca_certs: The authority that the hub's TLS must have.
+        retries: When its requests are sent again.
+
+    Raises:
+        UsageError: The credentials are another agent's, or have no access to the hub.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        credentials: Credentials | str | os.PathLike[str] | None,
+        patience_s: float,
+    ) -> None:
+        if credentials is None:
+            credentials = Credentials.from_environment()
+        elif not isinstance(credentials, Credentials):
+            credentials = Credentials.load(credentials)
+        if name and not is_name(name):
+            raise UsageError(f"{name!r} is not a name of an agent")
+        if name and credentials.name and name != credentials.name:
+            raise UsageError(f"the credentials are those of {credentials.name!r}, not of {name!r}")
+        self.name = name or credentials.name
+        self.access: HubAccess = credentials.hub_access()
+        self.ca_certs = credentials.ca_certs
+        self.retries = Retries(patience_s)
+
+    def send(self, recipient: str, type: str, payload: Any, key: str | None, **fields: Any) -> Plan[Sent]:  # noqa: A002
+        """Send a message; `fields` are those of `message_plans.envelope`."""
+        body = message_plans.envelope(type, payload, recipient=recipient, **fields)
+        return message_plans.send(body, send_key("message", body, key), self.retries)
+
+    def ask(
+        self,
+        recipient: str,
+        type: str,  # noqa: A002
+        payload: Any,
+        timeout_s: float,
+        key: str | None,
+        **fields: Any,
+    ) -> Plan[Any]:
+        """Send a message and wait for the reply."""
+        body = message_plans.envelope(type, payload, recipient=recipient, **fields)
+        return message_plans.ask(body, send_key("question", body, key), timeout_s, self.retries)
+
+    def reply(
+        self,
+        message: ReceivedMessage,
+        payload: Any,
+        type: str,  # noqa: A002
+        key: str | None,
+        **fields: Any,
+    ) -> Plan[Sent]:
+        """Send an answer to the sender of a message, in its conversation."""
+        body = message_plans.envelope(
+            type,
+            payload,
+            recipient=message.sender,
+            in_reply_to=message.id,
+            thread=message.thread,
+            **fields,
+        )
+        return message_plans.reply(message.handling, body, key, self.retries)
+
+    def publish(self, topic: str, type: str, payload: Any, key: str | None, **fields: Any) -> Plan[Published]:  # noqa: A002
+        """Publish a message to a topic."""
+        body = message_plans.envelope(type, payload, **fields)
+        return message_plans.publish(topic, body, send_key(f"topic/{topic}", body, key), self.retries)
+
+    def status(self, state: str, text: str | None) -> Plan[Sent]:
+        """Report to the hub what the agent does."""
+        payload = {"status": state} if text is None else {"status": state, "text": text}
+        return self.send(HUB, STATUS_TYPE, payload, None)
+
+
+def retries_of(extension: Extension) -> Retries:
+    """Return the patience with the extension of leases: what it cannot do soon, the next one does."""
+    return Retries(patience_s=min(5.0, extension.lease_s / 6))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a message is given back. The text of an error may have a secret, its type has none."""
+    return type(error).__name__

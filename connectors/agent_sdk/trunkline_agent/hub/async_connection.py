@@ -1,0 +1,148 @@
+"""One connection of the async client: a protocol of asyncio over the HTTP of `HttpExchange`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Final, cast
+
+from trunkline_agent.hub.http_exchange import HttpExchange, ProtocolFault, RequestHead
+from trunkline_agent.hub.hub_address import HubAddress
+from trunkline_agent.hub.plans import Answer, Request
+
+if TYPE_CHECKING:
+    import ssl
+
+# A stream whose reader is slow reads no further beyond so many bytes.
+_UNREAD_MOST: Final = 1024 * 1024
+
+
+class AsyncConnection(asyncio.Protocol):
+    """A connection to a hub, which one task uses at a time.
+
+    Attributes:
+        http: Its HTTP.
+        is_alive: Whether a request may be sent over it.
+    """
+
+    def __init__(self, head: RequestHead) -> None:
+        self.http = HttpExchange(head)
+        self.is_alive = False
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._is_stream = False
+        self._is_paused = False
+        self._is_complete = False
+        self._fault: Exception | None = None
+
+    async def open(self, address: HubAddress, trust: ssl.SSLContext | None, timeout_s: float) -> None:
+        """Connect within a time. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        name = None if trust is None else address.host
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(
+                    lambda: self, address.host, address.port, ssl=trust, server_hostname=name
+                )
+        except UnicodeError as error:
+            raise OSError(f"not a name of a host: {error}") from None
+        except TimeoutError:
+            raise TimeoutError("timed out") from None
+
+    async def answer(self, request: Request, timeout_s: float) -> Answer:
+        """Send a request and return its whole answer.
+
+        Raises:
+            OSError: The connection was lost. TimeoutError: the time has passed.
+            ProtocolFault: What came is no HTTP, or ended too early.
+        """
+        self._write(request)
+        await self._received(timeout_s)
+        return self.http.answer()
+
+    async def begin_stream(self, request: Request, timeout_s: float) -> bool:
+        """Send a request, and return after the first bytes of its answer whether it is complete."""
+        self._is_stream = True
+        self._write(request)
+        return await self._received(timeout_s)
+
+    async def more(self, timeout_s: float) -> bool:
+        """Wait for further bytes of a stream. Return whether it is complete. For the errors see `answer`."""
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        if self._is_complete:
+            return True
+        return await self._received(timeout_s)
+
+    def close(self) -> None:
+        """Close the connection at once. A request that waits on it ends with an error."""
+        self.is_alive = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, request: Request) -> None:
+        data = self.http.sent(request)
+        if self._transport is None or not self.is_alive:
+            raise ConnectionResetError("the connection is closed")
+        self._transport.write(data)
+
+    async def _received(self, timeout_s: float) -> bool:
+        if self._fault is not None:
+            raise self._fault
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiter = waiter
+        timer = loop.call_later(max(0.0, timeout_s), self._fail, TimeoutError("timed out"))
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _fail(self, fault: Exception) -> None:
+        self._fault = fault
+        self.is_alive = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(fault)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin. asyncio calls it."""
+        self._transport = cast("asyncio.Transport", transport)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_alive = True
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the answer. asyncio calls it."""
+        if self._waiter is None and not self._is_stream:
+            # They belong to no request: the server says that it closes the connection.
+            self.close()
+            return
+        self._feed(data)
+        if self._is_stream and self._transport is not None and self.http.unread_bytes > _UNREAD_MOST:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._is_complete = is_complete = self.http.receive(data)
+        except ProtocolFault as error:
+            self._fail(error)
+            return
+        waiter = self._waiter
+        if waiter is not None and (is_complete or self._is_stream) and not waiter.done():
+            waiter.set_result(is_complete)
+
+    def eof_received(self) -> None:
+        """End the answer, if it has no length. asyncio calls it, and then closes the connection."""
+        self.is_alive = False
+        if not self._is_complete and (self._waiter is not None or self._is_stream):
+            self._feed(b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the request that waits. asyncio calls it."""
+        if not self._is_complete or self._waiter is not None:
+            self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the connection was closed"))
+        self.is_alive = False

@@ -1,0 +1,79 @@
+"""Idempotency keys of what is sent while a message is handled, so that a repeated handling sends nothing twice.
+
+The key comes from the id of the message that is handled. So a second handling, after a crash, makes the same
+keys, and the hub recognizes the requests. A key also has the hash of the request and a count of equal requests:
+a handling that sends another content makes another request, and no message is lost. With a `key` of the caller,
+and for a reply, the place counts instead of the content: the message of the first handling stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextvars import ContextVar
+from itertools import count
+from typing import Final, NamedTuple
+
+from trunkline_agent.hub.hub_requests import checked_key, new_key
+
+_KEY_MOST: Final = 255
+
+
+class SendKey(NamedTuple):
+    """The key of a request.
+
+    Attributes:
+        text: The idempotency key.
+        may_stand: Whether an earlier handling may have sent another content under this key, which then stands.
+    """
+
+    text: str
+    may_stand: bool = False
+
+
+class Handling:
+    """One handling of a message, from which the keys of its requests are derived. Thread-safe."""
+
+    def __init__(self, message_id: str, attempt: int | None) -> None:
+        self._message_id = message_id
+        self._is_repeated = (attempt or 1) > 1
+        self._counts: dict[str, count[int]] = {}
+
+    def content_key(self, what: str, content: bytes) -> SendKey:
+        """Return the key of a request with this content; the next one with the same gets another key.
+
+        Args:
+            what: The kind of the request, and what its path names.
+            content: Its body.
+        """
+        digest = hashlib.sha256(what.encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()[:32]
+        return SendKey(f"{self._message_id}/{digest}/{self._next(digest)}")
+
+    def reply_key(self) -> SendKey:
+        """Return the key of the next reply to the message."""
+        return SendKey(f"{self._message_id}/reply/{self._next('reply')}", self._is_repeated)
+
+    def own_key(self, key: str) -> SendKey:
+        """Return the key that belongs to a key of the caller within this handling."""
+        text = f"{self._message_id}/key/{checked_key(key)}"
+        if len(text) > _KEY_MOST:
+            text = f"{self._message_id}/key/{hashlib.sha256(key.encode('ascii')).hexdigest()}"
+        return SendKey(text, self._is_repeated)
+
+    def _next(self, what: str) -> int:
+        # Both calls are atomic in CPython.
+        return next(self._counts.setdefault(what, count(1)))
+
+
+HANDLED: Final[ContextVar[Handling | None]] = ContextVar("trunkline_handled_message", default=None)
+"""The handling in whose block the present code runs; None outside of one."""
+
+
+def send_key(what: str, content: bytes, key: str | None) -> SendKey:
+    """Return the idempotency key of a request: derived within a handling, else the caller's or a new one.
+
+    Raises UsageError if the caller's key is not valid.
+    """
+    handling = HANDLED.get()
+    if handling is None:
+        return SendKey(new_key() if key is None else checked_key(key))
+    return handling.content_key(what, content) if key is None else handling.own_key(key)

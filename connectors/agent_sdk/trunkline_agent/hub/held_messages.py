@@ -1,0 +1,104 @@
+"""The leased messages that an agent holds, and when to extend their leases. Does no input or output."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A leased message.
+
+    Attributes:
+        message_id: Its id.
+        lease_id: The id of its lease.
+        lease_s: The duration of the lease, in seconds.
+        is_lost: Whether the hub has said that the lease is another's now.
+        is_settled: Whether the message was acknowledged or given back, or that was tried.
+    """
+
+    message_id: str
+    lease_id: str
+    lease_s: int
+    is_lost: bool = False
+    is_settled: bool = False
+
+
+class Extension(NamedTuple):
+    """One request that extends leases."""
+
+    lease_id: str
+    lease_s: int
+    message_ids: list[str]
+
+
+class HeldMessages:
+    """The messages that an agent holds. Thread-safe.
+
+    A lease is extended when a third of it has passed, so that two attempts may fail.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, Held] = {}
+        self._due_at: dict[str, float] = {}
+
+    def add(self, message_ids: Iterable[str], lease_id: str, lease_s: int, now: float) -> list[Held]:
+        """Note messages that were leased together, at a moment of the monotonic clock."""
+        found = [Held(one, lease_id, lease_s) for one in message_ids]
+        with self._lock:
+            for one in found:
+                self._held[one.message_id] = one
+            self._due_at[lease_id] = now + lease_s / 3
+        return found
+
+    def settle(self, held: Held) -> bool:
+        """Forget a message that is acknowledged or given back now. Return False if that was done before."""
+        with self._lock:
+            if held.is_settled:
+                return False
+            held.is_settled = True
+            if self._held.get(held.message_id) is held:
+                del self._held[held.message_id]
+            return True
+
+    def lose(self, lease_id: str, message_ids: Iterable[str]) -> None:
+        """Note that the hub did not extend the lease of these messages, because it is another's now."""
+        with self._lock:
+            for message_id in message_ids:
+                held = self._held.get(message_id)
+                if held is not None and held.lease_id == lease_id:
+                    held.is_lost = True
+                    del self._held[message_id]
+
+    def rest(self) -> list[Held]:
+        """Return all messages that are held now."""
+        with self._lock:
+            return list(self._held.values())
+
+    def next_due(self) -> float | None:
+        """Return the moment of the next extension, None if no message is held."""
+        with self._lock:
+            self._forget_ended()
+            return min(self._due_at.values(), default=None)
+
+    def due(self, now: float) -> list[Extension]:
+        """Return the extensions that are due, and set the time of the next one of each."""
+        with self._lock:
+            self._forget_ended()
+            found: dict[str, Extension] = {}
+            for held in self._held.values():
+                if self._due_at[held.lease_id] <= now:
+                    asked = found.setdefault(held.lease_id, Extension(held.lease_id, held.lease_s, []))
+                    asked.message_ids.append(held.message_id)
+            for asked in found.values():
+                self._due_at[asked.lease_id] = now + asked.lease_s / 3
+            return list(found.values())
+
+    def _forget_ended(self) -> None:
+        live = {held.lease_id for held in self._held.values()}
+        for lease_id in self._due_at.keys() - live:
+            del self._due_at[lease_id]

@@ -1,0 +1,147 @@
+"""The values that an agent gets from the hub: results of sending, schedules, other agents and blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from trunkline_agent.errors import TrunklineError
+
+
+@dataclass(frozen=True, slots=True)
+class BlobReference:
+    """A large content that is stored beside the log.
+
+    Attributes:
+        digest: Its SHA-256, 64 hex digits.
+        bytes: Its length.
+        content_type: Its media type.
+    """
+
+    digest: str
+    bytes: int
+    content_type: str
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return the reference that an answer of the hub has."""
+        with _ReadAnswer():
+            return cls(found["digest"], found["bytes"], found["content_type"])
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that the hub has stored.
+
+    Attributes:
+        message_id: Its id. None: an earlier handling of the same message has sent another content at this
+            place, and this one was not sent.
+        is_delivered: Whether it is in the mailbox now. A delayed one is not.
+        verdict: `accepted`, or `duplicate` if the same request was made before.
+    """
+
+    message_id: str | None
+    is_delivered: bool
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message to a topic that the hub has stored.
+
+    Attributes:
+        message_id: Its id. None: as in `Sent`.
+        recipients: The number of subscribers that get a copy.
+        verdict: As in `Sent`.
+    """
+
+    message_id: str | None
+    recipients: int
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A message that the hub sends again and again.
+
+    Attributes:
+        name: The name of the schedule.
+        recipient: The mailbox that gets the messages.
+        type: The kind of the messages.
+        cron: The times of the runs in UTC. None: they have an interval.
+        every_s: The seconds between two runs. None: they have a cron expression.
+        status: `active` or `removed`.
+        next_run_at: The time of the next run, in ISO 8601. None: there is none.
+        runs: The number of runs whose message was sent.
+    """
+
+    name: str
+    recipient: str
+    type: str
+    cron: str | None
+    every_s: int | None
+    status: str
+    next_run_at: str | None
+    runs: int
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return the schedule that an answer of the hub shows."""
+        with _ReadAnswer():
+            return cls(
+                found["schedule"],
+                found["recipient"],
+                found["kind"],
+                found["cron"],
+                found["every_s"],
+                found["status"],
+                found["next_run_at"],
+                found["runs"],
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """An agent that takes part.
+
+    Attributes:
+        name: Its name, and that of its mailbox.
+        status: `initializing`, `idle`, `working`, `blocked` or `stopped`.
+        task: What it does, in words.
+        capabilities: The names of what it can do.
+        started_at: When it joined, in ISO 8601.
+    """
+
+    name: str
+    status: str
+    task: str
+    capabilities: tuple[str, ...]
+    started_at: str
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return the agent that an answer of the hub shows."""
+        with _ReadAnswer():
+            capabilities = tuple(found["capabilities"])
+            return cls(found["id"], found["status"], found["task"], capabilities, found["started_at"])
+
+
+class _ReadAnswer:
+    """A block that reads an answer: a missing field raises TrunklineError."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyError | TypeError | ValueError | AttributeError):
+            raise not_a_gateway()
+
+
+def not_a_gateway() -> TrunklineError:
+    """Return the error, for the caller to raise, of an answer whose fields are not those of a gateway."""
+    return TrunklineError(
+        "the answer is not that of a Trunkline gateway",
+        reason="not_a_gateway",
+        advice="check the address of the hub in the credentials",
+    )
