@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli.main import main
 from connectors.conformance.check import Check
 from connectors.conformance.run import CHECKS, FAILED, PASSED, Result, greet, run_check, run_checks
 from connectors.conformance.target import Target, own_target
@@ -69,6 +71,26 @@ def test_a_planted_fault_fails_the_check_that_is_named_for_it(by_fault: dict[str
 @pytest.mark.requirement("CF-02")
 def test_every_check_has_a_fault() -> None:
     assert sorted(FAULTS.values()) == sorted(BY_NAME)
+
+
+@pytest.mark.requirement("CF-05")
+def test_the_command_checks_a_client_against_a_stack_that_is_named(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token_file = target.settings.operator_token_file
+    given = ["conformance", "--hub", target.settings.gateway_url, "--operator-token-file", str(token_file)]
+    with target.hub() as operator:
+        before = {one["principal"] for one in operator.get("/api/hub/principals")["principals"]}
+        assert main([*given, "--only", "topics", "--only", "job_http_life", "--json", "--", *REFERENCE]) == 0
+        after = operator.get("/api/hub/principals")["principals"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["client"]["name"] == "reference"
+    assert [one["outcome"] for one in found["results"]] == [PASSED, PASSED]
+    added = [one for one in after if one["principal"] not in before]
+    assert len(added) == 3
+    assert {one["status"] for one in added} == {"revoked"}
+    assert main([*given, "--only", "topics", "--", *planted("forgets_to_unsubscribe")]) == 1
+    assert "topics failed. Check that a subscriber gets" in capsys.readouterr().out
 
 
 AREAS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from typing import Any
@@ -23,7 +22,7 @@ def ids(vector: dict[str, Any]) -> str:
 
 
 @pytest.mark.requirement("CF-03")
-@pytest.mark.parametrize("vector", CANONICAL["accepted"], ids=ids)
+@pytest.mark.parametrize("vector", CANONICAL["canonical"], ids=ids)
 def test_a_vector_has_the_canonical_form_of_the_library(vector: dict[str, Any]) -> None:
     text = vector["json"].encode()
     for document in (decode(text)[0], decode_slowly(text)):
@@ -34,14 +33,14 @@ def test_a_vector_has_the_canonical_form_of_the_library(vector: dict[str, Any]) 
 @pytest.mark.requirement("CF-03")
 @pytest.mark.parametrize("vector", CANONICAL["refused"], ids=ids)
 def test_a_refused_vector_is_refused_by_the_library(vector: dict[str, Any]) -> None:
-    given = vector["json"].encode() if "json" in vector else base64.b64decode(vector["json_base64"])
+    given = bytes.fromhex(vector["hex"])
     for parse in (decode, decode_slowly):
         with pytest.raises(MalformedJsonError):
             parse(given)
 
 
 @pytest.mark.requirement("CF-03")
-@pytest.mark.parametrize("vector", vectors("signing")["events"], ids=ids)
+@pytest.mark.parametrize("vector", vectors("signing")["events"] + vectors("signing")["more_events"], ids=ids)
 def test_a_signature_vector_is_that_of_the_library(vector: dict[str, Any]) -> None:
     event = decode(vector["event"].encode())[0]
     assert signed_bytes(event).decode() == vector["signed"]
@@ -67,10 +66,10 @@ def test_the_vectors_of_the_page_are_among_those_of_the_files() -> None:
 
 @pytest.mark.requirement("CF-03")
 def test_the_vectors_have_the_numbers_and_texts_that_clients_get_wrong() -> None:
-    accepted = "\n".join(one["canonical"] for one in CANONICAL["accepted"])
+    accepted = "\n".join(one["canonical"] for one in CANONICAL["canonical"])
     for nasty in ("1e-05", "1e+16", "1e+22", "-0.0", "5e-324", "1.0", str(2**53 + 1), str(2**63 - 1)):
         assert re.search(rf"(?<![\d.]){re.escape(nasty)}(?![\d.])", accepted), nasty
     for text in ("\u2028", "\U0001f600", "\\u0000", "\x7f", "[" * 64):
         assert text in accepted
     refused = {one["name"] for one in CANONICAL["refused"]}
-    assert refused >= {"a key twice", "a lone high surrogate", "arrays 65 deep", "2^63", "NaN"}
+    assert refused >= {"a key twice", "a lone high surrogate", "65 levels", "2^63", "NaN"}
