@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.topics import events_topic
 from jobs import build_views
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_ledger, tidy_views
@@ -37,6 +36,7 @@ from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration
 from tests.random_log import RandomLog
 from tests.raw_records import raw
+from trunkline_agent.wire.topics import events_topic
 
 FIRST_MOMENT_US = 1_790_000_000_000_000
 STEP_US = 250_000

@@ -13,9 +13,9 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from schemas.settings.settings import MqttSettings
 from tests.broker_processes import LOOPBACK, wait_until
+from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
 
 PUBLISH, PUBACK = 3, 4
 UP, DOWN = "up", "down"

@@ -9,8 +9,9 @@ from typing import Any
 from connectors.mqtt_bridge.bridge_records import incoming
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import MqttSettings
-from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
+from schemas.streams.agents.mqtt_agents import registration_record, removal_record
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.agent_message import sign_said
 from trunkline_agent.wire.strict_json import canonical
 
 

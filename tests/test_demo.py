@@ -30,11 +30,11 @@ from connectors.demo.outcome import check_receipts, compare
 from connectors.demo.performance import Performance
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.local_stack import child_process, free_port
-from connectors.mqtt_link.receipt import Receipt
 from schemas.settings.settings import KafkaSettings, Settings
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 from tests.notebook_run import run_here, run_in_kernel
 from tests.programs import start_program
+from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.verdicts import REASONS
 
 DEMO_S = 330.0

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from connectors.demo.steps import Step
 from connectors.ledger_files.ledger_lines import LINE_COLUMNS
-from connectors.mqtt_link.receipt import Receipt
 from schemas.streams.job.job_event import JOB_EVENT
 from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 

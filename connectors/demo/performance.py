@@ -1,6 +1,6 @@
 """One run of the demo on a running stack: register jobs, play the plan, wait for the ledger, compare.
 
-Agents publish with `JobPublisher`; an unruly connection sends everything else.
+Agents publish with `Job`; an unruly connection sends everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,
@@ -36,16 +35,18 @@ from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.live.table_progress_reader import ViewProgressReader
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
-from connectors.mqtt_link.mqtt_login import wait_for_login
-from connectors.mqtt_link.topics import job_id_of
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import REACH_TIMEOUT_S
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
 from schemas.wire.record import refused_stream
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mqtt.broker import job_broker
+from trunkline_agent.mqtt.mqtt_login import wait_for_login
 from trunkline_agent.wire.ids import JOB, new_job_id, stream_key
 from trunkline_agent.wire.signing import new_secret
+from trunkline_agent.wire.topics import job_id_of
 
 QUIET_LIMIT_S: Final = 60.0
 AT_ONCE: Final = 4
@@ -165,7 +166,7 @@ def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor
         job = register_job(publisher, keyring, description, session=session, principal="demo", job_id=job_id)
         actors.append(Actor(job.job_id, job.secret))
     for actor in actors:
-        wait_for_login(job_mqtt(settings.mqtt, actor.job_id, actor.secret), _ACCOUNT_S)
+        wait_for_login(job_broker(settings.mqtt, actor.job_id, actor.secret), _ACCOUNT_S)
     return actors
 
 
@@ -238,7 +239,13 @@ def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: t
     agent = None
     if script.actor is not None:
         state_dir = stage.settings.data_path / "publisher"
-        agent = JobPublisher(stage.settings, script.actor.job_id, script.actor.secret, state_dir)
+        agent = Job(
+            script.actor.job_id,
+            script.actor.secret,
+            mqtt=stage.settings.mqtt,
+            state_dir=state_dir,
+            payload_bytes=stage.settings.limits.payload_bytes,
+        )
     ids: dict[int, str] = {}
     for number, step in enumerate(script.steps):
         if stopping.is_set():

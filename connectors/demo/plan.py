@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from connectors.demo.steps import Actor, Cancellation, Pick, RawMessage, Script, ScriptBuilder, Step
-from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
 from trunkline_agent.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import MAX_DEPTH, canonical

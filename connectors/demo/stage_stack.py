@@ -14,7 +14,6 @@ from connectors.demo.scenes import Tick
 from connectors.local_stack import LocalStack, control, free_port
 from connectors.local_stack.part_plan import ALL_PARTS
 from connectors.local_stack.ports import LOOPBACK
-from connectors.mqtt_link.broker_settings import LOOPBACK_NAMES
 from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
@@ -23,6 +22,7 @@ from schemas.settings.settings import (
     Settings,
     StorageSettings,
 )
+from trunkline_agent.mqtt.broker import LOOPBACK_NAMES
 
 # The folders that are removed after the demo; tables, keys and logs stay.
 _SPENT: Final = ("kafka", "mosquitto", "state", "spark-scratch", "warehouse", "run", "publisher")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from schemas.fold import life_cycles as states
-from schemas.streams.job.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from trunkline_agent.wire.field_checks import SCHEMA_VERSION
+from trunkline_agent.wire.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict

@@ -14,12 +14,12 @@ from typing import Final, Self
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription
-from connectors.mqtt_link.receipt import Receipt, read_receipt
-from connectors.mqtt_link.topics import events_filter
 from schemas.settings.settings import MqttSettings
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import is_job_id
+from trunkline_agent.wire.receipt import Receipt, read_receipt
+from trunkline_agent.wire.topics import events_filter
 
 _RECEIPTS_END: Final = "/receipts"
 

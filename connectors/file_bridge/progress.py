@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from connectors.file_bridge.records import poll_in
-from schemas.keys.private_files import replace_file
 from schemas.settings.settings import Settings
+from trunkline_agent.private_files import replace_file
 from trunkline_agent.queue.session_files import AUDIT, complete_lines, open_fd
 
 # How much of the audit is read at once.

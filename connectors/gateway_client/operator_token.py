@@ -6,10 +6,10 @@ import os
 import stat
 from typing import Final
 
-from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import new_token
 from trunkline_agent.errors import UsageError
+from trunkline_agent.private_files import make_first
 
 TOKEN_VARIABLE: Final = "TRUNKLINE_TOKEN"  # noqa: S105  a variable's name
 _SHORTEST: Final = 32

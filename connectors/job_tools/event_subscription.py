@@ -18,9 +18,10 @@ from typing import Final, NamedTuple, Self
 
 from paho.mqtt.client import MQTTMessage
 
-from connectors.mqtt_bridge.bridge_records import well_formed_traceparent
-from connectors.mqtt_link.broker_settings import broker_name
-from connectors.mqtt_link.mqtt_connection import (
+from schemas.settings.settings import MqttSettings
+from trunkline_agent.errors import BackboneUnreachable, Refused
+from trunkline_agent.mqtt.broker import broker_name
+from trunkline_agent.mqtt.mqtt_connection import (
     FINAL_REASONS,
     RETAINED_ONCE,
     BrokerRefused,
@@ -28,8 +29,7 @@ from connectors.mqtt_link.mqtt_connection import (
     Subscription,
     backoff_s,
 )
-from schemas.settings.settings import MqttSettings
-from trunkline_agent.errors import BackboneUnreachable, Refused
+from trunkline_agent.wire.traceparent import well_formed_traceparent
 
 SESSION_EXPIRY_S: Final = 600
 _TICK_S: Final = 0.25
@@ -135,9 +135,9 @@ class EventSubscription:
         try:
             connection.open()
         except BrokerRefused as error:
-            if error.reason.value in FINAL_REASONS:
+            if error.code.value in FINAL_REASONS:
                 name = broker_name(self._mqtt)
-                raise Refused(f"MQTT broker {name} refuses reading job events: {error.reason}") from None
+                raise Refused(f"MQTT broker {name} refuses reading job events: {error.code}") from None
             raise
         return connection
 

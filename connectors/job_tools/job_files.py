@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 from pydantic import SecretStr, ValidationError
 
 from connectors.mqtt_link.broker_settings import resolve_mqtt
-from schemas.keys.private_files import replace_file
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.job.job_registry import BrokerOverlay
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.private_files import replace_file
 from trunkline_agent.wire.ids import is_job_id
 
 _FOLDER: Final = "job-secrets"

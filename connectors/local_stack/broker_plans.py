@@ -34,14 +34,15 @@ from connectors.mqtt_accounts.mosquitto_files import (
     write_acl,
     write_lines,
 )
-from connectors.mqtt_link.broker_settings import socket_dir, socket_name
+from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
-from connectors.mqtt_link.mqtt_tls import mqtt_context
 from connectors.tls_keys.tls_files import check_server_key
-from schemas.keys.private_files import replace_file
 from schemas.log_access.kafka_clients import kafka_context
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.mqtt.broker import socket_name
+from trunkline_agent.mqtt.mqtt_tls import mqtt_context
+from trunkline_agent.private_files import replace_file
 
 _LOOPBACK_NAMES = {"127.0.0.1", "localhost"}
 # The format takes three seconds of processor time; on a busy machine that may be minutes.

@@ -13,11 +13,11 @@ from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
 from connectors.local_stack.ports import LOOPBACK
 from connectors.tls_keys.tls_files import KAFKA, KAFKA_INTERNAL, check_server_key
-from schemas.keys.private_files import make_first
 from schemas.log_access.kafka_clients import kafka_password
 from schemas.settings.kafka_settings import default_password_file
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.private_files import make_first
 
 PLAINTEXT, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL"
 _PROTOCOLS: Final = (SASL_PLAINTEXT, SASL_SSL, PLAINTEXT)

@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from schemas.keys.private_files import replace_file
 from schemas.settings.settings import Settings
+from trunkline_agent.private_files import replace_file
 
 _SLOT_BYTES = 256 * 1024
 _SLOTS = 2

@@ -29,11 +29,11 @@ from typing import Final
 
 import psutil
 
-from connectors.mqtt_link.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
-from schemas.keys.mqtt_password import job_of_rotated_user
 from schemas.settings.settings import PROJECT_ROOT, MqttSettings
-from schemas.streams.agents.mqtt_agents import agent_of_user
 from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.agent_message import agent_of_user
+from trunkline_agent.wire.mqtt_password import job_of_rotated_user
+from trunkline_agent.wire.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
 
 _SCHEME: Final = "7"
 _ITERATIONS: Final = 1

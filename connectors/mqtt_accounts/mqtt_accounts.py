@@ -1,7 +1,7 @@
 """A background service of the gateway that keeps the MQTT accounts at the local stack's Mosquitto.
 
 **Reads** jobs and agents from the live view. Their passwords are derived from their secrets
-(`schemas.keys.mqtt_password`).
+(`trunkline_agent.wire.mqtt_password`).
 **Owns** the password file in `mqtt.accounts_dir` and the ACL file next to it. Each role, each registered agent
 and each pending or running job has an account. A finished job keeps it for `mqtt.account_grace_s`, so that a
 resend is still accepted. A job whose secret was rotated has an account for the new secret. It keeps the old
@@ -39,16 +39,17 @@ from connectors.mqtt_accounts.mosquitto_files import (
 )
 from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from schemas.fold.settled import AppliedChange
-from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret
-from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow, agent_of_user, mqtt_user
+from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.wire.agent_message import agent_of_user, mqtt_user
 from trunkline_agent.wire.ids import AGENT, JOB, is_job_id, stream_key
+from trunkline_agent.wire.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 
 log = structlog.stdlib.get_logger(__name__)
 

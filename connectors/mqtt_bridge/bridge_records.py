@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 
 import msgspec
 
-from connectors.mqtt_link.receipt import AgentReceipt, LogPosition, Receipt, encode_receipt, read_payload
-from connectors.mqtt_link.topics import inbox_topic, job_id_of, outbox_name, receipts_topic
+from connectors.mqtt_bridge.receipt_payloads import encode_receipt, read_payload
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, refused_stream
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import AGENT, JOB, is_name, stream_key
+from trunkline_agent.wire.receipt import AgentReceipt, LogPosition, Receipt
+from trunkline_agent.wire.topics import inbox_topic, job_id_of, outbox_name, receipts_topic
 
 DOOR: Final = "mqtt"
 # Mosquitto does not tell a subscriber who published. An event is trusted for its signature alone.
 PRINCIPAL: Final = "unverified"
-
-_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class _Numbered(msgspec.Struct):
@@ -79,19 +77,6 @@ def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str |
     of jobs (`mqtt.topic_prefix`). `traceparent` is the W3C trace context, None if the message has none.
     """
     return _record(JOB, job_id_of(prefix, topic), JOB_EVENT, topic, payload, traceparent)
-
-
-def well_formed_traceparent(properties: object) -> str | None:
-    """Return the W3C trace context (`traceparent`) among the user properties of an MQTT 5 message.
-
-    `properties` is the attribute of that name of paho's message. Returns None when there is no trace context,
-    more than one, or an invalid one.
-    """
-    pairs = getattr(properties, "UserProperty", None) or ()
-    found = [value for name, value in pairs if name == "traceparent"]
-    if len(found) != 1 or _TRACEPARENT.fullmatch(found[0]) is None:
-        return None
-    return str(found[0])
 
 
 def receipt_of(

@@ -19,9 +19,9 @@ import structlog
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
-from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription
-from connectors.mqtt_link.receipt import read_payload
+from connectors.mqtt_bridge.receipt_payloads import read_payload
 from schemas.settings.settings import MqttSettings
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
 
 log = structlog.stdlib.get_logger(__name__)
 

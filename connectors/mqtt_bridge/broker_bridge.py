@@ -22,12 +22,12 @@ from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
-from connectors.mqtt_link.broker_settings import broker_name
-from connectors.mqtt_link.mqtt_connection import backoff_s
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.mqtt.broker import broker_name
+from trunkline_agent.mqtt.mqtt_connection import backoff_s
 
 COUNTER_LINE_S: Final = 30.0
 STEADY_AFTER_S: Final = 10.0

@@ -28,18 +28,19 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.publisher import Append, Publisher, RecordRefused
-from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
+from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
 from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
-from connectors.mqtt_link.ack_window import AckWindow, PendingAck
-from connectors.mqtt_link.broker_settings import broker_name
-from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
-from connectors.mqtt_link.receipt import LogPosition
-from connectors.mqtt_link.topics import events_filter, outboxes_filter
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.mqtt.ack_window import AckWindow, PendingAck
+from trunkline_agent.mqtt.broker import broker_name
+from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
+from trunkline_agent.wire.receipt import LogPosition
+from trunkline_agent.wire.topics import events_filter, outboxes_filter
+from trunkline_agent.wire.traceparent import well_formed_traceparent
 
 log = structlog.stdlib.get_logger(__name__)
 

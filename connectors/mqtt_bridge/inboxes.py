@@ -30,8 +30,6 @@ from connectors.log.publisher import RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_records import DOOR
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
-from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, MqttConnection
-from connectors.mqtt_link.topics import inbox_topic
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
@@ -40,9 +38,11 @@ from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, MqttConnection
 from trunkline_agent.wire.ids import MAILBOX
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import inbox_topic
 from trunkline_agent.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)

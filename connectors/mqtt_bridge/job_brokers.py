@@ -21,11 +21,12 @@ from pydantic import ValidationError
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.mqtt_bridge.broker_bridge import BrokerBridge
-from connectors.mqtt_link.broker_settings import broker_name, resolve_mqtt, same_broker
+from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from schemas.streams.job.job_registry import BrokerOverlay
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.mqtt.broker import broker_name
 
 log = structlog.stdlib.get_logger(__name__)
 

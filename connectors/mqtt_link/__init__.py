@@ -1,1 +1,1 @@
-"""One MQTT connection, and what it needs: TLS, login, topics and receipts. Imports no other MQTT package."""
+"""The MQTT settings of the product's own programs: per-job brokers, and the accounts of the roles."""

@@ -1,13 +1,7 @@
-"""The settings of a connection to an MQTT broker: of a per-job broker (JE-13), or of the stack's own broker.
-
-The number of connections on the port of the stack's own Mosquitto is limited, and strangers can use it up. The
-broker therefore also listens on a Unix socket in a folder that only our own user may enter. The bridge, the
-gateway and the operator connect through it, so they always get in.
-"""
+"""The settings of a connection to an MQTT broker: of a per-job broker (JE-13), or of the stack's own broker."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +9,8 @@ from pydantic import SecretStr
 
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.job.job_registry import BrokerOverlay
+from trunkline_agent.mqtt.broker import LOOPBACK_NAMES
 
-LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PATHS: Final = ("ca_certs", "certfile", "keyfile")
 
 
@@ -58,33 +52,12 @@ def same_broker(one: MqttSettings, other: MqttSettings) -> bool:
     return _address(one) == _address(other)
 
 
-def broker_name(mqtt: MqttSettings) -> str:
-    """Return `host:port` of the broker, for log lines and error texts."""
-    return f"{mqtt.host}:{mqtt.port}"
-
-
 def socket_dir(settings: Settings) -> Path:
     """Return the data folder of the stack's own Mosquitto, which has the broker's private Unix socket.
 
     The folder need not exist.
     """
     return settings.data_path / "mosquitto"
-
-
-def socket_name(port: int) -> str:
-    """Return the file name of the private Unix socket of the broker on this port, such as `1883.sock`."""
-    return f"{port}.sock"
-
-
-def private_socket(mqtt: MqttSettings) -> Path | None:
-    """Return the path of the broker's private Unix socket, None when a client must connect over TCP instead.
-
-    None means that the broker is not the stack's own, does not run, or belongs to another system user.
-    """
-    if mqtt.socket_dir is None or mqtt.host.lower() not in LOOPBACK_NAMES:
-        return None
-    path = mqtt.socket_dir / socket_name(mqtt.port)
-    return path if os.access(path, os.W_OK) else None
 
 
 def _address(mqtt: MqttSettings) -> tuple[str, int]:

@@ -21,10 +21,10 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from connectors.mqtt_link.broker_settings import LOOPBACK_NAMES, socket_dir
-from schemas.keys.mqtt_password import job_user, mqtt_password
-from schemas.keys.private_files import make_first
+from connectors.mqtt_link.broker_settings import socket_dir
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
+from trunkline_agent.mqtt.broker import LOOPBACK_NAMES
+from trunkline_agent.private_files import make_first
 
 OPERATOR: Final = "operator"
 BRIDGE: Final = "bridge"
@@ -32,18 +32,6 @@ DELEGATOR: Final = "delegator"
 ROLES: Final = (OPERATOR, BRIDGE, DELEGATOR)
 
 _PASSWORD_BYTES: Final = 32
-
-
-def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
-    """Return the MQTT settings with the login for the publisher of a job's events.
-
-    If `mqtt` has a user name, its login is kept. Otherwise user name and password are those of the job's own
-    account. They are derived from `job_id` and from `secret`, the job's secret in clear text.
-    """
-    if mqtt.username is not None:
-        return mqtt
-    user = job_user(job_id, secret)
-    return _as_user(mqtt, user, mqtt_password(secret, user))
 
 
 def role_mqtt(settings: Settings, role: str) -> MqttSettings:

@@ -23,10 +23,10 @@ from connectors.out_of_band.command_keys import (
     sign,
 )
 from connectors.terminal.terminal_text import escaped
-from connectors.unix_socket.claimed_socket import address_of
 from schemas.settings.settings import Settings
 from schemas.streams.control.organism import TIMEOUT_MS_MOST
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.unix_address import address_of
 
 PATH: Final = "/commands"
 # A removal is answered when no handler of the listener runs any more, and the time limit of a handler bounds

@@ -29,10 +29,10 @@ import psutil
 
 from connectors.processes import process_tree
 from connectors.processes.session_runner import HANDLE_VARIABLE, SessionEnd, SessionSpec, end_file, release_file
-from schemas.keys.private_files import replace_file
 from schemas.keys.umask import user_umask
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from trunkline_agent.errors import NotFound, TrunklineError
+from trunkline_agent.private_files import replace_file
 
 TMUX: Final = "tmux"
 _RUNNER: Final = "connectors.processes.session_runner"

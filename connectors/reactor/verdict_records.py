@@ -14,7 +14,7 @@ from connectors.reactor.derived_records import derived_id, message_from_hub, not
 from connectors.reactor.known_recipients import GetRow, has_mailbox
 from connectors.reactor.limits_of_principals import limits_of
 from schemas.streams.agents.mqtt_agents import AGENT_SAID, body_text
-from schemas.streams.job.job_event import JOB_EVENT, PERMISSION_REQUIRED
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import PERMISSION, JobRow
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
@@ -26,6 +26,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
 from trunkline_agent.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
+from trunkline_agent.wire.job_event import PERMISSION_REQUIRED
 from trunkline_agent.wire.masking import MASK, mask_event
 from trunkline_agent.wire.strict_json import decode
 from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED, UNKNOWN_RECIPIENT

@@ -20,18 +20,18 @@ import sys
 import time
 from collections.abc import Iterable
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_files import with_job_broker
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import load_settings
-from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
 
 JOB_VARIABLE = "TRUNKLINE_JOB_ID"
 SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 
 
-def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
+def work(publisher: Job, instructions: Iterable[str]) -> None:
     """Publish a job's events: `started`, the events of the instructions, and `completed` or `error`.
 
     Each instruction is a line of text: `progress TEXT`, `permission TEXT`, `wait SECONDS`, `fail TEXT` or
@@ -69,12 +69,12 @@ def main() -> int:
     printed to standard error, it is the error's own code.
     """
     try:
-        job, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")
-        if not job or not secret:
+        job_id, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")
+        if not job_id or not secret:
             raise UsageError(f"set {JOB_VARIABLE} and {SECRET_VARIABLE}")
         settings = load_settings()
-        own = with_job_broker(settings, job)
-        work(JobPublisher(own, job, secret, settings.data_path / "publisher"), sys.stdin)
+        own = with_job_broker(settings, job_id)
+        work(Job(job_id, secret, mqtt=own.mqtt, state_dir=settings.data_path / "publisher"), sys.stdin)
     except TrunklineError as error:
         print(f"sample agent: {error}", file=sys.stderr)
         return error.exit_code

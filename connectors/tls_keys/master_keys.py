@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from schemas.keys.private_files import replace_file
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import MASTER_KEY_VARIABLE, Settings
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
+from trunkline_agent.private_files import replace_file
 
 _KEY_BYTES: Final = 32
 

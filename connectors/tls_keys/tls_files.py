@@ -29,8 +29,8 @@ from connectors.tls_keys.tls_authority import (
     read_pair,
     why_not_good,
 )
-from schemas.keys.private_files import make_first, replace_file
 from trunkline_agent.errors import Refused, TrunklineError, UsageError
+from trunkline_agent.private_files import make_first, replace_file
 
 CA: Final = "ca"
 KAFKA: Final = "kafka"

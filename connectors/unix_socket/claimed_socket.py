@@ -3,8 +3,7 @@
     claimed = ClaimedSocket(path, private_below)
     while (listener := claimed.claim()) is None: ...   # another process listens
 
-The kernel releases the lock of a process that has ended, and the next process replaces its socket file. An
-address in the file system has at most 107 bytes (unix(7)): a longer path is addressed relative to its folder.
+The kernel releases the lock of a process that has ended, and the next process replaces its socket file.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.unix_address import address_of
 
-_ADDRESS_BYTES: Final = 107
 _OWNER_ONLY: Final = 0o700
 
 
@@ -114,23 +112,3 @@ class ClaimedSocket:
             listener.close()
             raise
         return listener
-
-
-@contextmanager
-def address_of(path: Path) -> Iterator[str]:
-    """Yield the address that `bind` or `connect` needs for the path of a Unix socket, in a `with` block.
-
-    An address has at most 107 bytes. For a longer path it names the open folder, so it is only valid in the
-    block.
-
-    Raises:
-        OSError: The path is too long, and its folder does not exist.
-    """
-    if len(os.fsencode(path)) <= _ADDRESS_BYTES:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

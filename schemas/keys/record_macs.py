@@ -16,10 +16,10 @@ import json
 from pathlib import Path
 from typing import Final
 
-from schemas.keys.private_files import replace_file
 from schemas.keys.sealing import Keyring, MacKey, load_keyring
 from schemas.settings.settings import Settings, SettingsError
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.private_files import replace_file
 
 # The programs that have the master keys: the gateway with its doors, reactor and launcher, and the commands.
 GATEWAY: Final = "gateway"

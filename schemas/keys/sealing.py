@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.private_files import make_first
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.signing import Signer
 

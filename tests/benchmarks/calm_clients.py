@@ -17,14 +17,15 @@ from typing import Any, Final, Self
 
 import httpx
 
-from connectors.agent_mqtt.inbox_message import InboxMessage
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.mcp_load import request
 from tests.connectors.gateway.hub_access import add_principal
+from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
 
 PAUSE_S: Final = 0.05
@@ -67,9 +68,9 @@ def mqtt_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
     """Publish on the outbox, and wait for receipt and inbox."""
     name = "calm_mqtt"
     told = operator.post(f"/api/hub/agents/{name}/mqtt", json={}).raise_for_status().json()
-    credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+    credentials = mailbox_credentials(settings, name, told["secret"])
     inbox: queue.SimpleQueue[InboxMessage] = queue.SimpleQueue()
-    with MqttAgent(settings, credentials, settings.data_path / name, inbox.put) as agent:
+    with MqttAgent(credentials, settings.data_path / name, inbox.put, broker=settings.mqtt) as agent:
 
         def trip() -> None:
             sent = str(uuid.uuid4())

@@ -13,14 +13,15 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_mqtt.inbox_message import InboxMessage
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.mcp_load import request
+from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
 
 TEXT: Final = "step 7 of 12 done, reading the index"
@@ -58,9 +59,9 @@ def mqtt(settings: Settings) -> Iterator[Send]:
     name = f"door_mqtt_{next(_numbers)}"
     with operator_client(settings) as hub:
         told = hub.post(f"/api/hub/agents/{name}/mqtt", json={}).raise_for_status().json()
-    credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+    credentials = mailbox_credentials(settings, name, told["secret"])
     state = settings.data_path / f"agent-{uuid.uuid4().hex}"
-    with MqttAgent(settings, credentials, Path(state), _unread) as agent:
+    with MqttAgent(credentials, Path(state), _unread, broker=settings.mqtt) as agent:
         yield lambda: _ignore(agent.send(READER, "hint", TEXT, message_id=str(uuid.uuid4())))
 
 

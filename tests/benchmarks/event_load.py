@@ -13,10 +13,11 @@ from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import COMPLETED, JOB_EVENT, PROGRESS, STARTED
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.job_event import COMPLETED, PROGRESS, STARTED
 from trunkline_agent.wire.signing import Signer
 from trunkline_agent.wire.strict_json import canonical
 

@@ -26,20 +26,20 @@ import orjson
 from pydantic import SecretStr
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.mqtt_link.mqtt_connection import MqttConnection
-from connectors.mqtt_link.mqtt_credentials import job_mqtt
-from connectors.mqtt_link.topics import events_topic, outbox_topic
-from schemas.keys.mqtt_password import mqtt_password
-from schemas.settings.settings import MqttSettings, Settings
+from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key
-from schemas.streams.agents.mqtt_agents import mqtt_user, sign_said
-from schemas.streams.job.job_event import PROGRESS, STARTED
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import request
+from trunkline_agent.mqtt.broker import BrokerAccess, job_broker
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.queue import Queue
+from trunkline_agent.wire.agent_message import mqtt_user, sign_said
+from trunkline_agent.wire.job_event import PROGRESS, STARTED
+from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic, outbox_topic
 
 CONNECTIONS: Final = 32
 IN_FLIGHT: Final = 1000
@@ -175,11 +175,11 @@ def jobs_turns(order: Order) -> Turn:
         }
         return canonical(sign_event(event, order.secret))
 
-    mqtt = job_mqtt(order.settings.mqtt, order.name, order.secret)
+    mqtt = job_broker(order.settings.mqtt, order.name, order.secret)
     return _published(mqtt, events_topic(order.settings.mqtt.topic_prefix, order.name), payload)
 
 
-def _published(mqtt: MqttSettings, topic: str, payload: Callable[[], bytes]) -> Turn:
+def _published(mqtt: BrokerAccess, topic: str, payload: Callable[[], bytes]) -> Turn:
     def turn(seconds: float) -> Counter[str]:
         answers: Counter[str] = Counter()
         room, lock = threading.Semaphore(IN_FLIGHT), threading.Lock()

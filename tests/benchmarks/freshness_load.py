@@ -9,15 +9,15 @@ import time
 import httpx
 import orjson
 
-from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
-from connectors.mqtt_link.topics import events_topic
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_moments import Sent
 from tests.benchmarks.stack_cores import CoreMeter
+from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from trunkline_agent.wire.topics import events_topic
 
 CONNECTIONS = 4
 STEPS_PER_S = 50

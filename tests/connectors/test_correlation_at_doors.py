@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_mqtt.inbox_message import InboxMessage
 from connectors.gateway.services.conversations import child_thread
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import lines_of
@@ -33,6 +32,7 @@ from tests.connectors.test_doors_to_doors import (
     note,
     text_of,
 )
+from trunkline_agent.mqtt.inbox_message import InboxMessage
 
 __all__ = ["doors"]
 pytestmark = pytest.mark.requirement("DL-06")

@@ -15,14 +15,15 @@ import pytest
 import yaml
 
 from connectors.agent_client import agent_client
-from connectors.agent_mqtt.inbox_message import InboxMessage
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until
 from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.file_bridge.bridge_run import BridgeRun
 from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
+from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 MESSAGES = "/api/hub/messages"
 HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")
@@ -67,9 +68,11 @@ class Doors:
 
     def _mqtt(self, name: str, folder: Path) -> MqttAgent:
         told = self.run.operator.post(f"/api/hub/agents/{name}/mqtt", json={}).json()
-        credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+        credentials = mailbox_credentials(self.run.settings, name, told["secret"])
         # The tests' broker has no accounts.
-        agent = MqttAgent(self.run.settings, credentials, folder / f"mqtt-{name}", self.inbox.append)
+        agent = MqttAgent(
+            credentials, folder / f"mqtt-{name}", self.inbox.append, broker=self.run.settings.mqtt
+        )
         return agent.__enter__()
 
     def close(self) -> None:

@@ -28,17 +28,18 @@ from connectors.mqtt_accounts.mosquitto_files import (
     write_lines,
 )
 from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from connectors.mqtt_link.receipt import Receipt
-from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.job.job_event import EVENTS, JobEvent
+from schemas.streams.job.job_event import JobEvent
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.wire.job_event import EVENTS
+from trunkline_agent.wire.mqtt_password import mqtt_password
+from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.signing import new_secret
 
 pytestmark = pytest.mark.requirement("OP-40")

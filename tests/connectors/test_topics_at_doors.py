@@ -11,13 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from connectors.agent_mqtt.inbox_message import InboxMessage
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called, known_at
 from tests.connectors.gateway.hub_access import add_principal, starting
+from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 pytestmark = [pytest.mark.requirement("DL-24"), pytest.mark.kafka, pytest.mark.mosquitto]
 
@@ -37,8 +38,8 @@ def mqtt_agent(gateway: McpGateway, folder: Path, found: list[InboxMessage]) -> 
     """An agent over MQTT, which is not open yet."""
     with gateway.client() as operator:
         told = operator.post("/api/hub/agents/mina/mqtt", json={}).json()
-    credentials = Credentials(agent_name="mina", secret=told["secret"], prefix=told["prefix"])
-    return MqttAgent(gateway.settings, credentials, folder / "mqtt", found.append)
+    credentials = mailbox_credentials(gateway.settings, "mina", told["secret"])
+    return MqttAgent(credentials, folder / "mqtt", found.append, broker=gateway.settings.mqtt)
 
 
 async def tool(agent: Agent, gateway: McpGateway, name: str, **arguments: Any) -> dict[str, Any]:

@@ -7,14 +7,14 @@ import threading
 import time
 from pathlib import Path
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_registry import RegisteredJob, register_job
 from connectors.log.publisher import Publisher
-from connectors.mqtt_link.mqtt_credentials import job_mqtt
-from connectors.mqtt_link.mqtt_login import wait_for_login
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mqtt.broker import job_broker
+from trunkline_agent.mqtt.mqtt_login import wait_for_login
 
 PATIENCE_S = 240.0
 ACCOUNT_S = 60.0
@@ -44,7 +44,7 @@ def register_jobs(settings: Settings, keyring: Keyring, count: int) -> list[Regi
     with Publisher(settings) as publisher:
         jobs = [register_job(publisher, keyring, "be there after the kills") for _ in range(count)]
     for job in jobs:
-        wait_for_login(job_mqtt(settings.mqtt, job.job_id, job.secret), ACCOUNT_S)
+        wait_for_login(job_broker(settings.mqtt, job.job_id, job.secret), ACCOUNT_S)
     return jobs
 
 
@@ -67,14 +67,14 @@ class Agent(threading.Thread):
         try:
             deadline = time.monotonic() + PATIENCE_S
             for job in self._jobs:
-                publisher = JobPublisher(self._settings, job.job_id, job.secret, self._state_dir)
+                publisher = Job(job.job_id, job.secret, mqtt=self._settings.mqtt, state_dir=self._state_dir)
                 for seq in range(1, self._events + 1):
                     self._publish(publisher, seq, deadline)
                     self._oracle.note(job.job_id, seq)
         except BaseException as error:  # told to the test, which would not see it in a thread
             self.failure = error
 
-    def _publish(self, publisher: JobPublisher, seq: int, deadline: float) -> None:
+    def _publish(self, publisher: Job, seq: int, deadline: float) -> None:
         kind = "started" if seq == 1 else "completed" if seq == self._events else "progress"
         entered = False
         while True:

@@ -9,7 +9,6 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
-from connectors.agent_mqtt.inbox_message import InboxMessage, read_inbox
 from connectors.dashboard.event_broadcast import LENGTH_LIMIT, LogPosition, parsed_position
 from connectors.gateway.feed.settled_stream import EventWriter
 from connectors.gateway.web.answers import ApiError
@@ -17,18 +16,21 @@ from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.web.strict_request import StrictRequest
 from connectors.gateway_client.event_stream import parse_events
 from connectors.live.settled_feed import SettledFeed, SettledRecord
-from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
+from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
 from connectors.mqtt_bridge.bridge_standby import encode_presence, read_presence
-from connectors.mqtt_link.receipt import AgentReceipt, Receipt, encode_receipt, read_receipt
-from connectors.mqtt_link.receipt import LogPosition as Position
-from connectors.mqtt_link.topics import inbox_topic
+from connectors.mqtt_bridge.receipt_payloads import encode_receipt
 from schemas.settings.settings import MqttSettings
 from tests.connectors.gateway_client.test_gateway_client import event_stream
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text
 from tests.schemas.job_records import signed
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
 from trunkline_agent.wire.ids import parse_stream_key
+from trunkline_agent.wire.receipt import AgentReceipt, Receipt, read_receipt
+from trunkline_agent.wire.receipt import LogPosition as Position
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.topics import inbox_topic
+from trunkline_agent.wire.traceparent import well_formed_traceparent
 
 MQTT = MqttSettings()
 EVENT = signed(3)

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from connectors.file_bridge.records import claims_of, posting_of, refusal_of
 from connectors.local_stack import free_port
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.topics import events_topic
 from jobs import build_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import KafkaSettings, Settings
@@ -23,6 +22,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
 from tests.notebook_run import NOTEBOOKS, notebook, run_here
+from trunkline_agent.wire.topics import events_topic
 
 FIVE = ("agent_audit", "custody_audit", "job_audit", "message_audit", "refusal_audit")
 JOB, OTHER_JOB = "ab12cd34", "ffffffff"

@@ -23,25 +23,26 @@ import json
 import os
 import stat
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
-from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.gateway_client.operator_token import read_token
 from connectors.job_tools.job_files import find_secret, with_job_broker
-from connectors.mqtt_link.receipt import Receipt
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import EVENTS
+from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import UsageError
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.wire.job_event import EVENTS
+from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 _STATE_FOLDER = "publisher"
 _ATTEMPTS_MOST = 100
+_PATIENCE_S = 4.0
 
 
 ARGUMENTS = (
@@ -88,11 +89,24 @@ def run(call: Call) -> int:
     state_dir = call.state_dir or call.settings.data_path / _STATE_FOLDER
     secret = read_secret(call.secret_file, call.settings, call.job)
     own = call.settings if call.http else with_job_broker(call.settings, call.job, call.secret_file)
-    with GatewayClient(call.settings) if call.http else nullcontext() as gateway:
-        return _publish(call, JobPublisher(own, call.job, secret, state_dir, gateway), data)
+    return _publish(call, _job(call, own, secret, state_dir), data)
 
 
-def _publish(call: Call, publisher: JobPublisher, data: dict[str, Any] | None) -> int:
+def _job(call: Call, own: Settings, secret: str, state_dir: Path) -> Job:
+    hub = HubAccess(call.settings.gateway_url, read_token(call.settings)) if call.http else None
+    return Job(
+        call.job,
+        secret,
+        hub=hub,
+        mqtt=own.mqtt,
+        ca_certs=call.settings.gateway.ca_certs,
+        state_dir=state_dir,
+        patience_s=_PATIENCE_S,
+        payload_bytes=call.settings.limits.payload_bytes,
+    )
+
+
+def _publish(call: Call, publisher: Job, data: dict[str, Any] | None) -> int:
     if call.resend:
         count = publisher.resend(wait_for_receipt=not call.no_receipt)
         print(json.dumps({"job_id": call.job, "resent": count}) if call.json else f"{count} resent")

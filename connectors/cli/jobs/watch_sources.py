@@ -30,16 +30,17 @@ from connectors.job_tools.job_files import (
     stored_jobs,
 )
 from connectors.job_tools.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
-from connectors.mqtt_link.broker_settings import broker_name, same_broker
+from connectors.mqtt_link.broker_settings import same_broker
 from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
-from connectors.mqtt_link.topics import events_filter, events_topic, job_id_of
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import JOB_SECRET_ROTATED, JOB_TERMINAL, BrokerOverlay
-from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.mqtt.broker import broker_name
 from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.topics import events_filter, events_topic, job_id_of
 from trunkline_agent.wire.verdicts import ACCEPTED
 
 NextSights = Callable[[float], list[Sight]]
@@ -277,7 +278,7 @@ def _listening(
 ) -> Iterator[tuple[Callable[[float], Message | None], list[str]]]:
     """Subscribe at all brokers. Yield a function that waits for the next message, and the followed jobs.
 
-    Raises BackboneUnreachable, Refused or SettingsError for a broker that is not optional.
+    Raises BackboneUnreachable, Refused or UsageError for a broker that is not optional.
     """
     found: queue.Queue[Message] = queue.Queue(_WAITING)
     jobs: list[str] = []
@@ -292,7 +293,7 @@ def _listening(
             tell = _NOTES.lost(f"MQTT broker {broker_name(place.mqtt)}")
             try:
                 subscriptions.enter_context(EventSubscription(place.mqtt, place.topics, found, lost=tell))
-            except (BackboneUnreachable, Refused, SettingsError) as error:
+            except (BackboneUnreachable, Refused, UsageError) as error:
                 if not place.optional:
                     if place.hint and isinstance(error, Refused):
                         raise Refused(f"{error}; {place.hint}") from None

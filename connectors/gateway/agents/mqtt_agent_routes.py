@@ -16,16 +16,17 @@ from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url_safe
 from connectors.gateway.web.models import AnswerBody, NoFields, row_answer
 from connectors.gateway.web.policy import Action
-from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from connectors.reactor.limits_of_principals import NO_LIMITS
-from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
-from schemas.streams.agents.mqtt_agents import MqttAgentRow, mqtt_user, registration_record, removal_record
+from schemas.streams.agents.mqtt_agents import MqttAgentRow, registration_record, removal_record
 from schemas.streams.control.limits import LimitRow
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.agent_message import mqtt_user
 from trunkline_agent.wire.ids import AGENT, stream_key
+from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.signing import new_secret
+from trunkline_agent.wire.topics import inbox_topic, outbox_topic
 from trunkline_agent.wire.verdicts import DUPLICATE, SEQ_CONFLICT
 
 MQTT_AGENTS: Final = "/api/hub/mqtt-agents"

@@ -19,7 +19,6 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed, row_as_json
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.policy import RIGHTS, Action
-from schemas.streams.agents.mqtt_agents import mqtt_user
 from schemas.streams.control.limits import (
     ALL,
     NAME,
@@ -32,6 +31,7 @@ from schemas.streams.control.limits import (
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
 from schemas.streams.mailboxes.mailbox_requests import limits_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM
+from trunkline_agent.wire.agent_message import mqtt_user
 from trunkline_agent.wire.verdicts import RATE_LIMITED
 
 LIMITS: Final = "/api/hub/limits"

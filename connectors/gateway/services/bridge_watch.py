@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 from connectors.background.background_service import ThreadedService
 from connectors.gateway.web.metrics import gauge, gauges
 from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
-from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import Settings, SettingsError
-from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.errors import BackboneUnreachable, UsageError
+from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
 
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 60.0
@@ -84,7 +84,7 @@ class BridgeWatch(ThreadedService, Collector):
             client.on_message = self._on_message
             client.on_disconnect = self._on_disconnect
             dial(client, mqtt, connect_properties())
-        except (BackboneUnreachable, SettingsError):
+        except (BackboneUnreachable, SettingsError, UsageError):
             return False
         try:
             while not self._closing.is_set() and not self._lost.wait(mqtt.connect_timeout_s):

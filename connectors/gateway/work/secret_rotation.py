@@ -10,11 +10,11 @@ from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import Write, url_safe
 from connectors.gateway.work.registration import grant_of
 from connectors.live.settled_feed import SettledRecord
-from schemas.keys.mqtt_password import job_user
 from schemas.keys.sealing import Keyring
 from schemas.streams.job.job_fold import JobGrant
 from schemas.streams.job.job_registry import JobRow, rotation_record
 from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.mqtt_password import job_user
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT
 
 
@@ -76,5 +76,5 @@ def _secret_of(keyring: Keyring, made: uuid.UUID, job_id: str, known: JobGrant |
 
 
 def _derived(keyring: Keyring, made: uuid.UUID, job_id: str) -> str:
-    # The part before the point is not secret: it is in a user name (schemas.keys.mqtt_password).
+    # The part before the point is not secret: it is in a user name (trunkline_agent.wire.mqtt_password).
     return f"{made.hex[:8]}.{url_safe(keyring.derive(f'rotated-job-secret/{job_id}/{made}'))}"

@@ -23,8 +23,8 @@ from schemas.streams.agents.mqtt_agents import (
     REGISTERED,
     REMOVED,
     MqttAgentRow,
-    said_bytes,
 )
+from trunkline_agent.wire.agent_message import said_bytes
 from trunkline_agent.wire.masking import carries_token
 from trunkline_agent.wire.signing import SIGNATURE_FIELD
 from trunkline_agent.wire.verdicts import (

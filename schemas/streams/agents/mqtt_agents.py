@@ -1,7 +1,8 @@
 """The records about agents that are connected over MQTT (JE-26): their bodies, and functions that build them.
 
 They share the stream `agent/<name>` with the agent's definition and its keys. The value of `agent.said` is the
-payload that the agent published on its outbox, byte for byte. The doors make the other records.
+payload that the agent published on its outbox, byte for byte. The doors make the other records. Its check and
+its signature are in `trunkline_agent.wire.agent_message`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from schemas.streams.mailboxes.message import DurationSeconds, check_times
 from schemas.streams.principal.principals import FreeName
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.wire_body import Name
-from trunkline_agent.wire.ids import AGENT, is_name, stream_key
-from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer
+from trunkline_agent.wire.agent_message import KIND_LIMIT
+from trunkline_agent.wire.ids import AGENT, stream_key
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
@@ -30,8 +31,6 @@ REGISTRY_MQTT_AGENTS: Final = "registry_mqtt_agents"
 REGISTERED: Final = "registered"
 REMOVED: Final = "removed"
 TEXT: Final = "text/plain"
-_KIND_LIMIT: Final = 128
-_USER: Final = "agent."
 
 
 class MqttAgentRow(Row, frozen=True, gc=False):
@@ -87,7 +86,7 @@ class AgentSaid(BaseModel):
     schema_version: Literal[1] = 1
     message_id: Name
     to: Name
-    kind: Annotated[str, Field(min_length=1, max_length=_KIND_LIMIT)]
+    kind: Annotated[str, Field(min_length=1, max_length=KIND_LIMIT)]
     body: Any
     priority: Literal["low", "normal", "high"] = "normal"
     expires_in_s: DurationSeconds | None = None
@@ -107,20 +106,6 @@ MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
     AGENT_MQTT_REMOVED: AgentMqttRemoved,
     AGENT_SAID: AgentSaid,
 }
-
-
-def mqtt_user(agent_name: str) -> str:
-    """Return the user name with which an agent logs in at the MQTT broker: `agent.<name>`.
-
-    It differs from the user name of every job, which begins with 8 hex digits.
-    """
-    return f"{_USER}{agent_name}"
-
-
-def agent_of_user(user: str) -> str | None:
-    """Return the agent's name in an MQTT user name `agent.<name>`, or `None` for any other user name."""
-    name = user.removeprefix(_USER)
-    return name if user.startswith(_USER) and is_name(name) else None
 
 
 def registration_record(
@@ -159,22 +144,6 @@ def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]
     """
     body = AgentMqttRemoved(agent_name=agent_name, request_id=request_id)
     return _record(AGENT_MQTT_REMOVED, body, origin)
-
-
-def said_bytes(said: dict[str, Any]) -> bytes:
-    """Return the bytes of an `agent.said` payload that are signed: its canonical JSON without `hmac_sig`.
-
-    `said` is the decoded payload and does not change.
-    """
-    return canonical({key: value for key, value in said.items() if key != SIGNATURE_FIELD})
-
-
-def sign_said(said: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Return a copy of an `agent.said` payload with its signature by the agent's secret in `hmac_sig`.
-
-    `said` is the payload with the fields of `AgentSaid`. An existing signature is replaced.
-    """
-    return {**said, SIGNATURE_FIELD: Signer(secret).hexdigest(said_bytes(said))}
 
 
 def body_text(body: Any) -> tuple[str, str]:

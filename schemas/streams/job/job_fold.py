@@ -38,7 +38,7 @@ from schemas.streams.job.job_entries import (
     event_digest,
     is_signed,
 )
-from schemas.streams.job.job_event import JOB_EVENT, STARTED, TERMINAL_EVENTS, event_fault
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
     JOB_CANCELLED,
     JOB_MODELS,
@@ -49,6 +49,7 @@ from schemas.streams.job.job_registry import (
     JobRow,
 )
 from trunkline_agent.wire.ids import JOB
+from trunkline_agent.wire.job_event import STARTED, TERMINAL_EVENTS, event_fault
 from trunkline_agent.wire.masking import MASK, carries_token
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, signed_bytes
 from trunkline_agent.wire.strict_json import canonical, canonical_plain

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_agent import Credentials
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.connectors.cli.conftest import CommandLine
+from trunkline_agent.mqtt.mqtt_agent import Credentials
 
 pytestmark = pytest.mark.requirement("JE-26")
 

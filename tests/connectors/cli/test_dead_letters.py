@@ -13,7 +13,6 @@ import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.ledger_files.ledger_replay import parse_position
-from connectors.mqtt_link.topics import events_topic
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, oversized
@@ -23,6 +22,7 @@ from trunkline_agent.errors import UsageError
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic
 
 JOB = "0a1b2c3d"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import secret_path
 from schemas.keys.sealing import job_secret_purpose
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine, json_of
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.ids import is_job_id
 
 HOSTILE = "red bidi \u202e zero\u200b"
@@ -175,9 +175,9 @@ def test_publish_finds_the_secret_that_register_kept(
     other = hub.post(path_of("jobs"), {"description": "y"})
     missing = trunkline.call("publish", "--job", other["job_id"], "--event", "started")
     assert (missing.returncode, "TRUNKLINE_JOB_SECRET" in missing.stderr) == (2, True)
-    JobPublisher(hub_settings, other["job_id"], other["secret"], hub_settings.data_path / "own").publish(
-        "started", ""
-    )
+    Job(
+        other["job_id"], other["secret"], mqtt=hub_settings.mqtt, state_dir=hub_settings.data_path / "own"
+    ).publish("started", "")
 
 
 def test_without_a_gateway_the_exit_code_is_5_and_the_message_says_what_to_do(trunkline: CommandLine) -> None:

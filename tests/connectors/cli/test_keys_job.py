@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import kept_secrets, secret_path
-from schemas.keys.mqtt_password import job_user
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine, json_of
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.wire.mqtt_password import job_user
 
 pytestmark = pytest.mark.requirement("CM-05")
 
@@ -69,7 +69,7 @@ def test_both_secrets_publish_during_the_overlap_and_the_receipts_say_so(
     job = _registered(trunkline)
     told = trunkline.json("keys", "rotate", "job", job["job_id"])
     for secret, event in ((job["secret"], "started"), (told["secret"], "progress")):
-        publisher = JobPublisher(hub_settings, job["job_id"], secret, tmp_path / "state")
+        publisher = Job(job["job_id"], secret, mqtt=hub_settings.mqtt, state_dir=tmp_path / "state")
         assert publisher.publish(event, "x").verdict == "accepted"
     own = trunkline.call("publish", "--job", job["job_id"], "--event", "completed", "--json", "--state-dir",
                          str(tmp_path / "state"))  # fmt: skip

@@ -12,14 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.local_stack import free_port
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess
 from tests.connectors.cli.conftest import CommandLine, json_of
 from tests.raw_records import read_to_end
-from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.credentials import HubAccess
+from trunkline_agent.errors import BackboneUnreachable, EventRejected, TrunklineError
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.content_id import content_id
 
 EVENTS = 40
@@ -41,11 +42,10 @@ class Worker:
         self.command = ("publish", "--http", "--job", self.job_id, "--state-dir", str(self.state_dir))
         self.environment = {"TRUNKLINE_JOB_SECRET": self.secret, "TRUNKLINE_TOKEN": self.token}
 
-    def publisher(self, client: GatewayClient | None = None, **limits: int) -> JobPublisher:
+    def publisher(self, url: str | None = None, **limits: int) -> Job:
         """A publisher of the job over HTTP."""
-        changed = self.settings.limits.model_copy(update=limits)
-        settings = self.settings.model_copy(update={"limits": changed})
-        return JobPublisher(settings, self.job_id, self.secret, self.state_dir, client or self.client)
+        access = HubAccess(url or self.settings.gateway_url, self.token)
+        return Job(self.job_id, self.secret, hub=access, state_dir=self.state_dir, patience_s=4, **limits)
 
     def row(self) -> dict[str, Any]:
         """The job as the operator sees it."""
@@ -151,7 +151,7 @@ def test_without_a_gateway_publish_ends_with_5_and_sends_the_same_bytes_later(
     gateway.kill()
     done = trunkline.call(*worker.command, "--event", "started", **worker.environment)
     assert (done.returncode, done.stdout) == (5, "")
-    assert f"the gateway at {hub_settings.gateway_url} does not answer" in done.stderr
+    assert f"the hub at {hub_settings.gateway_url} does not answer" in done.stderr
     assert "Event 1 stays in the outbox" in done.stderr
     (waiting,) = [one["payload"].encode() for one in worker.state()["outbox"]]
     again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "again")
@@ -331,13 +331,8 @@ def test_an_event_that_is_too_long_for_the_gateway_is_rejected_and_does_not_bloc
 
 @pytest.mark.requirement("DL-08")
 def test_an_event_in_the_outbox_is_signed_anew_after_a_rotation_of_the_secret(worker: Worker) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    away = worker.settings.gateway.model_copy(update={"url": url})
-    with (
-        GatewayClient(worker.settings.model_copy(update={"gateway": away}), token="t" * 40) as nobody,
-        pytest.raises(BackboneUnreachable),
-    ):
-        worker.publisher(nobody).publish("started", "begins")
+    with pytest.raises(BackboneUnreachable):
+        worker.publisher(f"http://127.0.0.1:{free_port()}").publish("started", "begins")
     rotated = worker.hub.post(path_of("jobs", worker.job_id, "secret"), {"overlap_s": 0})
     worker.secret = str(rotated["secret"])
     assert worker.publisher().publish("progress", "goes on").seq == 2
@@ -371,14 +366,12 @@ def test_what_answers_and_is_no_gateway_confirms_nothing(worker: Worker) -> None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
-    changed = worker.settings.gateway.model_copy(update={"url": url})
     try:
-        with GatewayClient(worker.settings.model_copy(update={"gateway": changed}), token="t" * 40) as client:
-            while answers:
-                with pytest.raises(TrunklineError, match=WHY_KEPT) as caught:
-                    worker.publisher(client).publish("progress", "x")
-                assert not isinstance(caught.value, EventRejected)
-                assert worker.state()["outbox"][0]["seq"] == 1
+        while answers:
+            with pytest.raises(TrunklineError, match=WHY_KEPT) as caught:
+                worker.publisher(url).publish("progress", "x")
+            assert not isinstance(caught.value, EventRejected)
+            assert worker.state()["outbox"][0]["seq"] == 1
     finally:
         server.shutdown()
         server.server_close()

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from paho.mqtt.publish import single
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_files import store_secret
-from connectors.mqtt_link.topics import events_topic
 from schemas.settings.settings import Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic
 
 JOB, OTHER, SECRET = "0a1b2c3d", "4e5f6a7b", "canary-90ff12-secret"
 
@@ -30,7 +30,7 @@ def publisher(hub_settings: Settings, tmp_path: Path) -> Callable[..., None]:
 
     def publish(event: str, detail: str = "", job: str = JOB) -> None:
         store_secret(hub_settings, job, SECRET)
-        outgoing = JobPublisher(hub_settings, job, SECRET, tmp_path / "state")
+        outgoing = Job(job, SECRET, mqtt=hub_settings.mqtt, state_dir=tmp_path / "state")
         outgoing.publish(event, detail or event, wait_for_receipt=False)
 
     return publish
@@ -161,9 +161,9 @@ def test_all_follows_what_begins_meanwhile_and_leaves_out_what_had_ended(
     assert "ffffffff: its secret is not stored" in err
 
 
-def _registered(hub: GatewayClient, settings: Settings, folder: Path) -> tuple[str, JobPublisher]:
+def _registered(hub: GatewayClient, settings: Settings, folder: Path) -> tuple[str, Job]:
     job = hub.post(path_of("jobs"), {"description": "x"})
-    return job["job_id"], JobPublisher(settings, job["job_id"], job["secret"], folder / "state")
+    return job["job_id"], Job(job["job_id"], job["secret"], mqtt=settings.mqtt, state_dir=folder / "state")
 
 
 @pytest.mark.requirement("JE-20")

@@ -10,7 +10,6 @@ from connectors.demo.plan import Plan, build_plan
 from connectors.demo.scenes import session_name
 from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.topics import events_topic
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring
@@ -22,6 +21,7 @@ from schemas.wire.record import OutgoingRecord, oversized
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic
 
 PREFIX = "python/mqtt/jobs"
 LIMIT_BYTES = 64 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from connectors.demo.outcome import check_receipts
-from connectors.mqtt_link.receipt import Receipt
+from trunkline_agent.wire.receipt import Receipt
 
 
 def row(ce_id: str, verdict: str, reason: str | None = None) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from datetime import datetime
 
 import pytest
 
-from schemas.keys.mqtt_password import job_user, mqtt_password
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, add_principal, register, server_events
 from tests.connectors.gateway.test_gateway_streams import job_event
+from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
 
 pytestmark = pytest.mark.requirement("CM-05")
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
-from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.gateway_client.operator_token import read_token
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, PRINCIPALS, register, settled_log
@@ -25,6 +24,8 @@ from tests.connectors.gateway.hub_stack import MESSAGES, said
 from tests.mqtt_wire import listening, publish_all
 from tests.raw_records import read_to_end
 from tests.schemas.job_records import NOTATIONS, signed, written
+from trunkline_agent.credentials import HubAccess
+from trunkline_agent.jobs.job import Job as Publisher
 from trunkline_agent.wire.content_id import content_id
 
 JSON = {"Content-Type": "application/json"}
@@ -309,13 +310,15 @@ def test_a_job_over_http_has_the_rows_and_bytes_that_it_has_over_mqtt(
     gateway = start_gateway()
     settings = gateway.settings
     start_bridge(settings)
-    with gateway.client() as operator, GatewayClient(settings) as client:
+    with gateway.client() as operator:
         jobs = {door: register(operator, session=door) for door in ("mqtt", "http")}
         for door in jobs:
             assert operator.post(f"{JOBS}/pick", json={"session": door}).status_code == 200
         for door, job in jobs.items():
-            over = client if door == "http" else None
-            publisher = JobPublisher(settings, job["job_id"], job["secret"], tmp_path / door, over)
+            over = HubAccess(settings.gateway_url, read_token(settings)) if door == "http" else None
+            publisher = Publisher(
+                job["job_id"], job["secret"], mqtt=settings.mqtt, state_dir=tmp_path / door, hub=over
+            )
             for seq, (event, detail) in enumerate(LIFE, 1):
                 receipt = publisher.publish(event, detail, {"done": seq, "ratio": 0.1, "big": 2**63 - 1})
                 assert (receipt.seq, receipt.verdict, receipt.reason) == (seq, "accepted", None)

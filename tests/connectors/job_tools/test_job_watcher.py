@@ -14,7 +14,6 @@ import pytest
 from connectors.job_tools.job_files import KeptSecrets, kept_secrets, secret_path, store_rotated, store_secret
 from connectors.job_tools.job_watcher import JobWatcher, Outcomes, Sight, Timers
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.topics import events_topic
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring
@@ -24,6 +23,7 @@ from schemas.streams.job.job_registry import registration_record
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from tests.schemas.job_records import signed
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import events_topic
 
 JOB, OTHER, SECRET = "0a1b2c3d", "4e5f6a7b", "a-secret"
 SETTINGS = Settings(limits=LimitSettings(payload_bytes=4096))

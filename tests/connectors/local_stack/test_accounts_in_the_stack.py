@@ -12,20 +12,22 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import LocalStack, control, part_monitor
 from connectors.log.publisher import Publisher
-from connectors.mqtt_link.mqtt_connection import MqttConnection
-from connectors.mqtt_link.mqtt_credentials import job_mqtt, load_role_passwords
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login, wait_for_login
-from connectors.mqtt_link.publish_refusal import NOT_AUTHORIZED
-from schemas.keys.mqtt_password import mqtt_password
+from connectors.mqtt_link.mqtt_credentials import load_role_passwords
 from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in
 from tests.faults.test_pickers import folded
+from trunkline_agent.errors import EventRejected
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mqtt.broker import job_broker
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login, wait_for_login
+from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED
+from trunkline_agent.wire.mqtt_password import mqtt_password
 
 pytestmark = pytest.mark.stack
 
@@ -50,13 +52,15 @@ def test_a_job_registered_at_the_gateway_publishes_at_once_and_hears_its_verdict
         job = gateway.post("/api/hub/jobs", {"description": "publish at once"})
     password = mqtt_password(job["secret"], job["job_id"])
     assert try_login(stack.settings.mqtt, job["job_id"], password) is LoginAnswer.LET_IN
-    publisher = JobPublisher(stack.settings, job["job_id"], job["secret"], tmp_path)
+    publisher = Job(job["job_id"], job["secret"], mqtt=stack.settings.mqtt, state_dir=tmp_path)
     publisher.publish("started", "")
     # Right after the start the bridge may not have found the gateway yet; its receipts then say nothing.
     wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 30, "a receipt with a verdict")
     second_state = tmp_path / "another machine"
     with pytest.raises(EventRejected, match="seq_conflict"):
-        JobPublisher(stack.settings, job["job_id"], job["secret"], second_state).publish("progress", "me too")
+        Job(job["job_id"], job["secret"], mqtt=stack.settings.mqtt, state_dir=second_state).publish(
+            "progress", "me too"
+        )
 
 
 def test_a_job_registered_past_the_gateway_gets_its_account_all_the_same(
@@ -64,8 +68,8 @@ def test_a_job_registered_past_the_gateway_gets_its_account_all_the_same(
 ) -> None:
     with Publisher(stack.settings) as log:
         job = register_job(log, load_keyring(stack.settings), "straight into the log")
-    wait_for_login(job_mqtt(stack.settings.mqtt, job.job_id, job.secret), 10)
-    receipt = JobPublisher(stack.settings, job.job_id, job.secret, tmp_path).publish("started", "")
+    wait_for_login(job_broker(stack.settings.mqtt, job.job_id, job.secret), 10)
+    receipt = Job(job.job_id, job.secret, mqtt=stack.settings.mqtt, state_dir=tmp_path).publish("started", "")
     assert receipt.position is not None
 
 

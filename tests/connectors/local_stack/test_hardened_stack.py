@@ -24,7 +24,6 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
 from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
@@ -46,6 +45,7 @@ from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 from tests.forked_programs import forked_command
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.queue import Queue
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
@@ -136,7 +136,7 @@ def test_an_event_goes_its_whole_way_under_tls_and_its_receipt_comes_back(
 ) -> None:
     with GatewayClient(settings) as gateway:
         job = gateway.post("/api/hub/jobs", {"description": "under TLS"})
-    publisher = JobPublisher(settings, job["job_id"], job["secret"], tmp_path)
+    publisher = Job(job["job_id"], job["secret"], mqtt=settings.mqtt, state_dir=tmp_path)
     publisher.publish("started", "")
     # The bridge hears verdicts over HTTPS, and right after the start may not have found the gateway yet.
     wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 30, "a receipt with a verdict")
@@ -294,7 +294,7 @@ def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_
 
     with GatewayClient(settings) as gateway:
         job = gateway.post("/api/hub/jobs", {"description": "to the end"})
-        JobPublisher(settings, job["job_id"], job["secret"], tmp_path).publish("completed", "")
+        Job(job["job_id"], job["secret"], mqtt=settings.mqtt, state_dir=tmp_path).publish("completed", "")
         gateway.post("/api/hub/principals", {"principal": "fil", "role": "worker"})
         Queue(queue_root(settings)).send("status", "by file", to="operator", sender="fil")
         post_xml(gateway, CALCULATION, request_id="under-tls")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from schemas.settings.settings import Settings
 from tests.broker_processes import free_port, with_mqtt
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.signing import Signer, signed_bytes
 
 JOB, SECRET, NEW_SECRET = "0a1b2c3d", "canary-5d1c0e77-secret", "5d1c0e78.canary-new-secret"
@@ -47,10 +47,10 @@ def test_with_a_new_secret_what_was_not_confirmed_is_signed_anew_under_its_seq(
     again: str,
 ) -> None:
     with pytest.raises(BackboneUnreachable):
-        JobPublisher(without_broker(), JOB, SECRET, state_dir).publish("started", "x", DATA)
+        Job(JOB, SECRET, mqtt=without_broker().mqtt, state_dir=state_dir).publish("started", "x", DATA)
     (before,) = waiting(state_dir)
     start_bridge()
-    publisher = JobPublisher(backbone_settings, JOB, NEW_SECRET, state_dir)
+    publisher = Job(JOB, NEW_SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
     if again == "resend":
         assert publisher.resend() == 1
     assert publisher.publish("progress", "y").seq == 2
@@ -64,7 +64,7 @@ def test_with_a_new_secret_what_was_not_confirmed_is_signed_anew_under_its_seq(
 
 @pytest.mark.requirement("JE-16")
 def test_with_the_same_secret_what_was_not_confirmed_stays_as_it_is(state_dir: Path) -> None:
-    publisher = JobPublisher(without_broker(), JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=without_broker().mqtt, state_dir=state_dir)
     with pytest.raises(BackboneUnreachable):
         publisher.publish("started", "x", DATA)
     before = waiting(state_dir)

@@ -12,23 +12,26 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from connectors.agent_mqtt import mqtt_publisher
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.account_pauses import AccountPauses
 from connectors.mqtt_accounts.mosquitto_files import ACL
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
-from connectors.mqtt_link.publish_refusal import NOT_AUTHORIZED
-from schemas.keys.mqtt_password import mqtt_password
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.mqtt_agents import mqtt_user, registration_record
+from schemas.streams.agents.mqtt_agents import registration_record
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
+from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent.errors import BackboneUnreachable, Refused
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mqtt import event_delivery
+from trunkline_agent.mqtt.broker import job_broker
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
+from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED
+from trunkline_agent.wire.agent_message import mqtt_user
+from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.signing import new_secret
 
 pytestmark = pytest.mark.requirement("LM-10")
@@ -96,7 +99,7 @@ class Accounts:
 
     def job_client(self, job_id: str, secret: str) -> Client:
         """A client of a job with this secret."""
-        mqtt, prefix = job_mqtt(self.settings.mqtt, job_id, secret), self.settings.mqtt.topic_prefix
+        mqtt, prefix = job_broker(self.settings.mqtt, job_id, secret), self.settings.mqtt.topic_prefix
         assert mqtt.username is not None
         assert self.service.wait_effective(mqtt.username, EFFECTIVE_S)
         return self._client(mqtt, f"{prefix}/{job_id}/receipts", f"{prefix}/{job_id}/events")
@@ -153,11 +156,13 @@ def test_a_paused_account_publishes_nothing_still_reads_and_publishes_again_afte
 def test_a_paused_agent_keeps_its_message_and_says_why(
     accounts: Accounts, settings: Settings, tmp_path: Path
 ) -> None:
-    credentials = Credentials("ann", accounts.agent("ann"), settings.mqtt.agents_prefix)
+    credentials = mailbox_credentials(settings, "ann", accounts.agent("ann"))
     accounts.service.pause(mqtt_user("ann"), PAUSE_S)
     acl, rule = accounts.service._folder / ACL, f"topic deny {settings.mqtt.agents_prefix}/ann/outbox\n"
     wait_until(lambda: rule in acl.read_text(), 2, "the pause has begun")
-    with MqttAgent(with_mqtt(settings, receipt_timeout_s=1), credentials, tmp_path, lambda _: None) as agent:
+    with MqttAgent(
+        credentials, tmp_path, lambda _: None, broker=with_mqtt(settings, receipt_timeout_s=1).mqtt
+    ) as agent:
         with pytest.raises(BackboneUnreachable) as error:
             agent.send("bob", "note", "x")
         assert re.search(r"too many messages in a minute.*Not authorized.*seq 1 stays", str(error.value))
@@ -169,16 +174,16 @@ def test_a_paused_agent_keeps_its_message_and_says_why(
 def test_a_paused_job_keeps_its_event_and_publishes_it_again_until_the_pause_is_over(
     accounts: Accounts, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mqtt_publisher, "PUBLISH_AGAIN_S", 0.1)
+    monkeypatch.setattr(event_delivery, "PUBLISH_AGAIN_S", 0.1)
     job_id, secret = accounts.log.register()
     watch = accounts.job_client(job_id, secret)
     accounts.service.pause(job_id, 2)
     wait_until(lambda: not watch.may_publish(), 2, "the pause has begun")
     short, long = (with_mqtt(settings, receipt_timeout_s=seconds) for seconds in (0.3, EFFECTIVE_S))
     with pytest.raises(Refused, match=r"too many messages in a minute.*Not authorized"):
-        JobPublisher(short, job_id, secret, tmp_path).publish("started", "", wait_for_receipt=False)
+        Job(job_id, secret, mqtt=short.mqtt, state_dir=tmp_path).publish("started", "", wait_for_receipt=False)
     assert not watch.may_publish()
-    assert JobPublisher(long, job_id, secret, tmp_path).resend(wait_for_receipt=False) == 1
+    assert Job(job_id, secret, mqtt=long.mqtt, state_dir=tmp_path).resend(wait_for_receipt=False) == 1
     assert watch.may_publish()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
-from connectors.agent_mqtt.mqtt_publisher import DeliveryConnection
 from connectors.cli.doctor.parts import check_accounts, check_mqtt
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part import child_environment
@@ -27,24 +27,19 @@ from connectors.mqtt_accounts.mosquitto_files import (
     write_acl,
     write_lines,
 )
-from connectors.mqtt_link import mqtt_tls
-from connectors.mqtt_link.mqtt_credentials import (
-    BRIDGE,
-    DELEGATOR,
-    OPERATOR,
-    job_mqtt,
-    load_role_passwords,
-    role_mqtt,
-)
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
+from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, load_role_passwords, role_mqtt
 from connectors.tls_keys.tls_files import TlsFolder, client_name, create
-from schemas.keys.mqtt_password import mqtt_password
-from schemas.settings.settings import MqttSettings, Settings, load_settings
-from schemas.streams.agents.mqtt_agents import mqtt_user
+from schemas.settings.settings import Settings, load_settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.errors import BackboneUnreachable, UsageError
+from trunkline_agent.mqtt import mqtt_tls
+from trunkline_agent.mqtt.broker import Broker, BrokerAccess, clear_password, job_broker
+from trunkline_agent.mqtt.event_delivery import DeliveryConnection
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.wire.agent_message import mqtt_user
+from trunkline_agent.wire.mqtt_password import mqtt_password
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 
@@ -68,7 +63,7 @@ def hardened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSt
         lines |= {user: password_line(user, mqtt_password(SECRET, user)) for user in (MINE, OTHER)}
         write_lines(folder / PASSWORDS, lines.values())
         assert reload_broker(folder)
-        worker = job_mqtt(stack.settings.mqtt, MINE, SECRET)
+        worker = job_broker(stack.settings.mqtt, MINE, SECRET)
         wait_until(lambda: login(worker) is LoginAnswer.LET_IN, what="the job's account")
         yield stack, made
 
@@ -79,21 +74,21 @@ def settings(hardened: tuple[LocalStack, TlsFolder]) -> Settings:
 
 
 @pytest.fixture
-def worker(settings: Settings) -> MqttSettings:
+def worker(settings: Settings) -> Broker:
     """The broker's settings as the worker of a job uses them."""
-    return job_mqtt(settings.mqtt, MINE, SECRET)
+    return job_broker(settings.mqtt, MINE, SECRET)
 
 
-def login(mqtt: MqttSettings) -> LoginAnswer:
-    return try_login(mqtt, mqtt.username, mqtt.password.get_secret_value() if mqtt.password else None, 5)
+def login(mqtt: BrokerAccess) -> LoginAnswer:
+    return try_login(mqtt, mqtt.username, clear_password(mqtt), 5)
 
 
 def paho_gets_in(
-    mqtt: MqttSettings, context: ssl.SSLContext | None, properties: Properties | None = None
+    mqtt: BrokerAccess, context: ssl.SSLContext | None, properties: Properties | None = None
 ) -> bool:
     """True if a plain paho client is let in with this context; it raises what TLS raises while connecting."""
     client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5, reconnect_on_failure=False)
-    client.username_pw_set(mqtt.username, mqtt.password.get_secret_value())
+    client.username_pw_set(mqtt.username, clear_password(mqtt))
     if context is not None:
         client.tls_set_context(context)
     said: list[Any] = []
@@ -122,14 +117,14 @@ def trusting(ca: Path | None, highest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) 
 
 
 def test_a_client_with_our_authority_gets_in_and_one_with_another_is_told_whom_to_trust(
-    worker: MqttSettings, tmp_path: Path
+    worker: Broker, tmp_path: Path
 ) -> None:
     assert paho_gets_in(worker, trusting(worker.ca_certs))
     stranger = create(tmp_path / "stranger").of("ca").certificate
     for wrong in (stranger, None):
         with pytest.raises(ssl.SSLCertVerificationError):
             paho_gets_in(worker, trusting(wrong))
-        mistaken = worker.model_copy(update={"ca_certs": wrong})
+        mistaken = replace(worker, ca_certs=wrong)
         assert login(mistaken) is LoginAnswer.SILENT
         with (
             pytest.raises(BackboneUnreachable, match=r"not trusted .*: mqtt\.ca_certs"),
@@ -138,18 +133,18 @@ def test_a_client_with_our_authority_gets_in_and_one_with_another_is_told_whom_t
             pass
 
 
-def test_a_host_that_the_certificate_does_not_name_is_not_trusted(worker: MqttSettings) -> None:
+def test_a_host_that_the_certificate_does_not_name_is_not_trusted(worker: Broker) -> None:
     with (
         pytest.raises(BackboneUnreachable, match=r"not trusted .*mqtt\.host a name in it"),
         # The same address, spelled as no certificate does.
-        DeliveryConnection(worker.model_copy(update={"host": "127.1"}), MINE, wait_for_receipt=False),
+        DeliveryConnection(replace(worker, host="127.1"), MINE, wait_for_receipt=False),
     ):
         pass
 
 
-def test_plaintext_is_refused_and_the_client_is_told_of_tls(worker: MqttSettings) -> None:
+def test_plaintext_is_refused_and_the_client_is_told_of_tls(worker: Broker) -> None:
     assert not paho_gets_in(worker, None)
-    plain = worker.model_copy(update={"tls": False})
+    plain = replace(worker, tls=False)
     assert login(plain) is LoginAnswer.SILENT
     with (
         pytest.raises(BackboneUnreachable, match=r"perhaps it wants TLS, then set mqtt\.tls"),
@@ -158,18 +153,18 @@ def test_plaintext_is_refused_and_the_client_is_told_of_tls(worker: MqttSettings
         pass
 
 
-def test_tls_1_2_is_refused(worker: MqttSettings) -> None:
+def test_tls_1_2_is_refused(worker: Broker) -> None:
     with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
         paho_gets_in(worker, trusting(worker.ca_certs, ssl.TLSVersion.TLSv1_2))
 
 
-def test_nobody_gets_in_without_an_account_or_with_a_wrong_password(worker: MqttSettings) -> None:
+def test_nobody_gets_in_without_an_account_or_with_a_wrong_password(worker: Broker) -> None:
     assert try_login(worker, timeout_s=5) is LoginAnswer.REFUSED
     assert try_login(worker, MINE, mqtt_password("another", MINE), 5) is LoginAnswer.REFUSED
     assert login(worker) is LoginAnswer.LET_IN
 
 
-def test_a_worker_neither_reads_nor_writes_what_is_anothers(settings: Settings, worker: MqttSettings) -> None:
+def test_a_worker_neither_reads_nor_writes_what_is_anothers(settings: Settings, worker: Broker) -> None:
     operator = role_mqtt(settings, OPERATOR)
     with (
         listening(worker, "#") as all_of_it,
@@ -178,7 +173,7 @@ def test_a_worker_neither_reads_nor_writes_what_is_anothers(settings: Settings, 
     ):
         publish_all(worker, [(f"{OTHER}/events", b"forged")])
         publish_all(worker, [(f"{MINE}/receipts", b"forged")])
-        publish_all(job_mqtt(settings.mqtt, OTHER, SECRET), [(f"{OTHER}/events", b"the other's")])
+        publish_all(job_broker(settings.mqtt, OTHER, SECRET), [(f"{OTHER}/events", b"the other's")])
         publish_all(worker, [(f"{MINE}/events", b"its own")])
         publish_all(role_mqtt(settings, BRIDGE), [(f"{MINE}/receipts", b"for it")])
         wait_until(lambda: all_of_it and len(heard) == 3, what="its receipt, and what the others wrote")
@@ -187,7 +182,7 @@ def test_a_worker_neither_reads_nor_writes_what_is_anothers(settings: Settings, 
     assert [one.payload for one in heard] == [b"the other's", b"its own", b"for it"]
 
 
-def test_a_delegator_reads_events_and_writes_nothing(settings: Settings, worker: MqttSettings) -> None:
+def test_a_delegator_reads_events_and_writes_nothing(settings: Settings, worker: Broker) -> None:
     delegator, operator = role_mqtt(settings, DELEGATOR), role_mqtt(settings, OPERATOR)
     with listening(delegator, "+/events") as read, listening(operator, "#") as heard:
         publish_all(delegator, [(f"{MINE}/events", b"forged")])
@@ -229,12 +224,12 @@ def test_an_agent_reads_only_its_inbox_and_writes_only_its_outbox(settings: Sett
 
 
 def test_a_rotated_secret_lets_in_beside_the_old_one_with_the_same_rights(
-    settings: Settings, worker: MqttSettings
+    settings: Settings, worker: Broker
 ) -> None:
     folder, secret = settings.mqtt.accounts_dir, "5e5e5e5e.a rotated secret"
-    new = job_mqtt(settings.mqtt, MINE, secret)
+    new = job_broker(settings.mqtt, MINE, secret)
     lines = read_lines(folder / PASSWORDS)
-    lines[new.username] = password_line(new.username, new.password.get_secret_value())
+    lines[new.username] = password_line(new.username, new.password)
     write_acl(folder, settings.mqtt, [mqtt_user("ann"), mqtt_user("bob"), new.username])
     write_lines(folder / PASSWORDS, lines.values())
     assert reload_broker(folder)
@@ -252,7 +247,7 @@ def test_a_rotated_secret_lets_in_beside_the_old_one_with_the_same_rights(
     assert [one.payload for one in heard] == [b"by the old one", b"by the new one", b"not its", b"its"]
 
 
-def test_a_packet_beyond_the_limit_ends_the_connection(settings: Settings, worker: MqttSettings) -> None:
+def test_a_packet_beyond_the_limit_ends_the_connection(settings: Settings, worker: Broker) -> None:
     properties = Properties(PacketTypes.CONNECT)
     properties.UserProperty = [("x", "y" * 60_000)] * 2
     assert paho_gets_in(worker, trusting(worker.ca_certs), properties)

@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 from connectors.local_stack import LocalStack, broker_plans
-from connectors.mqtt_link.broker_settings import private_socket
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from connectors.tls_keys.tls_files import create
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connection_flood import Flood, assert_slows_nobody, flooding
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.mqtt.broker import private_socket
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 
 pytestmark = [pytest.mark.requirement("SE-14"), pytest.mark.mosquitto]
 

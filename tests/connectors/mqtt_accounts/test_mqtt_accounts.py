@@ -13,26 +13,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.mosquitto_files import PASSWORDS, line_fits, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.mqtt_link.mqtt_credentials import (
-    BRIDGE,
-    DELEGATOR,
-    OPERATOR,
-    job_mqtt,
-    load_role_passwords,
-    role_mqtt,
-)
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from schemas.keys.mqtt_password import job_user, mqtt_password
+from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, load_role_passwords, role_mqtt
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.errors import Refused
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mqtt.broker import job_broker
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
 
 pytestmark = pytest.mark.mosquitto
 
@@ -88,7 +82,7 @@ def registered(jobs: FoldedJobs, accounts: MqttAccounts) -> tuple[str, MqttSetti
     """A new job with its account: id, and the broker's settings as its worker uses them."""
     job_id, secret = jobs.register()
     assert accounts.wait_effective(job_id, EFFECTIVE_S)
-    return job_id, job_mqtt(accounts._settings.mqtt, job_id, secret)
+    return job_id, job_broker(accounts._settings.mqtt, job_id, secret)
 
 
 def two_jobs(
@@ -206,7 +200,7 @@ def test_after_a_rotation_both_workers_stay_connected_until_the_end_of_the_overl
     with listening(old, f"{job_id}/receipts") as old_heard:
         secret = jobs.rotate(job_id, overlap_s=6)
         assert accounts.wait_effective(job_user(job_id, secret), EFFECTIVE_S)
-        new = job_mqtt(settings.mqtt, job_id, secret)
+        new = job_broker(settings.mqtt, job_id, secret)
         with listening(new, f"{job_id}/receipts") as new_heard:
             assert job_login(settings, job_id, old_secret) is LoginAnswer.LET_IN
             publish_all(operator, [(f"{job_id}/receipts", b"for both")])
@@ -231,7 +225,7 @@ def test_with_a_rotated_secret_a_worker_has_the_rights_of_its_own_job_and_no_oth
     secret = jobs.rotate(mine, overlap_s=60)
     user = job_user(mine, secret)
     assert accounts.wait_effective(user, EFFECTIVE_S)
-    new, operator = job_mqtt(settings.mqtt, mine, secret), role_mqtt(settings, OPERATOR)
+    new, operator = job_broker(settings.mqtt, mine, secret), role_mqtt(settings, OPERATOR)
     with listening(operator, "#") as heard, listening(new, "#") as read:
         forged = [f"{other}/events", f"{mine}/receipts", f"{user}/events", f"{other}/receipts", "bridge/x"]
         publish_each(new, forged, b"forged")
@@ -334,7 +328,7 @@ def test_a_publish_waits_for_an_account_that_is_on_its_way(
     late.start()
     try:
         patient = with_mqtt(settings, publish_attempts=20)
-        publisher = JobPublisher(patient, job_id, secret, tmp_path)
+        publisher = Job(job_id, secret, mqtt=patient.mqtt, state_dir=tmp_path)
         assert publisher.publish("started", "", wait_for_receipt=False).seq == 1
     finally:
         late.join()
@@ -346,7 +340,7 @@ def test_a_publish_without_an_account_is_refused_after_its_attempts(settings: Se
     with pytest.raises(
         Refused, match=r"(?s)does not let user '0a1b2c3d' in.*gateway.*\(3 attempts\)"
     ) as caught:
-        JobPublisher(hasty, "0a1b2c3d", "a secret", tmp_path).publish("started", "")
+        Job("0a1b2c3d", "a secret", mqtt=hasty.mqtt, state_dir=tmp_path).publish("started", "")
     assert mqtt_password("a secret", "0a1b2c3d") not in str(caught.value)
 
 

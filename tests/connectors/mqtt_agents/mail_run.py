@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from trunkline_agent.credentials import Credentials
 
-from connectors.agent_mqtt.inbox_message import InboxMessage
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
-from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.faults.test_pickers import folded
+from tests.mailbox_credentials import mailbox_credentials
 from tests.mqtt_wire import publish_all
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.wire.topics import inbox_topic, outbox_topic
 
 MESSAGES = "/api/hub/messages"
 
@@ -56,7 +58,7 @@ class MailRun:
         answer = self.operator.post(f"/api/hub/agents/{name}/mqtt")
         assert answer.status_code == 201, answer.text
         told = answer.json()
-        return Credentials(name, told["secret"], told["prefix"])
+        return mailbox_credentials(self.settings, name, told["secret"])
 
     def agent(self, name: str, credentials: Credentials | None = None) -> Agent:
         """An agent over MQTT, registered unless it was, not open yet."""
@@ -116,7 +118,7 @@ class Agent:
 
     def __init__(self, run: MailRun, credentials: Credentials) -> None:
         self.run, self.credentials = run, credentials
-        self.name = credentials.agent_name
+        self.name = credentials.name
         self.got: list[InboxMessage] = []
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -124,7 +126,7 @@ class Agent:
 
     def __enter__(self) -> MqttAgent:
         folder = self.run.folder / "agents"
-        self._open = MqttAgent(self.run.settings, self.credentials, folder, self._receive)
+        self._open = MqttAgent(self.credentials, folder, self._receive, broker=self.run.settings.mqtt)
         return self._open.__enter__()
 
     def __exit__(self, *_: object) -> None:

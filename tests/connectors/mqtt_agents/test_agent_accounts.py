@@ -13,15 +13,16 @@ from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
-from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from schemas.keys.mqtt_password import mqtt_password
 from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.mqtt_agents import mqtt_user, registration_record, removal_record, sign_said
+from schemas.streams.agents.mqtt_agents import registration_record, removal_record
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.wire.agent_message import mqtt_user, sign_said
+from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.signing import new_secret
 from trunkline_agent.wire.strict_json import canonical
 

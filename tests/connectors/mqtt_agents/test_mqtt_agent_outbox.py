@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
-from connectors.agent_mqtt.outbox import AgentOutbox, OutboxBusyError
-from schemas.settings.settings import Settings, SettingsError
-from trunkline_agent.errors import TrunklineError, UsageError
+from schemas.settings.settings import Settings
+from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.errors import OutboxBusy, TrunklineError, UsageError
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.outbox.outbox import AgentOutbox
 
 pytestmark = pytest.mark.requirement("JE-26")
 
@@ -40,7 +41,7 @@ def test_after_a_new_registration_it_begins_anew(tmp_path: Path) -> None:
 
 
 def test_two_at_once_do_not_share_a_seq(tmp_path: Path) -> None:
-    with outbox(tmp_path), pytest.raises(OutboxBusyError), outbox(tmp_path):
+    with outbox(tmp_path), pytest.raises(OutboxBusy), outbox(tmp_path):
         pass
 
 
@@ -75,21 +76,8 @@ def test_what_is_no_name_makes_no_file(tmp_path: Path, name: str) -> None:
 def test_what_must_not_be_sent_is_refused_before_it_has_a_seq(
     tmp_path: Path, fields: dict[str, object], why: str
 ) -> None:
-    agent = MqttAgent(Settings(), Credentials("ann", "the-secret", "p"), tmp_path, print)
+    agent = MqttAgent(mailbox_credentials(Settings(), "ann", "the-secret"), tmp_path, print)
     said = {"to": "bob", "kind": "note", "body": "hello", **fields}
     with pytest.raises(UsageError, match=why):
         agent.send(**said)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_credentials_that_others_can_read_are_not_taken(tmp_path: Path) -> None:
-    path = tmp_path / "ann.json"
-    path.write_text('{"agent_name":"ann","secret":"s","prefix":"p","more":1}')
-    path.chmod(0o644)
-    with pytest.raises(SettingsError, match="chmod 600"):
-        Credentials.load(path)
-    path.chmod(0o600)
-    assert Credentials.load(path) == Credentials("ann", "s", "p")
-    path.write_text("{}")
-    with pytest.raises(SettingsError, match="does not hold"):
-        Credentials.load(path)

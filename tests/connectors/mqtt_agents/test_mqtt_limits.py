@@ -8,11 +8,12 @@ import uuid
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_agent import MessageRejected, MqttAgent
-from schemas.streams.agents.mqtt_agents import sign_said
 from tests.broker_processes import wait_until
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.mqtt_wire import listening
+from trunkline_agent.errors import MessageRejected
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.wire.agent_message import sign_said
 from trunkline_agent.wire.strict_json import canonical
 
 
@@ -71,7 +72,7 @@ def test_a_flood_over_mqtt_is_cut_to_the_agents_rate_with_receipts_and_few_recor
         canonical(
             sign_said(
                 {"message_id": f"f-{n}", "to": reader, "kind": "flood", "body": n, "seq": n},
-                ann.credentials.secret,
+                ann.credentials.mqtt.secret,
             )
         )
         for n in range(1, 301)

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.job_tools.job_registry import register_job
 from connectors.log.publisher import Position, Publisher
@@ -21,6 +20,8 @@ from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening, publish_all
 from tests.schemas.job_records import signed
+from trunkline_agent.errors import EventRejected
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-17")
@@ -91,7 +92,7 @@ def test_a_rejection_ends_publish_with_4_and_a_duplicate_counts_as_delivered(
     verdicts, start_following, job, tmp_path
 ):
     start_following(verdicts.settings)
-    publisher = JobPublisher(verdicts.settings, job.job_id, job.secret, tmp_path / "state")
+    publisher = Job(job.job_id, job.secret, mqtt=verdicts.settings.mqtt, state_dir=tmp_path / "state")
     assert publisher.publish("started", "x").verdict == "accepted"
     # The same event again, as after a crash between receipt and note: the state of before.
     state = tmp_path / "state" / f"{job.job_id}.json"
@@ -101,7 +102,9 @@ def test_a_rejection_ends_publish_with_4_and_a_duplicate_counts_as_delivered(
     state.write_text(json.dumps({**json.loads(state.read_text()), "outbox": [entry]}))
     assert publisher.resend() == 1
     with pytest.raises(EventRejected, match="bad_signature") as caught:
-        JobPublisher(verdicts.settings, job.job_id, "wrong", tmp_path / "other").publish("started", "x")
+        Job(job.job_id, "wrong", mqtt=verdicts.settings.mqtt, state_dir=tmp_path / "other").publish(
+            "started", "x"
+        )
     assert caught.value.exit_code == 4
     environment = program_environment(verdicts.settings) | {"TRUNKLINE_JOB_SECRET": "wrong"}
     command = [sys.executable, "-P", "-m", "connectors.cli", "publish", "--job", job.job_id]
@@ -227,10 +230,12 @@ def test_with_the_real_gateway_receipts_carry_its_verdicts(backbone_settings, st
         wait_until(lambda: _opened(bridge), what="the verdict stream")
         with gateway.client() as operator:
             found = register(operator)
-        publisher = JobPublisher(gateway.settings, found["job_id"], found["secret"], tmp_path / "state")
+        publisher = Job(
+            found["job_id"], found["secret"], mqtt=gateway.settings.mqtt, state_dir=tmp_path / "state"
+        )
         assert publisher.publish("started", "x").verdict == "accepted"
         assert publisher.publish("completed", "y").verdict == "accepted"
-        liar = JobPublisher(gateway.settings, found["job_id"], "wrong", tmp_path / "other")
+        liar = Job(found["job_id"], "wrong", mqtt=gateway.settings.mqtt, state_dir=tmp_path / "other")
         with pytest.raises(EventRejected, match="bad_signature"):
             liar.publish("started", "x")
     finally:

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from pydantic import SecretStr
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import free_port
 from connectors.log.publisher import Publisher
@@ -22,6 +21,7 @@ from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until, with_mq
 from tests.connectors.gateway.hub_access import JOBS, GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import publish_all
+from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("JE-13")
@@ -87,7 +87,9 @@ def test_the_bridge_follows_a_live_jobs_own_broker_and_leaves_it_when_the_last_j
         job = register_job(publisher, keyring, "elsewhere", broker=overlay)
     hub.brokers = [_json(overlay)]
     wait_until(lambda: _log_has(bridge, "subscribed", other_broker.port), what="the second connection")
-    there = JobPublisher(_at(hub.settings, other_broker.port), job.job_id, job.secret, tmp_path / "state")
+    there = Job(
+        job.job_id, job.secret, mqtt=_at(hub.settings, other_broker.port).mqtt, state_dir=tmp_path / "state"
+    )
     assert there.publish("started", "x").verdict == "accepted"
     assert there.publish("completed", "y").verdict == "accepted"
     hub.brokers = []
@@ -208,9 +210,7 @@ def test_with_the_real_gateway_a_job_runs_at_its_own_broker(
             granted = operator.post(f"{JOBS}/pick", json={"session": "s"}).json()["broker"]
         password = granted.pop("password")
         mqtt = resolve_mqtt(settings.mqtt, BrokerOverlay(**granted), password)
-        there = JobPublisher(
-            settings.model_copy(update={"mqtt": mqtt}), found["job_id"], found["secret"], tmp_path / "s"
-        )
+        there = Job(found["job_id"], found["secret"], mqtt=mqtt, state_dir=tmp_path / "s")
         # At once: the broker says that nobody listens yet, and the publisher sends the same again.
         assert there.publish("started", "x").verdict == "accepted"
         assert there.publish("completed", "y").verdict == "accepted"

@@ -12,9 +12,9 @@ import pytest
 
 from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
-from connectors.mqtt_link.ack_window import AckWindow
 from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, publish_all
+from trunkline_agent.mqtt.ack_window import AckWindow
 
 JOB = "0a1b2c3d"
 EVENTS = f"{JOB}/events"

@@ -13,14 +13,14 @@ from connectors.mqtt_link.mqtt_credentials import (
     OPERATOR,
     ROLES,
     ensure_role_passwords,
-    job_mqtt,
     load_role_passwords,
     role_file,
     role_mqtt,
 )
-from schemas.keys.mqtt_password import mqtt_password
-from schemas.settings.settings import MqttSettings, Settings, SettingsError
+from schemas.settings.settings import Settings, SettingsError
 from tests.broker_processes import with_mqtt
+from trunkline_agent.mqtt.broker import BrokerAccess, clear_password, job_broker
+from trunkline_agent.wire.mqtt_password import mqtt_password
 
 pytestmark = pytest.mark.requirement("JE-13")
 
@@ -30,19 +30,19 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path)
 
 
-def login_of(mqtt: MqttSettings) -> tuple[str | None, str | None]:
-    return mqtt.username, None if mqtt.password is None else mqtt.password.get_secret_value()
+def login_of(mqtt: BrokerAccess) -> tuple[str | None, str | None]:
+    return mqtt.username, clear_password(mqtt)
 
 
 def test_user_name_and_password_of_the_settings_win(settings: Settings) -> None:
     ensure_role_passwords(settings)
     explicit = with_mqtt(settings, username="ann", password=SecretStr("a word"))
     assert login_of(role_mqtt(explicit, OPERATOR)) == ("ann", "a word")
-    assert login_of(job_mqtt(explicit.mqtt, "0a1b2c3d", "s")) == ("ann", "a word")
+    assert login_of(job_broker(explicit.mqtt, "0a1b2c3d", "s")) == ("ann", "a word")
 
 
 def test_a_job_uses_its_id_and_what_follows_from_its_secret(settings: Settings) -> None:
-    found = job_mqtt(settings.mqtt, "0a1b2c3d", "s")
+    found = job_broker(settings.mqtt, "0a1b2c3d", "s")
     assert login_of(found) == ("0a1b2c3d", mqtt_password("s", "0a1b2c3d"))
     assert "s" not in login_of(found)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.unix_socket.claimed_socket import ClaimedSocket, address_of
+from connectors.unix_socket.claimed_socket import ClaimedSocket
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.unix_address import address_of
 
 pytestmark = pytest.mark.requirement("XP-11")
 

@@ -12,7 +12,7 @@ from connectors.reactor.limits_of_principals import limits_of
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from schemas.fold.settled import Settled
 from schemas.settings.settings import MqttSettings
-from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
+from schemas.streams.agents.mqtt_agents import registration_record, removal_record
 from schemas.streams.agents.participants import AgentStopped, participant_record
 from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.streams.job.job_registry import registration_record as job_registration
@@ -20,6 +20,7 @@ from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING, SECRET, event, make_record
+from trunkline_agent.wire.agent_message import sign_said
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical, decode
 

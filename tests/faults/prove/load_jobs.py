@@ -12,15 +12,16 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_mqtt.mqtt_publisher import JobPublisher, deliver
-from connectors.agent_mqtt.outbox import PendingEvent
-from connectors.mqtt_link.receipt import Receipt
 from schemas.settings.settings import Settings
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.oracle import ASKED, ENDED, FORGED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import DUPLICATES, FORGE, REORDER, SKEW, Schedule
 from tests.faults.prove.seed_parts import IDLE
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.mqtt.event_delivery import deliver
+from trunkline_agent.outbox.outbox import PendingEvent
+from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.signing import sign_event
 
 BOSS: Final = "boss"
@@ -80,7 +81,7 @@ class JobLoad:
 
     def _published(self, job_id: str, secret: str) -> None:
         """By our own client, which numbers, keeps and repeats."""
-        publisher = JobPublisher(self._settings, job_id, secret, self._state_dir)
+        publisher = Job(job_id, secret, mqtt=self._settings.mqtt, state_dir=self._state_dir)
         for seq in range(1, _EVENTS + 1):
             kind, detail = _kind(seq), f"{job_id} step {seq}"
             entered = False

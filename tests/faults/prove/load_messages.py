@@ -16,8 +16,6 @@ from typing import Final
 
 import httpx
 
-from connectors.agent_mqtt.inbox_message import InboxMessage
-from connectors.agent_mqtt.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.xml_pump.pump_stack import document, element
@@ -27,8 +25,11 @@ from tests.faults.prove.mcp_client import McpClient
 from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import KILL, Schedule
 from tests.faults.prove.seed_parts import LISTENER
+from tests.mailbox_credentials import mailbox_credentials
 from tests.programs import run_program
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
 
 # The readers at the doors HTTP, file, MCP and MQTT.
@@ -238,8 +239,10 @@ class MqttSender:
         self, settings: Settings, name: str, operator: HubClient, words: Words, oracle: Oracle, clock: Clock
     ) -> None:
         told = operator.ask("POST", f"/api/hub/agents/{name}/mqtt", json={}).json()
-        credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
-        self._agent = MqttAgent(settings, credentials, settings.data_path.parent / f"mqtt-{name}", self._got)
+        credentials = mailbox_credentials(settings, name, told["secret"])
+        self._agent = MqttAgent(
+            credentials, settings.data_path.parent / f"mqtt-{name}", self._got, broker=settings.mqtt
+        )
         self._name, self._words, self._oracle, self._clock = name, words, oracle, clock
 
     def _got(self, message: InboxMessage) -> None:

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.keys.mqtt_password import job_of_rotated_user, job_user
 from schemas.streams.fold import settle
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JobRow, registration_record, rotation_record
@@ -30,6 +29,7 @@ from tests.schemas.job_records import (
     signed,
 )
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.mqtt_password import job_of_rotated_user, job_user
 from trunkline_agent.wire.signing import new_secret
 
 pytestmark = [pytest.mark.requirement("JE-05"), pytest.mark.requirement("CM-05")]

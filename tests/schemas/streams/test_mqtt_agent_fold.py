@@ -21,13 +21,12 @@ from schemas.streams.agents.mqtt_agents import (
     body_text,
     registration_record,
     removal_record,
-    said_bytes,
-    sign_said,
 )
 from schemas.streams.fold import settle
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from tests.schemas.hub_records import AGENT_KEY, MQTT_SECRET, saying
 from tests.schemas.job_records import KEYRING, make_record, said, written
+from trunkline_agent.wire.agent_message import said_bytes, sign_said
 from trunkline_agent.wire.strict_json import canonical, decode
 
 pytestmark = pytest.mark.requirement("JE-26")

@@ -11,12 +11,10 @@ from enum import Enum
 from typing import Final
 
 from paho.mqtt.reasoncodes import ReasonCode
-from pydantic import SecretStr
 
-from connectors.mqtt_link.broker_settings import broker_name
-from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
-from schemas.settings.settings import MqttSettings
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.mqtt.broker import BrokerAccess, as_broker, broker_name, clear_password
+from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
 
 _WAIT_TICK_S: Final = 0.05
 # Reason codes of MQTT 5: bad user name or password, not authorized.
@@ -36,7 +34,7 @@ class LoginAnswer(Enum):
 
 
 def try_login(
-    mqtt: MqttSettings, username: str | None = None, password: str | None = None, timeout_s: float = 1.0
+    mqtt: BrokerAccess, username: str | None = None, password: str | None = None, timeout_s: float = 1.0
 ) -> LoginAnswer:
     """Log in at the broker once, disconnect, and return the broker's answer to the login.
 
@@ -47,10 +45,9 @@ def try_login(
         timeout_s: how many seconds to wait for the answer.
 
     Raises:
-        SettingsError: certificates cannot be read. It raises nothing else.
+        UsageError: certificates cannot be read. It raises nothing else.
     """
-    login = {"username": username, "password": None if password is None else SecretStr(password)}
-    user = mqtt.model_copy(update={**login, "connect_timeout_s": timeout_s})
+    user = as_broker(mqtt, username=username, password=password, connect_timeout_s=timeout_s)
     client, answers, deadline = new_client(user), list[ReasonCode](), time.monotonic() + timeout_s
     client.on_connect = lambda _client, _data, _flags, reason, _properties: answers.append(reason)
     try:
@@ -70,14 +67,14 @@ def try_login(
     return LoginAnswer.REFUSED if answers and answers[0].value in BAD_LOGIN else LoginAnswer.SILENT
 
 
-def wait_for_login(mqtt: MqttSettings, timeout_s: float) -> None:
+def wait_for_login(mqtt: BrokerAccess, timeout_s: float) -> None:
     """Wait until the broker accepts the user name and password in `mqtt`. Tries again every 50 ms.
 
     A publisher calls it for a job that was just registered, whose account the gateway may still be making.
-    Raises BackboneUnreachable after about `timeout_s` seconds, and SettingsError for certificates that cannot
+    Raises BackboneUnreachable after about `timeout_s` seconds, and UsageError for certificates that cannot
     be read.
     """
-    password = None if mqtt.password is None else mqtt.password.get_secret_value()
+    password = clear_password(mqtt)
     deadline = time.monotonic() + timeout_s
     while (answer := try_login(mqtt, mqtt.username, password)) is not LoginAnswer.LET_IN:
         if time.monotonic() > deadline:

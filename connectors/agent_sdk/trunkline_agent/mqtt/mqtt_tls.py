@@ -1,4 +1,4 @@
-"""TLS for connections to an MQTT broker: the context from the settings, and explanations of its errors."""
+"""TLS for connections to an MQTT broker: the context from its files, and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 
-from schemas.keys.private_files import check_key_file
-from schemas.settings.settings import MqttSettings, SettingsError
+from trunkline_agent.errors import UsageError
+from trunkline_agent.mqtt.broker import BrokerAccess
+from trunkline_agent.private_files import is_open_to_others
 
 
 class _Connection(ssl.SSLSocket):
@@ -23,23 +24,25 @@ class _Connection(ssl.SSLSocket):
             raise
 
 
-def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
+def mqtt_context(mqtt: BrokerAccess) -> ssl.SSLContext | None:
     """Return the TLS context for connections to the broker in `mqtt`, None when `mqtt.tls` is off.
 
-    Certificate files are read again when they have changed. Raises SettingsError for certificates that cannot
+    Certificate files are read again when they have changed. Raises UsageError for certificates that cannot
     be read, and for a private key that others can read.
     """
     if not mqtt.tls:
         return None
     # Checked each time: a change of the mode does not change the time of the file.
     if mqtt.certfile is not None:
-        check_key_file("mqtt.", mqtt.certfile, mqtt.keyfile)
+        path, name = (mqtt.certfile, "certfile") if mqtt.keyfile is None else (mqtt.keyfile, "keyfile")
+        if is_open_to_others(path):
+            raise UsageError(f"mqtt.{name}: {path} is readable by others; run: chmod 600 {path}")
     # Files may be replaced while the program runs: they are read again when their time has changed.
     files = (mqtt.ca_certs, mqtt.certfile, mqtt.keyfile)
     return _context(*files, tuple(_changed_at(file) for file in files))
 
 
-def explained(error: Exception, mqtt: MqttSettings) -> str:
+def explained(error: Exception, mqtt: BrokerAccess) -> str:
     """Return the text of an error of a connection to an MQTT broker, for an error message.
 
     For a TLS error the text names the setting to check. `mqtt` is not used for other errors.
@@ -56,7 +59,7 @@ def explained(error: Exception, mqtt: MqttSettings) -> str:
     return str(error)
 
 
-def why_no_answer(mqtt: MqttSettings) -> str:
+def why_no_answer(mqtt: BrokerAccess) -> str:
     """Return a hint for the error text about a broker that closes the connection before it answers the login.
 
     The hint starts with a semicolon and names the TLS settings to check. It is empty when TLS seems right.
@@ -77,7 +80,7 @@ def _context(
         if certfile is not None:
             context.load_cert_chain(certfile, keyfile)
     except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"mqtt.ca_certs, mqtt.certfile or mqtt.keyfile: {error}") from error
+        raise UsageError(f"mqtt.ca_certs, mqtt.certfile or mqtt.keyfile: {error}") from error
     return context
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from connectors.mqtt_link.receipt import AgentReceipt
+from trunkline_agent.wire.receipt import AgentReceipt, agent_receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+
+_TEXTS: Final = ("message_id", "from", "kind", "body")
 
 
 class InboxMessage(NamedTuple):
@@ -25,14 +25,6 @@ class InboxMessage(NamedTuple):
     fields: dict[str, Any]
 
 
-class _WireMessage(msgspec.Struct):
-    message_id: str
-    sender: str = msgspec.field(name="from")
-    from_verified: bool
-    kind: str
-    body: str
-
-
 def read_inbox(payload: bytes) -> InboxMessage | AgentReceipt | None:
     """Decode an MQTT payload that came on an agent's inbox topic: a message, or a receipt for a sent message.
 
@@ -41,9 +33,15 @@ def read_inbox(payload: bytes) -> InboxMessage | AgentReceipt | None:
     """
     try:
         fields = decode(payload)[0]
-        if not isinstance(fields, dict) or "from" not in fields:
-            return msgspec.convert(fields, AgentReceipt)
-        found = msgspec.convert(fields, _WireMessage)
-    except (MalformedJsonError, msgspec.MsgspecError):
+    except MalformedJsonError:
         return None
-    return InboxMessage(found.message_id, found.sender, found.from_verified, found.kind, found.body, fields)
+    if not isinstance(fields, dict):
+        return None
+    if "from" not in fields:
+        return agent_receipt(fields)
+    texts = [fields.get(name) for name in _TEXTS]
+    verified = fields.get("from_verified")
+    if type(verified) is not bool or any(type(text) is not str for text in texts):
+        return None
+    message_id, sender, kind, body = (str(text) for text in texts)
+    return InboxMessage(message_id, sender, verified, kind, body, fields)

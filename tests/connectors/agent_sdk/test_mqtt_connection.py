@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
 
 LIMIT = 1024
 

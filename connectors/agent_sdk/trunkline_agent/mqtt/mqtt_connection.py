@@ -1,11 +1,12 @@
 """One MQTT 5 connection: client, TLS, login, subscriptions, publishing and acknowledgements.
 
-`MqttConnection` is what the programs use. It lives for one connection and never reconnects. An acknowledgement
+`MqttConnection` lives for one connection and never reconnects. An acknowledgement
 that was meant for an earlier connection can therefore never go out on a later one.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final, NamedTuple, cast
 
-import structlog
 from paho.mqtt.client import Client, ConnectFlags, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
@@ -21,13 +21,12 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from connectors.mqtt_link.broker_settings import broker_name, private_socket, socket_name
-from connectors.mqtt_link.mqtt_tls import explained, mqtt_context, why_no_answer
-from connectors.unix_socket.claimed_socket import address_of
-from schemas.settings.settings import MqttSettings
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.mqtt.broker import BrokerAccess, broker_name, clear_password, private_socket, socket_name
+from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context, why_no_answer
+from trunkline_agent.unix_address import address_of
 
-log = structlog.stdlib.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 KEEPALIVE_S: Final = 60
 # The PUBACK's reason code when no client has a matching subscription.
@@ -42,11 +41,11 @@ _DISCONNECT_S: Final = 1.0
 
 
 class BrokerRefused(BackboneUnreachable):
-    """The broker refused the login or, if `at_login` is False, a subscription. `reason`: MQTT's reason code."""
+    """The broker refused the login or, if `at_login` is False, a subscription. `code`: MQTT's reason code."""
 
-    def __init__(self, message: str, reason: ReasonCode, *, at_login: bool) -> None:
+    def __init__(self, message: str, code: ReasonCode, *, at_login: bool) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.code = code
         self.at_login = at_login
 
 
@@ -69,19 +68,20 @@ class Subscription(NamedTuple):
 class MqttConnection:
     """One connection to an MQTT broker, from `open` until it is lost, closed or dropped. Thread-safe.
 
-    It has a thread of its own, and never reconnects. The constructor raises SettingsError for certificates that
+    It has a thread of its own, and never reconnects. The constructor raises UsageError for certificates that
     cannot be read. An exception in `on_message` ends the connection. `on_lost` may be called on any thread.
 
     Attributes:
         lost: a threading.Event that is set when the connection has ended or was given up.
         why: the reason why the connection has ended; empty until then.
         cut_off: whether the connection was ended by the other side or the network.
+        refusal: the error if the broker refused the login or a subscription, else None.
         session_present: whether the broker still had a session for the client id.
     """
 
     def __init__(
         self,
-        mqtt: MqttSettings,
+        mqtt: BrokerAccess,
         subscriptions: Sequence[Subscription] = (),
         *,
         client_id: str = "",
@@ -121,7 +121,7 @@ class MqttConnection:
         self._answered = threading.Event()
         self._disconnected = threading.Event()
         self._closing = False
-        self._refusal: BrokerRefused | None = None
+        self.refusal: BrokerRefused | None = None
         self.lost = threading.Event()
         self.why = ""
         self.cut_off = False
@@ -156,7 +156,7 @@ class MqttConnection:
             self.give_up(f"no {'SUBACK' if self._accepted else 'CONNACK'} in time")
         if self.lost.is_set():
             self.drop()
-            raise self._refusal or self.unreachable(self.why)
+            raise self.refusal or self.unreachable(self.why)
 
     @property
     def is_open(self) -> bool:
@@ -229,7 +229,7 @@ class MqttConnection:
     def _refuse(self, what: str, reason: ReasonCode, *, at_login: bool) -> None:
         why = f"the broker refuses {what}: {reason}"
         name = broker_name(self._mqtt)
-        self._refusal = BrokerRefused(f"MQTT broker {name}: {why}", reason, at_login=at_login)
+        self.refusal = BrokerRefused(f"MQTT broker {name}: {why}", reason, at_login=at_login)
         self.give_up(why)
 
     def _answer(self, mid: int) -> Future[ReasonCode]:
@@ -276,7 +276,7 @@ class MqttConnection:
         try:
             self._take(message)
         except Exception as error:
-            log.exception("message_failed")  # without its topic, which may be what cannot be read
+            log.exception("a received message failed")  # without its topic, which may be what cannot be read
             self.give_up(f"a message could not be taken: {type(error).__name__}")
 
     def _on_publish(self, client: Client, userdata: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
@@ -293,10 +293,10 @@ class MqttConnection:
         self._lose(f"connection lost: {reason}{'' if self._accepted else why_no_answer(self._mqtt)}")
 
 
-def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = False) -> Client:
+def new_client(mqtt: BrokerAccess, client_id: str = "", *, manual_ack: bool = False) -> Client:
     """Return a paho client for one connection, with TLS and login set, not connected yet.
 
-    An empty `client_id` lets the broker choose. Raises SettingsError for certificates that cannot be read.
+    An empty `client_id` lets the broker choose. Raises UsageError for certificates that cannot be read.
     """
     private = private_socket(mqtt)
     client = Client(
@@ -309,7 +309,7 @@ def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = Fa
     )
     client.connect_timeout = mqtt.connect_timeout_s
     if mqtt.username is not None:
-        client.username_pw_set(mqtt.username, mqtt.password.get_secret_value() if mqtt.password else None)
+        client.username_pw_set(mqtt.username, clear_password(mqtt))
     if private is None and (context := mqtt_context(mqtt)) is not None:
         client.tls_set_context(context)
     return client
@@ -326,7 +326,7 @@ def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = 
 
 def dial(
     client: Client,
-    mqtt: MqttSettings,
+    mqtt: BrokerAccess,
     properties: Properties,
     *,
     clean_start: bool = True,
@@ -363,7 +363,7 @@ def dial(
     )
 
 
-def backoff_s(mqtt: MqttSettings, failures: int) -> float:
+def backoff_s(mqtt: BrokerAccess, failures: int) -> float:
     """Return the pause before the next attempt to connect, in seconds: `mqtt.backoff_base_s` for 0 failures.
 
     It doubles with each failure, up to `mqtt.backoff_max_s`. `failures` does not count the last failure.
@@ -371,7 +371,7 @@ def backoff_s(mqtt: MqttSettings, failures: int) -> float:
     return float(min(mqtt.backoff_base_s * 2 ** min(failures, 16), mqtt.backoff_max_s))
 
 
-def _address(client: Client, mqtt: MqttSettings) -> AbstractContextManager[str]:
+def _address(client: Client, mqtt: BrokerAccess) -> AbstractContextManager[str]:
     """Return the address to connect to: a host, or the path of the broker's private socket."""
     if client.transport != "unix" or mqtt.socket_dir is None:
         return nullcontext(mqtt.host)

@@ -1,4 +1,4 @@
-"""The outbox: the messages that an MQTT publisher has stored on disk until they are confirmed (JE-16, JE-26).
+"""The outbox: the messages that a job or an agent has stored on disk until they are confirmed (JE-16, JE-26).
 
 Each job and each agent has one JSON file, mode 0600, which is replaced as a whole and fsynced before a message
 is sent. A lock file next to it keeps two processes from using the same sequence number (seq). A seq is on disk
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
-import msgspec
-
-from schemas.keys.private_files import replace_file
-from schemas.streams.job.job_event import TERMINAL_EVENTS
-from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.errors import OutboxBusy, TrunklineError, UsageError
+from trunkline_agent.private_files import replace_file
 from trunkline_agent.wire.ids import is_job_id, is_name
+from trunkline_agent.wire.job_event import TERMINAL_EVENTS
 from trunkline_agent.wire.strict_json import INT_MAX, MalformedJsonError, canonical, decode
 
 _LOCK_TICK_S: Final = 0.02
@@ -41,11 +41,8 @@ def content_fault(fields: dict[str, Any], secret: str) -> str | None:
     return "it contains the sender's own secret" if secret in wire.decode("utf-8") else None
 
 
-class OutboxBusyError(TrunklineError):
-    """Another process has locked the outbox and did not release it within the time limit."""
-
-
-class OutboxMessage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
     """A message in the outbox: numbered and signed, and not confirmed yet."""
 
     seq: int
@@ -57,7 +54,8 @@ class OutboxMessage(msgspec.Struct, frozen=True):
         return self.payload.encode("utf-8")
 
 
-class PendingEvent(OutboxMessage, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True)
+class PendingEvent(OutboxMessage):
     """A job's event in the outbox. `event` is its type, such as `started`."""
 
     event: str
@@ -69,22 +67,54 @@ class PendingEvent(OutboxMessage, frozen=True, kw_only=True):
 
     def fields(self) -> dict[str, Any]:
         """Return the event's fields by name, such as `seq` and `detail`, decoded from its payload."""
-        found: dict[str, Any] = msgspec.json.decode(self.wire_bytes)
+        found: dict[str, Any] = json.loads(self.payload)
         return found
 
 
-class _AgentState(msgspec.Struct):
+@dataclass
+class _AgentState:
     agent_name: str
     secret_sha256: str
     last_seq: int = 0
-    outbox: list[OutboxMessage] = []
+    outbox: list[OutboxMessage] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> Self:
+        """Return the state with the fields of a file's JSON. Raises KeyError, TypeError."""
+        messages = [OutboxMessage(_int(one["seq"]), _text(one["payload"])) for one in found.get("outbox", ())]
+        name, digest = _text(found["agent_name"]), _text(found["secret_sha256"])
+        return cls(name, digest, _int(found.get("last_seq", 0)), messages)
 
 
-class _JobState(msgspec.Struct):
+@dataclass
+class _JobState:
     job_id: str
     last_seq: int = 0
     ended_seq: int | None = None
-    outbox: list[PendingEvent] = []
+    outbox: list[PendingEvent] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> Self:
+        """Return the state with the fields of a file's JSON. Raises KeyError, TypeError."""
+        events = [
+            PendingEvent(_int(one["seq"]), _text(one["payload"]), _text(one["event"]))
+            for one in found.get("outbox", ())
+        ]
+        ended = found.get("ended_seq")
+        ended_seq = None if ended is None else _int(ended)
+        return cls(_text(found["job_id"]), _int(found.get("last_seq", 0)), ended_seq, events)
+
+
+def _int(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("expected an integer")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected text")
+    return value
 
 
 Message = TypeVar("Message", bound=OutboxMessage)
@@ -97,7 +127,7 @@ class _Outbox(Generic[State, Message]):
     In error messages, `whose` names the state, `busy` describes the other process, and `foreign` is the advice
     about a file with other content.
 
-    Entering raises OutboxBusyError after `lock_timeout_s` seconds, and TrunklineError when the file cannot be
+    Entering raises OutboxBusy after `lock_timeout_s` seconds, and TrunklineError when the file cannot be
     read or written.
     """
 
@@ -159,7 +189,8 @@ class _Outbox(Generic[State, Message]):
 
     def _save(self) -> None:
         try:
-            replace_file(self._path, msgspec.json.encode(self._state))
+            text = json.dumps(asdict(self._state), separators=(",", ":"), ensure_ascii=False)
+            replace_file(self._path, text.encode("utf-8"))
         except OSError as error:
             raise TrunklineError(f"cannot write {self._whose}: {error}") from error
 
@@ -170,8 +201,9 @@ class _Outbox(Generic[State, Message]):
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise OutboxBusyError(
-                        f"{self._busy} for more than {self._lock_timeout_s:.0f} s; wait for it or end it"
+                    raise OutboxBusy(
+                        f"{self._busy} for more than {self._lock_timeout_s:.0f} s",
+                        advice="wait for it or end it",
                     ) from None
                 time.sleep(_LOCK_TICK_S)
             else:
@@ -179,12 +211,13 @@ class _Outbox(Generic[State, Message]):
 
     def _load(self) -> State:
         try:
-            state = msgspec.json.decode(self._path.read_bytes(), type=type(self._fresh))
+            found = json.loads(self._path.read_bytes())
+            state = cast("State", self._fresh.read(found)) if isinstance(found, dict) else None
         except FileNotFoundError:
             return self._fresh
         except OSError as error:
             raise TrunklineError(f"cannot read {self._whose}: {error}") from error
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             state = None
         if state is None or not self._is_own(state):
             raise TrunklineError(
@@ -208,7 +241,7 @@ class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
         state_dir: The folder with the outbox's file.
         agent_name: The agent's name. UsageError is raised for an invalid one.
         secret: The agent's secret, of which only a hash is stored.
-        lock_timeout_s: The longest time in seconds to wait for another process, before OutboxBusyError is
+        lock_timeout_s: The longest time in seconds to wait for another process, before OutboxBusy is
             raised.
     """
 
@@ -245,7 +278,7 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
     Args:
         state_dir: The folder with the outbox's file.
         job_id: The job. UsageError is raised for an invalid id.
-        lock_timeout_s: The longest time in seconds to wait for another process, before OutboxBusyError is
+        lock_timeout_s: The longest time in seconds to wait for another process, before OutboxBusy is
             raised.
     """
 
@@ -277,7 +310,7 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
             payload = build(seq).decode("utf-8")
             if event in TERMINAL_EVENTS:
                 self._state.ended_seq = seq
-            return PendingEvent(seq, payload, event=event)
+            return PendingEvent(seq, payload, event)
 
         return self._append(made)
 
@@ -290,7 +323,7 @@ class JobOutbox(_Outbox[_JobState, PendingEvent]):
         made = [(pending, build(pending)) for pending in self._state.outbox]
         if any(new is not None for _, new in made):
             self._state.outbox = [
-                pending if new is None else msgspec.structs.replace(pending, payload=new.decode("utf-8"))
+                pending if new is None else replace(pending, payload=new.decode("utf-8"))
                 for pending, new in made
             ]
             self._save()

@@ -13,15 +13,23 @@ import time
 
 import pytest
 
-from connectors.agent_mqtt.mqtt_publisher import EventRejected, JobPublisher, ReceiptMissing
-from connectors.agent_mqtt.outbox import JobOutbox, OutboxBusyError
 from connectors.local_stack import free_port
-from connectors.mqtt_link.receipt import LogPosition, Receipt, encode_receipt
+from connectors.mqtt_bridge.receipt_payloads import encode_receipt
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, listening
-from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.errors import (
+    BackboneUnreachable,
+    EventRejected,
+    OutboxBusy,
+    ReceiptMissing,
+    TrunklineError,
+    UsageError,
+)
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.outbox.outbox import JobOutbox
 from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.receipt import LogPosition, Receipt
 from trunkline_agent.wire.signing import Signer, signed_bytes
 
 JOB = "0a1b2c3d"
@@ -70,7 +78,7 @@ def test_a_published_event_is_in_the_log_when_publish_returns(
     backbone_settings, start_bridge, read_topic, state_dir
 ):
     start_bridge()
-    publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
     first = publisher.publish("started", "build begins")
     second = publisher.publish("progress", "3 of 10 — größer 𝄞", {"done": 3, "ratio": 0.1, "big": 2**63 - 1})
     records = read_topic(2)
@@ -88,7 +96,7 @@ def test_a_published_event_is_in_the_log_when_publish_returns(
 @pytest.mark.requirement("JE-01")
 def test_only_a_terminal_event_is_retained(backbone_settings, start_bridge, state_dir):
     start_bridge()
-    publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
     for event in ("started", "progress", "completed"):
         publisher.publish(event, "")
     with listening(backbone_settings.mqtt, f"{JOB}/events") as found:
@@ -100,7 +108,7 @@ def test_only_a_terminal_event_is_retained(backbone_settings, start_bridge, stat
 @pytest.mark.requirement("JE-16")
 def test_the_state_is_on_disk_for_its_owner_alone(silent_listener, state_dir):
     with pytest.raises(BackboneUnreachable):
-        JobPublisher(_unreachable(silent_listener[0]), JOB, SECRET, state_dir).publish("started", "")
+        Job(JOB, SECRET, mqtt=_unreachable(silent_listener[0]).mqtt, state_dir=state_dir).publish("started", "")
     path = state_dir / f"{JOB}.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
@@ -114,10 +122,9 @@ def test_a_publisher_killed_before_it_could_send_goes_on_counting_and_sends_the_
 ):
     program = (
         "import os, sys\n"
-        "from pathlib import Path\n"
-        "from connectors.agent_mqtt.mqtt_publisher import JobPublisher\n"
+        "from trunkline_agent.jobs.job import Job\n"
         "from schemas.settings.settings import load_settings\n"
-        f"publisher = JobPublisher(load_settings(), '{JOB}', os.environ['S'], Path(sys.argv[1]))\n"
+        f"publisher = Job('{JOB}', os.environ['S'], mqtt=load_settings().mqtt, state_dir=sys.argv[1])\n"
         "publisher.publish('started', 'x')\n"
     )
     # The seq is on disk and the connection hangs: the publisher is between fsync and publish.
@@ -129,7 +136,7 @@ def test_a_publisher_killed_before_it_could_send_goes_on_counting_and_sends_the_
     child.wait(10)
     (left,) = _state(state_dir)["outbox"]
     start_bridge()
-    assert JobPublisher(backbone_settings, JOB, SECRET, state_dir).publish("progress", "y").seq == 2
+    assert Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir).publish("progress", "y").seq == 2
     records = read_topic(2)
     assert [json.loads(r.value)["seq"] for r in records] == [1, 2]
     assert records[0].value.decode() == left["payload"]
@@ -141,7 +148,7 @@ def test_publishers_at_once_never_share_a_seq(backbone_settings, start_bridge, r
     seqs, errors = [], []
 
     def work(number):
-        publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+        publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
         try:
             for k in range(5):
                 seqs.append(publisher.publish("progress", f"{number}-{k}").seq)
@@ -161,7 +168,7 @@ def test_publishers_at_once_never_share_a_seq(backbone_settings, start_bridge, r
 def test_a_publisher_does_not_wait_for_another_for_ever(state_dir):
     with (
         JobOutbox(state_dir, JOB, 1),
-        pytest.raises(OutboxBusyError, match="another process"),
+        pytest.raises(OutboxBusy, match="another process"),
         JobOutbox(state_dir, JOB, 0.1),
     ):
         pass
@@ -174,12 +181,12 @@ def test_without_a_receipt_the_event_stays_in_the_outbox_and_goes_first_with_the
 ):
     start_bridge().stop()
     impatient = with_mqtt(backbone_settings, receipt_timeout_s=0.3)
-    publisher = JobPublisher(impatient, JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=impatient.mqtt, state_dir=state_dir)
     with pytest.raises(ReceiptMissing, match=r"0\.3 s.*outbox.*doctor") as caught:
         publisher.publish("started", "x")
     assert caught.value.exit_code == 5
     start_bridge()
-    receipt = JobPublisher(backbone_settings, JOB, SECRET, state_dir).publish("progress", "y")
+    receipt = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir).publish("progress", "y")
     assert receipt.seq == 2
     records = read_topic(3)
     assert [json.loads(r.value)["seq"] for r in records] == [1, 1, 2]
@@ -190,7 +197,7 @@ def test_without_a_receipt_the_event_stays_in_the_outbox_and_goes_first_with_the
 
 @pytest.mark.requirement("JE-17")
 def test_puback_is_enough_when_no_receipt_is_wanted(backbone_settings, state_dir):
-    publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
     receipt = publisher.publish("started", "x", wait_for_receipt=False)
     assert (receipt.seq, receipt.position) == (1, None)
     assert _state(state_dir)["outbox"] == []
@@ -212,7 +219,7 @@ def test_a_rejection_is_an_error_with_its_reason_and_forged_receipts_do_not_coun
         client.publish(f"{topic}/receipts", b"\xff no receipt", qos=1)
 
     with listening(backbone_settings.mqtt, f"{JOB}/events", settle):
-        publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+        publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
         for event in ("progress", "completed"):
             with pytest.raises(EventRejected, match="bad_signature") as caught:
                 publisher.publish(event, "x")
@@ -228,7 +235,7 @@ def test_a_broker_that_never_answers_is_tried_three_times_with_growing_pauses(si
     settings = _unreachable(port, publish_attempts=3, connect_timeout_s=0.4, backoff_base_s=0.2)
     begun = time.monotonic()
     with pytest.raises(BackboneUnreachable, match=r"no CONNACK in time \(3 attempts\)"):
-        JobPublisher(settings, JOB, SECRET, state_dir).publish("started", "x")
+        Job(JOB, SECRET, mqtt=settings.mqtt, state_dir=state_dir).publish("started", "x")
     elapsed_s = time.monotonic() - begun
     wait_until(lambda: len(taken) == 3, 20, "three connections")
     # No attempt waits for the ten seconds of the default.
@@ -240,7 +247,7 @@ def test_the_pauses_have_an_upper_bound(state_dir):
     settings = _unreachable(free_port(), publish_attempts=8, backoff_base_s=0.1, backoff_max_s=0.15)
     begun = time.monotonic()
     with pytest.raises(BackboneUnreachable, match="8 attempts"):
-        JobPublisher(settings, JOB, SECRET, state_dir).publish("started", "x")
+        Job(JOB, SECRET, mqtt=settings.mqtt, state_dir=state_dir).publish("started", "x")
     # Doubled each time, seven pauses are 12.7 s.
     assert 0.1 + 6 * 0.15 <= time.monotonic() - begun < 6
 
@@ -268,7 +275,9 @@ def test_without_puback_each_attempt_is_a_new_connection_with_the_same_bytes(
         settings = with_mqtt(backbone_settings, port=proxy.port, puback_timeout_s=0.4, publish_attempts=2)
         with listening(backbone_settings.mqtt, f"{JOB}/events") as found:
             with pytest.raises(BackboneUnreachable, match="no PUBACK in time"):
-                JobPublisher(settings, JOB, SECRET, state_dir).publish("started", "x", wait_for_receipt=False)
+                Job(JOB, SECRET, mqtt=settings.mqtt, state_dir=state_dir).publish(
+                    "started", "x", wait_for_receipt=False
+                )
             wait_until(lambda: len(found) == 2, what="both attempts")
         assert found[0].payload == found[1].payload
         assert [proxy.count(UP, PUBLISH, link) for link in (0, 1)] == [1, 1]
@@ -288,7 +297,7 @@ def test_without_puback_each_attempt_is_a_new_connection_with_the_same_bytes(
 )
 def test_an_unsafe_detail_is_not_sent_and_the_pattern_is_named(detail, pattern, state_dir):
     with pytest.raises(UsageError, match=pattern):
-        JobPublisher(_unreachable(free_port()), JOB, SECRET, state_dir).publish("progress", detail)
+        Job(JOB, SECRET, mqtt=_unreachable(free_port()).mqtt, state_dir=state_dir).publish("progress", detail)
     assert not state_dir.exists()
 
 
@@ -314,7 +323,7 @@ def test_an_unsafe_detail_is_not_sent_and_the_pattern_is_named(detail, pattern, 
 )
 def test_an_event_that_must_not_be_sent_takes_no_seq(event, detail, data, why, state_dir):
     with pytest.raises(UsageError, match=why) as caught:
-        JobPublisher(_unreachable(free_port()), JOB, SECRET, state_dir).publish(event, detail, data)
+        Job(JOB, SECRET, mqtt=_unreachable(free_port()).mqtt, state_dir=state_dir).publish(event, detail, data)
     assert SECRET not in str(caught.value)
     assert not (state_dir / f"{JOB}.json").exists()
 
@@ -323,7 +332,7 @@ def test_an_event_that_must_not_be_sent_takes_no_seq(event, detail, data, why, s
 @pytest.mark.parametrize("job_id", ["", "0A1B2C3D", "../../ab", "+", "#", "0a1b2c3d\n", "0a1b2c3d/x", "jöb"])
 def test_what_is_no_job_id_reaches_no_topic_and_no_file(job_id, state_dir):
     with pytest.raises(UsageError, match="not a job id"):
-        JobPublisher(Settings(), job_id, SECRET, state_dir)
+        Job(job_id, SECRET, mqtt=Settings().mqtt, state_dir=state_dir)
     with pytest.raises(UsageError, match="not a job id"):
         JobOutbox(state_dir, job_id, 1)
     assert not state_dir.exists()
@@ -332,7 +341,7 @@ def test_what_is_no_job_id_reaches_no_topic_and_no_file(job_id, state_dir):
 @pytest.mark.requirement("JE-03")
 def test_nothing_follows_the_end_but_the_end_itself_until_it_is_confirmed(backbone_settings, state_dir):
     lonely = with_mqtt(backbone_settings, receipt_timeout_s=0.1)
-    publisher = JobPublisher(lonely, JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=lonely.mqtt, state_dir=state_dir)
     with pytest.raises(ReceiptMissing):
         publisher.publish("completed", "done", {"n": 1})
     with pytest.raises(UsageError, match="has ended with seq 1"):
@@ -348,7 +357,7 @@ def test_nothing_follows_the_end_but_the_end_itself_until_it_is_confirmed(backbo
 
 @pytest.mark.requirement("JE-03")
 def test_started_is_the_first_event_or_none(backbone_settings, state_dir):
-    publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+    publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
     publisher.publish("progress", "x", wait_for_receipt=False)
     with pytest.raises(UsageError, match="'started' is the first event"):
         publisher.publish("started", "x", wait_for_receipt=False)
@@ -356,10 +365,10 @@ def test_started_is_the_first_event_or_none(backbone_settings, state_dir):
 
 def test_resend_sends_only_what_is_left(backbone_settings, state_dir):
     with pytest.raises(ReceiptMissing):
-        JobPublisher(with_mqtt(backbone_settings, receipt_timeout_s=0.1), JOB, SECRET, state_dir).publish(
-            "progress", "x"
-        )
-    publisher = JobPublisher(backbone_settings, JOB, SECRET, state_dir)
+        Job(
+            JOB, SECRET, mqtt=with_mqtt(backbone_settings, receipt_timeout_s=0.1).mqtt, state_dir=state_dir
+        ).publish("progress", "x")
+    publisher = Job(JOB, SECRET, mqtt=backbone_settings.mqtt, state_dir=state_dir)
     assert [publisher.resend(wait_for_receipt=False) for _ in range(2)] == [1, 0]
 
 
@@ -370,11 +379,13 @@ def test_a_damaged_state_is_an_error_and_not_a_new_count(content, state_dir):
     state_dir.mkdir()
     (state_dir / f"{JOB}.json").write_bytes(content)
     with pytest.raises(TrunklineError, match="not the state of job"):
-        JobPublisher(_unreachable(free_port()), JOB, SECRET, state_dir).publish("progress", "x")
+        Job(JOB, SECRET, mqtt=_unreachable(free_port()).mqtt, state_dir=state_dir).publish("progress", "x")
     assert (state_dir / f"{JOB}.json").read_bytes() == content
 
 
 def test_a_state_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(TrunklineError, match="cannot keep"):
-        JobPublisher(_unreachable(free_port()), JOB, SECRET, tmp_path / "file").publish("progress", "x")
+        Job(JOB, SECRET, mqtt=_unreachable(free_port()).mqtt, state_dir=tmp_path / "file").publish(
+            "progress", "x"
+        )

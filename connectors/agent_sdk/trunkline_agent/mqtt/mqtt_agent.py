@@ -8,13 +8,15 @@ it may come twice.
 **Loses** a payload on the inbox that is no message in a known form. The client logs the hash of its topic and
 bytes, and goes on.
 
-    credentials = Credentials.load(Path("builder.json"))
-    with MqttAgent(settings, credentials, Path("state"), lambda message: print(message.body)) as agent:
+    credentials = Credentials.load("builder.json")
+    with MqttAgent(credentials, "state", lambda message: print(message.body)) as agent:
         agent.send("planner", "ask", "what is next?")
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import queue
 import threading
 import time
@@ -25,71 +27,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-import msgspec
-import structlog
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
-from pydantic import SecretStr
 
-from connectors.agent_mqtt.inbox_message import InboxMessage, read_inbox
-from connectors.agent_mqtt.outbox import AgentOutbox, OutboxMessage, content_fault
-from connectors.mqtt_link.ack_window import AckWindow
-from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription, backoff_s
-from connectors.mqtt_link.publish_refusal import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
-from connectors.mqtt_link.receipt import AgentReceipt
-from connectors.mqtt_link.topics import inbox_topic, outbox_topic
-from schemas.keys.mqtt_password import mqtt_password
-from schemas.settings.settings import Settings, SettingsError
-from schemas.streams.agents.mqtt_agents import AgentSaid, mqtt_user, sign_said
-from schemas.wire.wire_body import body_fault
-from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+from trunkline_agent.credentials import Credentials
+from trunkline_agent.errors import (
+    BackboneUnreachable,
+    MessageRejected,
+    ReceiptMissing,
+    Refused,
+    TrunklineError,
+    UsageError,
+)
+from trunkline_agent.mqtt.ack_window import AckWindow
+from trunkline_agent.mqtt.broker import BrokerAccess, agent_broker, broker_name, mqtt_broker
+from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
+from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
+from trunkline_agent.mqtt.mqtt_login import BAD_LOGIN
+from trunkline_agent.mqtt.publish_refusal import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
+from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fault
+from trunkline_agent.wire.agent_message import message_fault, mqtt_user, sign_said
 from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.receipt import AgentReceipt
 from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.topics import inbox_topic, outbox_topic
 from trunkline_agent.wire.verdicts import REJECTED
 
-log = structlog.stdlib.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 _END_S: Final = 2.0
 # The seq and the signature, which a message gets after its size was checked.
 _SIGNATURE_BYTES: Final = 128
-
-
-class Credentials(msgspec.Struct, frozen=True):
-    """The name, the secret and the MQTT topic prefix of an agent.
-
-    `trunkline agents mqtt NAME --out FILE` writes them to a file. The secret never leaves this process.
-    """
-
-    agent_name: str
-    secret: str
-    prefix: str
-
-    @classmethod
-    def load(cls, path: Path) -> Credentials:
-        """Read the credentials from a file.
-
-        Raises SettingsError if the file is missing, invalid or readable by others.
-        """
-        try:
-            if path.stat().st_mode & 0o077:
-                raise SettingsError(f"{path} is readable by others; run: chmod 600 {path}")
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except OSError as error:
-            raise SettingsError(f"cannot read {path}: {error.strerror}") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise SettingsError(f"{path} does not hold an agent's credentials") from None
-
-
-class MessageRejected(Refused):
-    """Trunkline rejected a sent message, for the reason in `receipt`.
-
-    After `receipt.retry_after_s` seconds it may be sent again. If that is None, sending it again will not help.
-    """
-
-    def __init__(self, receipt: AgentReceipt) -> None:
-        super().__init__(f"seq {receipt.seq} was rejected: {receipt.reason or 'no reason given'}")
-        self.receipt = receipt
+_PAYLOAD_BYTES: Final = 1024 * 1024
+_PATIENCE_S: Final = 10.0
 
 
 class _Received(NamedTuple):
@@ -103,33 +75,41 @@ class _Received(NamedTuple):
 class MqttAgent:
     """An agent's connection to its mailbox over MQTT, which sends and receives messages and reconnects.
 
-    Use it as a context manager. Entering connects, and raises BackboneUnreachable if the broker does not answer
-    or refuses the login. Leaving closes the connection.
+    Use it as a context manager. Entering connects. It raises BackboneUnreachable if the broker does not answer,
+    and Refused if the broker does not accept the agent's secret. Leaving closes the connection.
 
     Args:
-        settings: The settings of the broker and of limits.
-        credentials: The agent's name and secret.
+        credentials: The agent's name and its access over MQTT. The secret never leaves this process.
         state_dir: The folder with the agent's last seq and its unconfirmed messages.
         receive: Called with one message after the other, on a thread of its own; it may send. If it raises,
             that is logged, and the message comes again with the next connection.
+        broker: Another broker than that of the credentials, or other times. A login in it goes first.
+        patience_s: How long entering waits while the broker does not accept the secret. (The gateway makes the
+            account some time after the registration.)
+        payload_bytes: The largest message that the backbone takes, in bytes.
     """
 
     def __init__(
         self,
-        settings: Settings,
         credentials: Credentials,
-        state_dir: Path,
+        state_dir: str | os.PathLike[str],
         receive: Callable[[InboxMessage], None],
+        *,
+        broker: BrokerAccess | None = None,
+        patience_s: float = _PATIENCE_S,
+        payload_bytes: int = _PAYLOAD_BYTES,
     ) -> None:
-        name, user = credentials.agent_name, mqtt_user(credentials.agent_name)
-        password = SecretStr(mqtt_password(credentials.secret, user))
-        own = {} if settings.mqtt.username is not None else {"username": user, "password": password}
-        self._settings, self._mqtt = settings, settings.mqtt.model_copy(update=own)
-        self._credentials = credentials
-        self._state_dir = state_dir
+        access, name = credentials.mqtt_access(), credentials.name
+        if not is_name(name):
+            raise UsageError(f"the credentials have no agent's name: {name!r}")
+        self._name, self._secret = name, access.secret
+        own = mqtt_broker(access, credentials.ca_certs) if broker is None else broker
+        self._mqtt = agent_broker(own, name, access.secret)
+        self._patience_s, self._payload_bytes = patience_s, payload_bytes
+        self._state_dir = Path(state_dir)
         self._receive = receive
-        self._inbox = inbox_topic(credentials.prefix, name)
-        self._outbox = outbox_topic(credentials.prefix, name)
+        self._inbox = inbox_topic(access.prefix, name)
+        self._outbox = outbox_topic(access.prefix, name)
         self._changed = threading.Condition()
         self._connection: MqttConnection | None = None
         self._receipts_by_id: dict[str, AgentReceipt | None] = {}
@@ -139,7 +119,7 @@ class MqttAgent:
         self._receiver = threading.Thread(target=self._receive_all, name=f"mqtt-inbox {name}", daemon=True)
 
     def __enter__(self) -> Self:
-        self._connect()
+        self._connect_patiently()
         self._reconnector.start()
         self._receiver.start()
         return self
@@ -195,7 +175,7 @@ class MqttAgent:
             BackboneUnreachable: no receipt came, or the broker lets this agent publish nothing now, for
                 instance after far too many messages in a minute. The message stays in the outbox and is sent
                 first at the next call.
-            OutboxBusyError: another process is sending for this agent.
+            OutboxBusy: another process is sending for this agent.
         """
         optional = {
             "in_reply_to": in_reply_to,
@@ -213,9 +193,8 @@ class MqttAgent:
             **{name: value for name, value in optional.items() if value is not None},
         }
         self._check({**message, "seq": 1})
-        secret = self._credentials.secret
         with self._open_outbox() as outbox:
-            added = outbox.add(lambda seq: canonical(sign_said({**message, "seq": seq}, secret)))
+            added = outbox.add(lambda seq: canonical(sign_said({**message, "seq": seq}, self._secret)))
             return self._deliver(outbox, added)
 
     def resend(self) -> int:
@@ -233,14 +212,14 @@ class MqttAgent:
     def _open_outbox(self) -> AgentOutbox:
         return AgentOutbox(
             self._state_dir,
-            self._credentials.agent_name,
-            self._credentials.secret,
+            self._name,
+            self._secret,
             self._mqtt.receipt_timeout_s + self._mqtt.connect_timeout_s + _END_S,
         )
 
     def _check(self, message: dict[str, Any]) -> None:
-        fault = content_fault(message, self._credentials.secret) or body_fault(AgentSaid, message)
-        limit = self._settings.limits.payload_bytes
+        fault = content_fault(message, self._secret) or message_fault(message)
+        limit = self._payload_bytes
         if fault is None and (size := len(canonical(message)) + _SIGNATURE_BYTES) > limit:
             fault = f"the message has {size} bytes; at most {limit} are taken"
         if fault is not None:
@@ -253,7 +232,10 @@ class MqttAgent:
             outbox.confirm(message)
         receipt = receipts[wanted.seq]
         if receipt.verdict == REJECTED:
-            raise MessageRejected(receipt)
+            why = receipt.reason or "no reason given"
+            raise MessageRejected(
+                f"seq {receipt.seq} was rejected: {why}", receipt=receipt, reason=receipt.reason
+            )
         return receipt
 
     def _publish(self, message: OutboxMessage) -> AgentReceipt:
@@ -278,7 +260,7 @@ class MqttAgent:
                 del self._receipts_by_id[ce_id]
         if refusal is not None:
             raise connection.unreachable(f"{PUBLISH_REFUSED}: {refusal}. seq {message.seq} stays in the outbox")
-        raise BackboneUnreachable(
+        raise ReceiptMissing(
             f"no receipt within {self._mqtt.receipt_timeout_s:g} s for seq {message.seq}. It stays in the "
             "outbox and is sent again, unchanged, with the next message; './trunkline doctor' shows"
             " what is down"
@@ -309,17 +291,41 @@ class MqttAgent:
         if connection is None:
             raise BackboneUnreachable("the agent is closed")
         if not connection.is_open:
+            if (refusal := connection.refusal) is not None and _is_bad_login(refusal):
+                raise self._refused(refusal)
             raise connection.unreachable(connection.why or "not connected")
         return connection
 
-    # The connection.
+    def _connect_patiently(self) -> None:
+        """Connect and subscribe. Try again for a while if the broker does not know the account."""
+        deadline, failures = time.monotonic() + self._patience_s, 0
+        while True:
+            try:
+                self._connect()
+            except BrokerRefused as error:
+                if not _is_bad_login(error):
+                    raise
+                pause_s = backoff_s(self._mqtt, failures)
+                if time.monotonic() + pause_s > deadline:
+                    raise self._refused(error) from None
+                self._closing.wait(pause_s)
+                failures += 1
+            else:
+                return
+
+    def _refused(self, error: BrokerRefused) -> Refused:
+        return Refused(
+            f"MQTT broker {broker_name(self._mqtt)} does not let user {self._mqtt.username!r} in: "
+            f"{error.code}. The secret of {self._name} is wrong or was replaced: "
+            f"'./trunkline agents join {self._name} --credentials FILE' writes new credentials"
+        )
 
     def _connect(self) -> None:
-        """Connect and subscribe. Raises BackboneUnreachable, SettingsError."""
+        """Connect and subscribe. Raises BackboneUnreachable, UsageError."""
         connection = MqttConnection(
             self._mqtt,
             [Subscription(self._inbox)],
-            client_id=mqtt_user(self._credentials.agent_name),
+            client_id=mqtt_user(self._name),
             session_expiry_s=self._mqtt.session_expiry_s,
             manual_ack=True,
             on_message=lambda message: self._on_message(connection, window, message),
@@ -348,8 +354,8 @@ class MqttAgent:
             try:
                 self._connect()
                 failures = 0
-            except (TrunklineError, SettingsError) as error:
-                log.warning("agent_waits", why=str(error))
+            except TrunklineError as error:
+                log.warning("agent %s is not connected and tries again: %s", self._name, error)
                 self._closing.wait(backoff_s(self._mqtt, failures))
                 failures += 1
 
@@ -362,7 +368,8 @@ class MqttAgent:
         if found is None:
             # Without an acknowledgement it would come again and delay all messages behind it.
             ce_id = content_id(message.topic.encode(), bytes(message.payload))
-            log.warning("inbox_payload_skipped", bytes=len(message.payload), content_id=ce_id)
+            size = len(message.payload)
+            log.warning("skipped an inbox payload of %d bytes with the content id %s", size, ce_id)
         else:
             with self._changed:
                 if found.ce_id in self._receipts_by_id:
@@ -377,11 +384,15 @@ class MqttAgent:
             try:
                 self._receive(received.message)
             except Exception:
-                log.exception("receive_failed")
+                log.exception("a message could not be received")
                 self._closing.wait(self._mqtt.backoff_base_s)
                 received.connection.give_up("a message could not be received")
             else:
                 received.acknowledge()
+
+
+def _is_bad_login(error: BrokerRefused) -> bool:
+    return error.at_login and error.code.value in BAD_LOGIN
 
 
 def _join(thread: threading.Thread) -> None:

@@ -1,0 +1,1 @@
+"""Jobs: publish a job's events over HTTP or MQTT, and delegate jobs to others."""

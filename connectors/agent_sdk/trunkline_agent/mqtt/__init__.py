@@ -1,0 +1,25 @@
+"""MQTT for agents and jobs, with the extra `mqtt`: the connection, TLS, login, mailbox and delivery of events.
+
+Imports paho-mqtt and no other library. The product's bridge and its accounts use the same connection.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trunkline_agent.mqtt.broker import Broker
+    from trunkline_agent.mqtt.inbox_message import InboxMessage
+    from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+
+__all__ = ["Broker", "InboxMessage", "MqttAgent"]
+
+_MODULES = {"Broker": "broker", "InboxMessage": "inbox_message", "MqttAgent": "mqtt_agent"}
+
+
+def __getattr__(name: str) -> object:
+    # Loaded on first use: a job over HTTP needs no MQTT library.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
