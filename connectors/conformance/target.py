@@ -16,9 +16,9 @@ from connectors.gateway_client.gateway_tls import trust
 from connectors.gateway_client.operator_token import read_token
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
-from connectors.mqtt_link.mqtt_tls import mqtt_context
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import UsageError
+from trunkline_agent.mqtt.mqtt_tls import mqtt_context
 
 OWN_PARTS: Final = (KAFKA, MOSQUITTO, BRIDGE, GATEWAY)
 
