@@ -84,10 +84,10 @@ def _check_accepted(scene: Scene, group: str) -> None:
     for one in documents:
         answer = client.call("canonical", json_base64=_base64(one["json"].encode()))
         try:
-            found = base64.b64decode(answer["canonical_base64"], validate=True).decode("utf-8")
+            written = base64.b64decode(answer["canonical_base64"], validate=True).decode("utf-8")
         except (KeyError, TypeError, ValueError):
             raise CheckFailed(f"{one['name']}: no canonical_base64 of UTF-8 in {answer!r}") from None
-        expect(found, one["canonical"], one["name"])
+        expect(written, one["canonical"], one["name"])
 
 
 def _is_refused(client: ClientProcess, vector: dict[str, Any]) -> bool:

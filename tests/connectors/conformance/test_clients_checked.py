@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,20 +15,39 @@ import pytest
 
 from connectors.cli.main import main
 from connectors.conformance.check import Check
-from connectors.conformance.run import CHECKS, FAILED, PASSED, Result, greet, run_check, run_checks
+from connectors.conformance.run import (
+    CHECKS,
+    FAILED,
+    NOT_SUPPORTED,
+    PASSED,
+    Result,
+    greet,
+    run_check,
+    run_checks,
+)
 from connectors.conformance.target import Target, own_target
-from schemas.settings.settings import Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.conformance.reference_client import ALSO, FAULTS
+from tests.programs import required_program, run_program
 
 pytestmark = pytest.mark.stack
 REFERENCE = (sys.executable, str(Path(__file__).with_name("reference_program.py")))
 BY_NAME = {check.name: check for check in CHECKS}
 AT_ONCE = 8
+JAVASCRIPT = Path("connectors/agent_sdk/js")
+MQTT_FROM_NPM = "mqtt@5.16.0"
+NPM_S = 180
 
 
 def planted(*faults: str) -> list[str]:
     """The command of the reference client with these faults."""
     return [*REFERENCE, *itertools.chain.from_iterable(("--fault", fault) for fault in faults)]
+
+
+@pytest.fixture(autouse=True)
+def _clients_find_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = (PROJECT_ROOT, PROJECT_ROOT / "connectors" / "agent_sdk")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +63,43 @@ def failures(results: Sequence[Result]) -> dict[str, str]:
 
 @pytest.mark.requirement("CF-01")
 def test_the_reference_client_passes_every_check(target: Target) -> None:
-    client = greet(REFERENCE)
-    results = run_checks(REFERENCE, client, CHECKS, target)
+    results = checked(REFERENCE, target)
+    assert failures(results) == {}
+    assert {one.outcome for one in results} == {PASSED}
+
+
+def checked(command: Sequence[str], target: Target) -> list[Result]:
+    """The results of all checks."""
+    return run_checks(command, greet(command), CHECKS, target)
+
+
+@pytest.mark.requirement("CF-06")
+def test_the_python_library_passes_every_check_that_it_supports(target: Target) -> None:
+    results = checked((sys.executable, "-m", "connectors.conformance.python_client"), target)
+    assert failures(results) == {}
+    # It extends leases by itself, and has no call for it.
+    assert [one.check.name for one in results if one.outcome == NOT_SUPPORTED] == ["extends"]
+
+
+@pytest.fixture(scope="module")
+def javascript(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command of the JavaScript adapter, in a project that has the library and `mqtt` from npm."""
+    node, npm = required_program("nodejs", "node"), required_program("npm", "npm")
+    folder = tmp_path_factory.mktemp("javascript")
+    (folder / "package.json").write_text('{"private": true, "type": "module"}')
+    quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", "--prefer-offline")
+    done = run_program([npm, "install", *quiet, MQTT_FROM_NPM], NPM_S, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A copy: a link would look for `mqtt` beside the original.
+    shutil.copytree(PROJECT_ROOT / JAVASCRIPT, folder / "node_modules" / "trunkline-agent")
+    shutil.copy(PROJECT_ROOT / JAVASCRIPT / "conformance.js", folder)
+    return [node, str(folder / "conformance.js"), "trunkline-agent"]
+
+
+@pytest.mark.requirement("CF-06")
+@pytest.mark.node
+def test_the_javascript_library_passes_every_check(target: Target, javascript: list[str]) -> None:
+    results = checked(javascript, target)
     assert failures(results) == {}
     assert {one.outcome for one in results} == {PASSED}
 
