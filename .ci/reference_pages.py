@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the reference pages that follow from the code, below docs/reference.
+"""Writes the reference pages and the contracts that follow from the code, below docs/reference.
 
 .venv/bin/python .ci/reference_pages.py            write them
 .venv/bin/python .ci/reference_pages.py --check    fail if one of them is out of date
@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 os.environ["COLUMNS"] = "100"
 
 from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E402
+from connectors.gateway.contracts.contract_files import OPENAPI_FILE, contract_files, file_of  # noqa: E402
 from connectors.gateway.web.api_document import ROLES_LINE  # noqa: E402
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
@@ -112,7 +114,7 @@ def http_page() -> Iterator[str]:
     yield "For programs that call the hub: its operations. An asterisk marks what is required. The operator may"
     yield "perform all operations. `own`: only for things that the caller made or holds. A running hub serves"
     yield "the OpenAPI document, with the fields of bodies and answers and with examples, at `/openapi.json`."
-    yield "The page `/docs` shows it."
+    yield "The page `/docs` shows it. A copy is among the [contracts](contracts.md)."
     for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
         yield ""
         yield f"## {tag}"
@@ -134,6 +136,7 @@ def roles_of(operation: dict[str, Any]) -> str:
     return ", ".join(role if reach == "all" else f"{role} (own)" for role, reach in roles.items()) or "-"
 
 
+@cache
 def openapi() -> dict[str, Any]:
     """Return the hub's OpenAPI document."""
     from connectors.gateway.services.hub import Hub
@@ -247,23 +250,37 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def main() -> int:
-    """Write the pages, or compare them."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
-    args = parser.parse_args()
-    stale = []
+CONTRACTS = "contracts"
+
+
+def reference_files() -> Iterator[tuple[str, bytes]]:
+    """Yield the path below docs/reference, and the content, of each file."""
     for name, page in PAGES.items():
         text = "\n".join(line.rstrip() for line in "\n".join([NOTE, *page()]).splitlines()) + "\n"
-        file = FOLDER / name
-        if not file.exists() or file.read_text(encoding="utf-8") != text:
-            stale.append(name)
-            if not args.check:
-                file.write_text(text, encoding="utf-8")
+        yield name, text.encode()
+    for name, content in {OPENAPI_FILE: file_of(openapi()), **contract_files(Settings())}.items():
+        yield f"{CONTRACTS}/{name}", content
+
+
+def main() -> int:
+    """Write the files, or compare them. The folder of the contracts has no other files."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
+    args = parser.parse_args()
+    wanted = {FOLDER / name: content for name, content in reference_files()}
+    found = {*wanted, *(FOLDER / CONTRACTS).rglob("*.json")}
+    stale = [path for path in sorted(found) if not path.exists() or path.read_bytes() != wanted.get(path)]
     if args.check and stale:
-        print(f"out of date: {', '.join(stale)}; run .venv/bin/python .ci/reference_pages.py", file=sys.stderr)
+        names = ", ".join(str(path.relative_to(FOLDER)) for path in stale)
+        print(f"out of date: {names}; run .venv/bin/python .ci/reference_pages.py", file=sys.stderr)
         return 1
+    for path in stale:
+        if path in wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(wanted[path])
+        else:
+            path.unlink()
     return 0
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trunkline_agent.credentials import Credentials, MqttAccess
-
 from schemas.settings.settings import Settings
+from trunkline_agent.credentials import Credentials, MqttAccess
 
 
 def mailbox_credentials(settings: Settings, name: str, secret: str) -> Credentials:

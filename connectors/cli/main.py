@@ -85,6 +85,7 @@ COMMANDS: dict[str, Command] = {
     "principals": _in("agents.principals", "make and revoke tokens; set limits", AGENTS),
     "demo": _in("stack.demo", "see the whole way of an event, in a minute", WORK),
     "bench": _in("stack.bench", "run a benchmark", WORK),
+    "build": _in("stack.build", "build the library for agents' machines", WORK),
     "prove": _in("stack.prove", "test with seeds of faults under load", WORK),
     "conformance": _in("stack.conformance", "check a client in any language", WORK),
 }

@@ -130,7 +130,8 @@ def _parts(gateway: GatewayClient, path: str, blob: BlobReference) -> Iterator[b
                 raise BlobGone(path)
             if not answer.is_success:
                 answer.read()
-                raise BlobNotFetched(f"a blob cannot be fetched: {gateway.error_of(answer)}")
+                error = gateway.error_of(answer.status_code, answer.headers, answer.content)
+                raise BlobNotFetched(f"a blob cannot be fetched: {error}")
             for part in answer.iter_raw(CHUNK_BYTES):
                 found.update(part)
                 size += len(part)

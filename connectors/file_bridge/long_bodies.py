@@ -201,7 +201,7 @@ class GatewayBlobs:
             if answer.status_code == 429:
                 raise NotUploaded(RATE_LIMITED)
             if not answer.is_success:
-                raise gateway.error_of(answer)
+                raise gateway.error_of(answer.status_code, answer.headers, answer.content)
             keep_until = datetime.fromisoformat(answer.json()["keep_until"]).timestamp()
         self._known[reference.digest] = time.monotonic() + (keep_until - time.time()) / 2
         self._known.move_to_end(reference.digest)

@@ -174,7 +174,7 @@ class EventStream:
         ):
             if not answer.is_success:
                 answer.read()
-                raise self._client.error_of(answer)
+                raise self._client.error_of(answer.status_code, answer.headers, answer.content)
             stream = answer.extensions.get("network_stream")
             self._socket = None if stream is None else cast(Any, stream).get_extra_info("socket")
             try:

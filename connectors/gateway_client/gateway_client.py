@@ -3,13 +3,14 @@
     with GatewayClient(settings) as gateway:
         job = gateway.post("/api/hub/jobs", {"description": "build the docs"})
 
-Each POST carries an `Idempotency-Key`. When no answer came and the client sends the request again, the gateway
-recognizes it as the same request. The gateway's refusals become the errors of `trunkline_agent.errors`, with
-the gateway's own text.
+It sends its requests with the client of the agents' library. Each POST carries an `Idempotency-Key`. When no
+answer came and the client sends the request again, the gateway recognizes it as the same request. The gateway's
+refusals become the errors of `trunkline_agent.errors`, with the gateway's own text.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +18,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
-from connectors.gateway_client.gateway_tls import connection_options, explained
+from connectors.gateway_client.gateway_tls import connection_options, explained, trust
 from connectors.gateway_client.operator_token import TOKEN_VARIABLE, read_token
 from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
+from schemas.wire.record import JSON_CONTENT
+from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
+from trunkline_agent.hub.sync_client import HubClient
 
 if TYPE_CHECKING:
     import httpx2
@@ -57,13 +62,19 @@ class GatewayClient:
         self._token_file = settings.operator_token_file
         self._token = read_token(settings) if token is None else token
         self._timeout_s = settings.gateway.settle_timeout_s + _ANSWER_MARGIN_S
-        self._http = self.connection(self._timeout_s)
+        trust(self.url, self._ca_certs)  # so that a file that cannot be read is named by its setting
+        self.hub = HubClient(
+            HubAccess(self.url, self._token),
+            self._ca_certs,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            answer_timeout_s=self._timeout_s,
+        )
 
     def connection(self, timeout_s: float) -> httpx2.Client:
         """Return a new HTTP client with the gateway's address, the token and TLS. The caller closes it.
 
         `timeout_s` is the time to wait for bytes of an answer, in seconds. Unlike the methods of this class,
-        the new client tries a request once, and raises the errors of httpx2.
+        the new client tries a request once, and raises the errors of httpx2. It is for streams of bytes.
         """
         import httpx2  # takes 100 ms, which a command without a gateway need not spend
 
@@ -98,7 +109,7 @@ class GatewayClient:
                 Refused for 401, 403, 409 and 429, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
-        return self._decoded(self.request("GET", path, params=wanted, headers=headers, wait_s=wait_s))
+        return self.request("GET", path, query=wanted, headers=headers, wait_s=wait_s).json()
 
     def post(
         self,
@@ -129,8 +140,7 @@ class GatewayClient:
         """
         wanted = {name: value for name, value in (body or {}).items() if value is not None}
         key = {"Idempotency-Key": request_id or str(uuid.uuid4())}
-        more: dict[str, Any] = {"params": parameters, "json": wanted, "headers": key}
-        return self._decoded(self.request("POST", path, wait_s=wait_s, **more))
+        return self.request("POST", path, query=parameters, body=wanted, headers=key, wait_s=wait_s).json()
 
     def answers(self) -> bool:
         """Return whether the gateway answers a request to `/healthz`. Makes one attempt, of about 5 s at most.
@@ -148,16 +158,13 @@ class GatewayClient:
 
         Makes one attempt, of about 5 s at most. Any HTTP status counts as an answer.
         """
-        import httpx2
-
-        try:
-            self._http.get("/healthz", timeout=CONNECT_TIMEOUT_S)
-        except httpx2.HTTPError as error:
-            raise self.unreachable(error) from None
+        outcome = self.hub.run(_once(Request("GET", "/healthz")))
+        if isinstance(outcome, Lost):
+            raise self.unreachable(outcome.cause or outcome.why)
 
     def close(self) -> None:
         """Close the HTTP connections. `with` calls it at the end of its block."""
-        self._http.close()
+        self.hub.close()
 
     def __enter__(self) -> Self:
         return self
@@ -169,11 +176,13 @@ class GatewayClient:
         self,
         method: str,
         path: str,
-        is_answer: Callable[[httpx2.Response], bool] = lambda answer: answer.is_success,
+        is_answer: Callable[[Answer], bool] = lambda answer: answer.is_success,
         *,
+        query: Mapping[str, Any] | None = None,
+        body: bytes | Mapping[str, Any] = b"",
+        headers: Mapping[str, str] | None = None,
         wait_s: float = 0,
-        **options: Any,
-    ) -> httpx2.Response:
+    ) -> Answer:
         """Send a request and return the gateway's answer. Retry while the gateway does not answer.
 
         Makes up to five attempts, with pauses of 0.2 s to 2 s. An answer 502, 503 or 504 is also tried again.
@@ -184,43 +193,42 @@ class GatewayClient:
             path: The path on the gateway.
             is_answer: Returns whether to return an answer. For any other answer the error of its status is
                 raised.
+            query: The query parameters. None values are left out.
+            body: The bytes of the body, or the fields of a JSON object.
+            headers: Further HTTP headers.
             wait_s: How many seconds the gateway may wait before it answers.
-            options: Options of `httpx2.Client.request`, such as `json` or `headers`.
 
         Raises:
             BackboneUnreachable: The last attempt had no answer, or 502, 503 or 504.
             TrunklineError: The answer has another error status: NotFound for 404 and 410, Refused for 401, 403,
                 409 and 429, UsageError for 400, 413 and 422.
         """
-        import httpx2
+        found = dict(headers or {})
+        if not all(value.isascii() for value in found.values()):
+            raise UsageError("the value of a header, for example a request id, must be ASCII")
+        if not isinstance(body, bytes):
+            body = json.dumps(body, separators=(",", ":")).encode()
+            found["Content-Type"] = JSON_CONTENT
+        request = Request(method, path, query, found, body, wait_s)
+        return self.hub.run(self._attempts(request, is_answer))
 
+    def _attempts(self, request: Request, is_answer: Callable[[Answer], bool]) -> Plan[Answer]:
         # All attempts together take little longer than one attempt may.
-        deadline = time.monotonic() + self._timeout_s + wait_s
-        if wait_s:
-            options["timeout"] = httpx2.Timeout(self._timeout_s + wait_s, connect=CONNECT_TIMEOUT_S)
+        deadline = time.monotonic() + self._timeout_s + request.wait_s
         for pause_s in (*_RETRY_WAITS_S, None):
-            try:
-                answer = self._http.request(method, path, **options)
-            except UnicodeEncodeError:
-                raise UsageError("the value of a header, for example a request id, must be ASCII") from None
-            except (httpx2.TransportError, httpx2.InvalidURL) as error:
-                problem: TrunklineError = self.unreachable(error)
+            outcome: Answer | Lost = yield request
+            if isinstance(outcome, Lost):
+                problem: TrunklineError = self.unreachable(outcome.cause or outcome.why)
+            elif is_answer(outcome):
+                return outcome
             else:
-                if is_answer(answer):
-                    return answer
-                problem = self.error_of(answer)
-                if answer.status_code == 503 and pause_s is not None:
-                    pause_s = max(pause_s, min(_retry_after_s(answer), _RETRY_WAITS_S[-1]))
+                problem = self.error_of(outcome.status, outcome.headers, outcome.body)
+                if outcome.status == 503 and pause_s is not None:
+                    pause_s = max(pause_s, min(_retry_after_s(outcome.headers), _RETRY_WAITS_S[-1]))
             if pause_s is None or not isinstance(problem, BackboneUnreachable) or time.monotonic() > deadline:
                 raise problem
-            time.sleep(pause_s)
+            yield Pause(pause_s)
         raise AssertionError("the last attempt returns or raises")
-
-    def _decoded(self, answer: httpx2.Response) -> Any:
-        try:
-            return answer.json()
-        except ValueError:
-            raise TrunklineError(f"the server at {self.url} is not a Trunkline gateway") from None
 
     def unreachable(self, error: Exception | str) -> BackboneUnreachable:
         """Return an error, for the caller to raise: the gateway does not answer, and how to start it.
@@ -233,19 +241,17 @@ class GatewayClient:
             "'trunkline doctor' says what is down; elsewhere set TRUNKLINE__GATEWAY__URL"
         )
 
-    def error_of(self, answer: httpx2.Response) -> TrunklineError:
+    def error_of(self, status: int, headers: Mapping[str, str], body: bytes) -> TrunklineError:
         """Return the error, for the caller to raise, that belongs to the HTTP status of an answer.
 
-        The class lists the error of each status. The error has the gateway's own text. The caller must have
-        read the answer's body.
+        The class lists the error of each status. The error has the gateway's own text.
         """
-        said = _message(answer)
-        status = answer.status_code
+        said = _message(status, body)
         if status == 401:
             hint = f"a token comes from {TOKEN_VARIABLE}, else from {self._token_file}"
             return Refused(f"{said}; {hint}")
         if status == 429:
-            return Refused(f"{said}; try again in {_retry_after_s(answer):g} s")
+            return Refused(f"{said}; try again in {_retry_after_s(headers):g} s")
         if status in (403, 409) or (status == 502 and LAUNCH_FAILED in said):
             return Refused(said)
         if status in (404, 410):
@@ -277,23 +283,29 @@ def path_of(*parts: str) -> str:
     return "/".join((API, *(quote(part, safe="") for part in parts)))
 
 
-def _message(answer: httpx2.Response) -> str:
+def _message(status: int, body: bytes) -> str:
     """Return the gateway's error text as one line without control characters."""
     try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        return f"HTTP status {answer.status_code}"
-    reason, text = body.get("reason"), body.get("message")
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        return f"HTTP status {status}"
+    reason, text = said.get("reason"), said.get("message")
     if not isinstance(text, str) or not text:
-        text = f"HTTP status {answer.status_code}"
-    said = f"{text} ({reason})" if isinstance(reason, str) and reason not in text else text
-    return escaped(said)[:_MESSAGE_LIMIT]
+        text = f"HTTP status {status}"
+    shown = f"{text} ({reason})" if isinstance(reason, str) and reason not in text else text
+    return escaped(shown)[:_MESSAGE_LIMIT]
 
 
-def _retry_after_s(answer: httpx2.Response) -> float:
+def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
-        return max(0.0, float(answer.headers.get("Retry-After", "0")))
+        return max(0.0, float(headers.get("retry-after", "0")))
     except ValueError:
         return 0.0
+
+
+def _once(request: Request) -> Plan[Answer | Lost]:
+    """Send a request once, and return what came of it."""
+    outcome: Answer | Lost = yield request
+    return outcome

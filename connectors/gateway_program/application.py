@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from connectors.gateway.agents.agent_routes import add_agent_routes
 from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
+from connectors.gateway.contracts.contract_routes import add_contract_routes
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
 from connectors.gateway.messages.dead_messages import add_dead_message_routes
@@ -62,6 +63,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_error_handlers(app)
     _add_health_routes(app, hub)
     add_api_page(app)
+    add_contract_routes(app, hub.settings)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
     add_message_routes(routes, hub, gate)

@@ -30,6 +30,7 @@ from connectors.log.publisher import RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_records import DOOR
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
+from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
@@ -59,25 +60,6 @@ _REMEMBERED: Final = 20_000
 _ACK_GRACE_S: Final = 5.0
 _END_S: Final = 5.0
 _NAMESPACE: Final = uuid.UUID("0d9a5b5e-94c3-4f0b-8f5e-7b3a6f1c2e41")
-# The fields of a mailbox's row that a message has under the same name.
-_FIELDS: Final = (
-    "message_id",
-    "from_verified",
-    "kind",
-    "body",
-    "content_type",
-    "priority",
-    "in_reply_to",
-    "thread",
-    "broadcast_id",
-    "topic",
-    "blob",
-    "blob_bytes",
-    "blob_type",
-    "sent_at",
-    "posted_at",
-    "expires_at",
-)
 
 
 class AgentInboxes:
@@ -292,7 +274,7 @@ def wire_message(row: Mapping[str, Any]) -> bytes:
     `row` is the message, an object of the gateway's JSON answer that lists a mailbox. The payload has the
     message's fields, and its sender as `from`. Raises KeyError when a field is missing.
     """
-    return canonical({"schema_version": 1, "from": row["sender"], **{name: row[name] for name in _FIELDS}})
+    return canonical({"schema_version": 1, "from": row["sender"], **{name: row[name] for name in INBOX_FIELDS}})
 
 
 def is_over(row: Mapping[str, Any], now_s: float) -> bool:

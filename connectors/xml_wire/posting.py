@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayClient
-from trunkline_agent.errors import Refused
+from connectors.gateway_client.gateway_client import GatewayClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    import httpx2
+    from trunkline_agent.hub.plans import Answer
 
 _PATH: Final = "/messages"
-_ANSWER_S: Final = 40.0
-_TOO_MANY: Final = 429
 
 
 @dataclass(frozen=True)
@@ -59,28 +56,22 @@ def post_xml(
         BackboneUnreachable: The hub does not answer after a few attempts.
         TrunklineError: Any other error status of the hub.
     """
-    import httpx2
-
     answer = gateway.request(
         "POST",
         _PATH,
-        lambda answer: answer.status_code == _TOO_MANY or _is_xml(answer),
-        content=document,
+        _is_xml,
+        body=document,
         headers={"Content-Type": "application/xml", "Idempotency-Key": request_id},
-        params={**(sent or {}), **({} if sender is None else {"as": sender})},
-        timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_TIMEOUT_S),
+        query={**(sent or {}), **({} if sender is None else {"as": sender})},
     )
-    if answer.status_code == _TOO_MANY:
-        again_s = answer.headers.get("Retry-After", "1")
-        raise Refused(f"{gateway.error_of(answer)}; try again in {again_s} s")
-    if answer.status_code == 422:
-        return PostedXml(answer.text, "", {})
+    if answer.status == 422:
+        return PostedXml(answer.body.decode("utf-8"), "", {})
     from connectors.xml_wire.safe_xml import repair
 
-    root = repair(answer.content).root
+    root = repair(answer.body).root
     return PostedXml(None, root.get("thread", ""), {one.get("to"): one.get("id") for one in root})
 
 
-def _is_xml(answer: httpx2.Response) -> bool:
+def _is_xml(answer: Answer) -> bool:
     is_xml = str(answer.headers.get("content-type", "")).startswith("application/xml")
-    return is_xml and answer.status_code in (202, 422)
+    return is_xml and answer.status in (202, 422)

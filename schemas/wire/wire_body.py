@@ -13,12 +13,13 @@ from trunkline_agent.wire.field_checks import has_control_characters, is_utc_tim
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
-# The two checks below as regular expressions, for readers of the JSON schema.
+# The checks below as regular expressions, for readers of the JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _LENGTHS: Final = frozenset({"too_long", "too_short"})
 # Pydantic's name for a text that an AfterValidator has checked.
 _TEXT: Final = "Value"
 _PRINTABLE: Final = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
+_UTC_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z$"
 
 
 IMAGE_LIMIT: Final = 255
@@ -46,7 +47,9 @@ def _utc_time(text: str) -> str:
     return text
 
 
-UtcTime = Annotated[str, AfterValidator(_utc_time)]
+UtcTime = Annotated[
+    str, AfterValidator(_utc_time), Field(json_schema_extra={"format": "date-time", "pattern": _UTC_TIME})
+]
 """A time in ISO 8601 in UTC, with seconds and `Z`."""
 Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": NAME_PATTERN})]
 """A name by CM-01."""

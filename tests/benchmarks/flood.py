@@ -10,7 +10,8 @@ turns:
 - flood: a process floods at its full speed. Its limit is 600 messages a minute (`--per-minute`), or it has the
   default limits alone (`--unlimited`).
 - control: a process uses as much processor time as the flooder did, and sends nothing. The flooder shares the
-  machine with the stack, and the control shows what this alone costs.
+  machine with the stack, and the control shows what this alone costs. Both lead sessions of their own, as the
+  parts of the stack do, because Linux shares the processor among sessions (sched(7), autogroup).
 
 `worst_control_ratio` is the p99 of the principal that suffered most, in the flood's turns divided by that in
 the control's turns; `worst_ratio` divides by that in the calm ones. The limit is on the former, because the
@@ -308,10 +309,14 @@ def benchmark() -> Bench:
     return bench
 
 
+def end_by_sigterm() -> None:
+    """Let SIGTERM raise SystemExit, so that the flooders end, too: they are no part of the stack."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    # Also then nothing is left: the flooders are no part of the stack.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_by_sigterm()
     return benchmark().run(lambda args, work: measure(args, stack_settings(work / "data")))
 
 

@@ -26,6 +26,7 @@ import orjson
 from pydantic import SecretStr
 
 from connectors.file_bridge.queue_root import queue_root
+from connectors.local_stack.part_monitor import set_niceness
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
@@ -277,7 +278,11 @@ class Flooder:
 
 
 def _serve(order: Order, niceness: int, pipe: Pipe) -> None:
-    os.nice(niceness)
+    # Linux shares the processor among sessions first, then among the processes of each (sched(7), autogroup).
+    # Each part of the local stack leads a session of its own. In the session of the clients that measure,
+    # flooder and control would take their processor time from these, and not from the stack.
+    os.setsid()
+    set_niceness(os.getpid(), niceness)
     try:
         turn = TURNS[order.door](order)
         pipe.send("ready")
@@ -294,7 +299,12 @@ def _serve(order: Order, niceness: int, pipe: Pipe) -> None:
 
 @contextmanager
 def flooding(order: Order, niceness: int = 0) -> Iterator[Flooder]:
-    """Start the process of a flood, which waits for its turns, and end it with the block."""
+    """Start the process of a flood, which waits for its turns, and end it with the block.
+
+    Signals of the terminal do not reach the process, because it leads a session of its own. If the block ends
+    by an exception such as KeyboardInterrupt or SystemExit, the process is killed in the middle of its turn. If
+    the caller's process is killed, the flooder ends after its turn.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(order, niceness, theirs), daemon=True)
@@ -305,11 +315,10 @@ def flooding(order: Order, niceness: int = 0) -> Iterator[Flooder]:
         if found != "ready":
             raise RuntimeError(f"the flooder of {order.door} cannot flood: {found}")
         yield Flooder(ours)
-    finally:
         with suppress(OSError):
             ours.send(None)
         process.join(5)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    finally:
+        process.kill()
+        process.join()
         ours.close()

@@ -123,7 +123,7 @@ def wait_caught_up(settings: Settings) -> None:
     deadline = time.monotonic() + CAUGHT_UP_WITHIN_S
     while not DeltaTable.is_deltatable(path) or DeltaTable(path).count() < wanted:
         if time.monotonic() > deadline:
-            raise SystemExit(f"freshness: {path} is still behind the log")
+            raise SystemExit(f"{path} is still behind the log")
         time.sleep(0.5)
 
 

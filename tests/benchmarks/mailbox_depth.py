@@ -28,6 +28,7 @@ from tests.benchmarks.bench_report import Bench, numbers, teller
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.endurance import BatchTimes
 from tests.benchmarks.event_load import fill
+from tests.benchmarks.freshness import wait_caught_up
 from tests.benchmarks.stack_figures import memory_mb
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal
@@ -113,6 +114,8 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
             for depth in args.depths:
                 boxes.append(Mailbox(stack, settings, operator, depth))
                 say(f"{depth} messages wait, the gateway has {boxes[-1].gateway_mb:.0f} MB")
+            # Micro-batches with the messages of the filling would be longer than a turn.
+            wait_caught_up(settings)
             for number in range(args.rounds):
                 for box in boxes if number % 2 else boxes[::-1]:
                     box.turn(args.seconds)

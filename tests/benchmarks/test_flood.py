@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -18,6 +23,18 @@ from tests.benchmarks.flood import AT_MOST, DOORS, Door, benchmark, figures, log
 from tests.benchmarks.flooders import BURN, Flooded, Order, flooding
 
 pytestmark = pytest.mark.requirement("LM-09")
+
+IN_A_TURN = """
+import multiprocessing, time
+from schemas.settings.settings import Settings
+from tests.benchmarks.flood import end_by_sigterm
+from tests.benchmarks.flooders import BURN, Order, flooding
+end_by_sigterm()
+with flooding(Order(BURN, Settings(), BURN, "0.1")) as burner:
+    burner.begin(60)
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    time.sleep(60)
+"""
 
 
 def window(**took_ms: list[float]) -> Window:
@@ -125,6 +142,27 @@ def test_the_control_uses_as_much_of_the_processor_as_it_should() -> None:
         found = burner.result(20)
     assert found.sent == 0
     assert 0.25 < found.cpu_s / found.seconds < 0.55
+
+
+def test_flooder_and_control_lead_sessions_of_their_own_so_that_they_take_no_time_from_the_clients() -> None:
+    with flooding(Order(BURN, Settings(), BURN, "0.1"), niceness=1):
+        (process,) = multiprocessing.active_children()
+        assert process.pid is not None
+        assert os.getsid(process.pid) == process.pid != os.getsid(0)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 1
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_benchmark_and_its_flooder_in_the_middle_of_a_turn(ending: signal.Signals) -> None:
+    bench = subprocess.Popen([sys.executable, "-c", IN_A_TURN], cwd=PROJECT_ROOT, stdout=subprocess.PIPE)
+    assert bench.stdout is not None
+    flooder = psutil.Process(int(bench.stdout.readline()))
+    began = time.monotonic()
+    bench.send_signal(ending)
+    bench.communicate(timeout=20)
+    assert bench.returncode != 0
+    assert not flooder.is_running()
+    assert time.monotonic() - began < 4  # it waits for no turn
 
 
 def test_a_flooder_that_cannot_flood_is_an_error(tmp_path: Path) -> None:

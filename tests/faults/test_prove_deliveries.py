@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from tests.faults.prove.comparison import CHANGED, DUPLICATE, LOST, MISBEHAVED, OUT_OF_ORDER, Finding, Mail
 from tests.faults.prove.delivery_checks import LEASE_RAN_OUT, Outage, check_deliveries
-from tests.faults.prove.delivery_doors import HubMailbox
+from tests.faults.prove.delivery_doors import HubMailbox, Lease
 from tests.faults.prove.delivery_notes import (
     ACK,
     ATTEMPTS_MOST,
@@ -29,6 +30,8 @@ from tests.faults.prove.delivery_notes import (
     Taking,
 )
 from tests.faults.prove.follow_checks import check_followers
+from tests.faults.prove.hub_client import Clock, GaveUp
+from tests.faults.prove.load_deliveries import SureConsumer
 from tests.faults.prove.oracle import ACKED, Note, Oracle
 
 BOX, HERE, THERE = "mailbox/default/dora", "http://here", "http://there"
@@ -233,6 +236,68 @@ def test_a_follower_gets_each_message_once_in_order_and_without_a_gap() -> None:
     for at, kinds_of in ((100.5, set[str]()), (103.0, {LOST})):
         taken = dataclasses.replace(drain(1, at), got=(Got("m2"),))
         assert found_in(*seen(1, 3), taken) == kinds_of
+
+
+class StubbornMailbox:
+    """A mailbox whose leases run out: of each way to end one, the first `refused` are refused."""
+
+    name = "gil"
+
+    def __init__(self, refused: int) -> None:
+        self._refused = dict.fromkeys((ACK, NACK, EXTEND), refused)
+        self._attempts: dict[str, int] = {}
+        self._free: list[str] = []
+        self.done: list[str] = []
+
+    def send(self, *_: object) -> None:
+        """Make a message that is free."""
+        self._free.append(f"m{len(self._attempts)}")
+        self._attempts[self._free[-1]] = 0
+
+    def take(self, request: str, *, limit: int, **_: object) -> Lease:
+        """Lease free messages."""
+        ids, self._free = self._free[:limit], self._free[limit:]
+        for one in ids:
+            self._attempts[one] += 1
+        return Lease(request, tuple(Got(one, self._attempts[one]) for one in ids))
+
+    def end(self, how: str, lease: str, ids: Sequence[str], reason: str = "") -> list[str]:
+        """End a lease or refuse that. Another attempt follows a refusal, unless the message is dead by now."""
+        is_refused = self._refused[how] > 0
+        self._refused[how] -= 1
+        if is_refused or how == NACK:
+            self._free += [one for one in ids if self._attempts[one] < ATTEMPTS_MOST]
+        if is_refused:
+            return []
+        self.done.append(how)
+        return list(ids)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no message waits."""
+        return not self._free
+
+
+@pytest.mark.requirement("DL-03")
+@pytest.mark.parametrize("refused", [0, 1, 5])
+def test_a_run_has_each_way_to_end_a_lease_however_often_faults_prevent_it(
+    refused: int, tmp_path: Path
+) -> None:
+    own: Any = StubbornMailbox(refused)
+    clock = Clock()
+    clock.begin(0.0, 20.0)  # the load is over, and only patience is left
+    SureConsumer(own, Oracle(tmp_path / "oracle.jsonl"), clock).run()
+    assert {EXTEND, NACK, ACK} == set(own.done)
+    assert own.is_empty
+
+
+@pytest.mark.requirement("DL-03")
+def test_a_run_in_which_a_lease_is_never_ended_says_which_way_was_missing(tmp_path: Path) -> None:
+    own: Any = StubbornMailbox(10**9)
+    clock = Clock()
+    clock.begin(0.0, 0.05)
+    with pytest.raises(GaveUp, match="gil could not extend, nack, ack"):
+        SureConsumer(own, Oracle(tmp_path / "oracle.jsonl"), clock).run()
 
 
 def test_two_threads_with_one_name_have_no_order_among_each_other(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def session(port: int, publish: bytes | None = None) -> list[bytes]:
     return got
 
 
+@pytest.mark.mosquitto
 def test_a_mosquitto_that_is_killed_brings_back_nothing_of_a_seed_that_is_over(tmp_path: Path) -> None:
     mosquitto = make_mosquitto(tmp_path)
     mosquitto.start()

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, one_of
 from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, name_of, request_id
@@ -224,7 +225,7 @@ def _mqtt(call: Call) -> int:
         answer = call.post_named("agents", call.name, "mqtt", possible_effect="the agent is registered")
         if file is not None:
             stored = {name: value for name, value in answer.items() if name != "request_id"}
-            file.write(json.dumps(stored, indent=2) + "\n")
+            file.write(json.dumps({**stored, **_credentials(call, answer)}, indent=2) + "\n")
     note = "The secret is not shown again; it signs what the agent sends. --out FILE keeps it off the screen."
     if call.out is not None:
         for name in ("secret", "password"):
@@ -235,6 +236,15 @@ def _mqtt(call: Call) -> int:
     named = [name for name in _MAILBOX_FIELDS if name in answer]
     lines = [f"{name.removesuffix('name').rstrip('_'):<9} {escaped(answer[name])}" for name in named]
     return call.print_answer(answer, *lines, note)
+
+
+def _credentials(call: Call, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields by which the library of agents reads the file as its credentials."""
+    mqtt = call.settings.mqtt
+    access = {"host": mqtt.host, "port": mqtt.port, "tls": mqtt.tls}
+    access |= {"prefix": answer["prefix"], "secret": answer["secret"]}
+    ca_certs = None if mqtt.ca_certs is None else str(mqtt.ca_certs.resolve())
+    return {"schema_version": 1, "name": answer["agent_name"], "mqtt": access, "ca_certs": ca_certs}
 
 
 @ACTIONS.add(AGENT, example="trunkline agents mqtt-remove builder")

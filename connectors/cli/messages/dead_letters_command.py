@@ -174,7 +174,7 @@ def _replay_message(call: Call, address: tuple[str, str, str]) -> None:
     path = path_of("mailboxes", realm, name, "messages", message_id, "replay")
     with call.gateway() as gateway:
         response = gateway.request("POST", path, headers=headers)
-        answer, verdict = response.json(), response.headers.get("Trunkline-Verdict")
+        answer, verdict = response.json(), response.headers.get("trunkline-verdict")
     if call.json:
         print_json({"replayed": "/".join(address), "message_id": answer["message_id"], "verdict": verdict})
         return

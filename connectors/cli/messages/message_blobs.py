@@ -14,11 +14,9 @@ from connectors.cli.shared.arguments import name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import read_given
 from connectors.terminal.terminal_text import escaped
-from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.errors import BackboneUnreachable, UsageError
 
 if TYPE_CHECKING:
-    import httpx2
-
     from connectors.gateway_client.gateway_client import GatewayClient
 
 BLOB: Final = argument(
@@ -49,9 +47,9 @@ def blob_of(call: Call) -> str | None:
             "PUT",
             path_of("blobs"),
             wait_s=_READ_TIMEOUT_S,
-            content=content,
+            body=content,
             headers={"Content-Type": kind},
-            params={"digest": digest},
+            query={"digest": digest},
         )
     return digest
 
@@ -92,29 +90,18 @@ def _fetch(gateway: GatewayClient, call: Call, file: IO[bytes]) -> int:
 
     Raises BackboneUnreachable if the content does not come as a whole, and the error of the answer's status.
     """
-    import httpx2
-
     from connectors.gateway_client.gateway_client import path_of
+    from trunkline_agent.hub.plans import Request
 
     path = path_of("mailboxes", *mailbox_of(call.mailbox), "messages", call.message, "blob")
     size = 0
     try:
-        with gateway.connection(_READ_TIMEOUT_S) as http, http.stream("GET", path) as answer:
-            _check(gateway, answer)
-            for part in answer.iter_bytes():
-                file.write(part)
-                size += len(part)
+        for part in gateway.hub.parts(Request("GET", path), _READ_TIMEOUT_S):
+            file.write(part)
+            size += len(part)
         file.flush()
-    except httpx2.HTTPError as error:
+    except BackboneUnreachable as error:
         raise BackboneUnreachable(
             f"the blob did not come as a whole ({escaped(str(error))}); try again"
         ) from None
     return size
-
-
-def _check(gateway: GatewayClient, answer: httpx2.Response) -> None:
-    """Raise the error of an answer that is no success."""
-    if not answer.is_success:
-        answer.read()
-        error: TrunklineError = gateway.error_of(answer)
-        raise error

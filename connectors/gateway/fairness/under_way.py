@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 # So few that others wait little, and more than one, so that requests of one principal overlap.
-MOST: Final = 8
+MOST: Final = 4
 
 
 class UnderWay:

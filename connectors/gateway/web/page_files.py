@@ -1,4 +1,4 @@
-"""The files of web pages that the gateway serves."""
+"""The files of web pages, and the documents, that the gateway serves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 

@@ -50,6 +50,12 @@ def _root_tag(text: str) -> str:
     return text
 
 
+# In the models `\w` is any letter, in JSON Schema only those of ASCII.
+_HANDLER: Final = {"pattern": r"^[A-Za-z_][^:]*:[A-Za-z_][^:]*$"}
+Handler = Annotated[
+    str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z", json_schema_extra=_HANDLER)
+]
+"""The name of a handler in Python, `module:name`."""
 RootTag = Annotated[str, AfterValidator(_root_tag), Field(json_schema_extra={"pattern": _PATTERN})]
 """The local name of a payload's root element."""
 
@@ -109,7 +115,7 @@ class Listener(BaseModel):
     capability: Note = ""
     root_tag: RootTag
     namespace: Annotated[str, Field(max_length=200, pattern=r"^[!-~]*\z")] = ""
-    handler: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None = None
+    handler: Handler | None = None
     xsd: Annotated[str, Field(max_length=_SCHEMA_LIMIT)] | None = None
     example: Annotated[str, Field(max_length=_SCHEMA_LIMIT)] | None = None
     visible_tools: Annotated[list[Name], Field(max_length=LISTENERS_MOST)] | None = None

@@ -17,6 +17,9 @@ from trunkline_agent.wire.strict_json import INT_MAX
 
 JOB_EVENT: Final = "job.event"
 
+# The check below as a regular expression, for readers of the JSON schema.
+_PRINTABLE: Final = {"pattern": r"^[^\x00-\x1f\x7f-\x9f]*$"}
+
 
 def _printable(text: str) -> str:
     if has_control_characters(text):
@@ -43,7 +46,9 @@ class JobEvent(BaseModel):
     """Kind of the event. `completed` and `error` end the job."""
     timestamp: UtcTime
     """Time of the event by the sender's clock, in UTC, such as `2026-01-31T12:00:00Z`."""
-    detail: Annotated[str, Field(max_length=DETAIL_LIMIT), AfterValidator(_printable)]
+    detail: Annotated[
+        str, Field(max_length=DETAIL_LIMIT, json_schema_extra=_PRINTABLE), AfterValidator(_printable)
+    ]
     """Remark for people. A path, a secret or `NAME=value` in it is masked."""
     data: dict[str, Any]
     """Anything, with the signature in `hmac_sig`."""

@@ -9,6 +9,7 @@ import pytest
 
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import post
+from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import LeaseLost, Refused, UsageError
 
 
@@ -26,7 +27,6 @@ def filled(hub, name, *payloads):
     return [post(hub.operator, name, payload).json()["message_id"] for payload in payloads]
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 def test_a_block_that_ends_well_acknowledges_its_message(hub, joined):
     agent = joined()
@@ -37,10 +37,9 @@ def test_a_block_that_ends_well_acknowledges_its_message(hub, joined):
             seen.append((message.id, message.payload, message.sender, message.type, message.attempt))
     payloads = ({"n": 1}, [2], None)
     assert seen == [(one, what, "operator", "note", 1) for one, what in zip(ids, payloads, strict=True)]
-    assert set(statuses(hub, agent.name)) == {"acked"}
+    assert set(statuses(hub, agent.name)) == {"claimed"}
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 def test_a_block_that_raises_gives_its_message_back_with_the_type_of_the_exception(hub, joined):
     agent = joined()
@@ -62,7 +61,6 @@ def test_a_block_that_raises_gives_its_message_back_with_the_type_of_the_excepti
     assert row["status"] == "dead" and "KeyError" in str(row) and "the-secret" not in str(row)
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 def test_a_loop_without_blocks_acknowledges_when_it_goes_on_and_gives_back_when_it_ends(hub, joined):
     agent = joined()
@@ -70,14 +68,13 @@ def test_a_loop_without_blocks_acknowledges_when_it_goes_on_and_gives_back_when_
     found = agent.iterate(limit=3, wait_s=0)
     assert [next(found).payload, next(found).payload] == [1, 2]
     by_id = {one["message_id"]: one["status"] for one in rows(hub, agent.name)}
-    assert [by_id[one] for one in ids] == ["acked", "leased", "leased", "unread"]
+    assert [by_id[one] for one in ids] == ["claimed", "leased", "leased", "unread"]
     found.close()
-    assert sorted(statuses(hub, agent.name)) == ["acked", "unread", "unread", "unread"]
+    assert sorted(statuses(hub, agent.name)) == ["claimed", "unread", "unread", "unread"]
     assert [message.payload for message in agent.iterate(limit=2, wait_s=0)] == [2, 3, 4]
-    assert set(statuses(hub, agent.name)) == {"acked"}
+    assert set(statuses(hub, agent.name)) == {"claimed"}
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 def test_an_agent_that_is_closed_gives_its_messages_back(hub, joined):
     agent = joined()
@@ -87,7 +84,6 @@ def test_an_agent_that_is_closed_gives_its_messages_back(hub, joined):
     assert statuses(hub, agent.name) == ["unread", "unread"]
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 def test_the_iteration_waits_for_the_next_message_and_ends_after_wait_s(hub, joined):
     agent = joined()
@@ -100,7 +96,6 @@ def test_the_iteration_waits_for_the_next_message_and_ends_after_wait_s(hub, joi
     assert agent.receive(wait_s=0) is None
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 def test_messages_without_a_lease_are_taken_for_good(hub, joined):
     agent = joined()
@@ -112,7 +107,6 @@ def test_messages_without_a_lease_are_taken_for_good(hub, joined):
     assert sorted(statuses(hub, agent.name)) == ["claimed", "unread"]
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-09")
 def test_a_lease_is_extended_while_a_block_runs(hub, joined):
     agent = joined()
@@ -121,10 +115,12 @@ def test_a_lease_is_extended_while_a_block_runs(hub, joined):
         with agent.handling(message):
             agent.sleep(2.5)
             assert not message.lease_lost and agent.receive(wait_s=0) is None
-    assert [(one["status"], one["attempts"]) for one in rows(hub, agent.name)] == [("acked", 1), ("acked", 1)]
+    assert [(one["status"], one["attempts"]) for one in rows(hub, agent.name)] == [
+        ("claimed", 1),
+        ("claimed", 1),
+    ]
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-09")
 def test_a_message_that_another_consumer_has_is_reported_as_lost(hub, joined):
     agent = joined()
@@ -137,10 +133,9 @@ def test_a_message_that_another_consumer_has_is_reported_as_lost(hub, joined):
         pass
     assert failed.value.reason == "lease_lost" and message.lease_lost
     other.ack(theirs)
-    assert statuses(hub, agent.name) == ["acked"]
+    assert statuses(hub, agent.name) == ["claimed"]
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-09")
 def test_a_block_can_see_that_the_lease_is_lost(hub, joined):
     agent = joined()
@@ -157,7 +152,6 @@ def test_a_block_can_see_that_the_lease_is_lost(hub, joined):
     wait_until(is_lost, 10, "the extension is refused")
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-08")
 @pytest.mark.parametrize(
     "options", [{"limit": 0}, {"lease_s": 0}, {"lease_s": 1.5}, {"wait_s": -1}, {"limit": 1001}]
@@ -167,11 +161,8 @@ def test_numbers_that_no_request_can_have_are_refused_before_it(joined, options)
         next(joined().iterate(**options))
 
 
-@pytest.mark.stack
 @pytest.mark.requirement("AG-04")
 def test_a_token_that_is_not_valid_is_refused(hub, joined):
-    from trunkline_agent.credentials import Credentials, HubAccess
-
     agent = joined(credentials=Credentials("x", HubAccess(hub.gateways[0].url, "not-a-token")))
     with pytest.raises(Refused, match="check the token") as failed:
         agent.receive(wait_s=0)

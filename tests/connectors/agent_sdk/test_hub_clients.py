@@ -16,6 +16,7 @@ from tests.connectors.agent_sdk.hub_runners import RUNNERS, SyncRunner, running
 from tests.connectors.agent_sdk.small_server import always, answer, serving
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, NotFound, RateLimited, TrunklineError, UsageError
+from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.hub_requests import get_json, post_json
 from trunkline_agent.hub.plans import Request, Retries, exchange
 
@@ -300,3 +301,31 @@ def test_too_many_requests_end_as_rate_limited_when_the_hub_asks_for_more_than_t
     ):
         client.run(post_json("/x", {}, retries=SOME))
     assert (failed.value.reason, failed.value.retry_after_s, len(server.heard)) == ("mailbox_full", 7, 1)
+
+
+@pytest.mark.requirement("AG-06")
+def test_a_slow_reader_of_an_async_stream_gets_what_has_come_meanwhile():
+    async def stream(heard, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            writer.write(b"1\r\nx\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        for _ in range(50):
+            writer.write(b"%x\r\n%s\r\n" % (100_000, b"x" * 100_000))
+            await writer.drain()
+        await asyncio.sleep(10)
+
+    async def read() -> None:
+        async with AsyncHubClient(server.access) as client:
+            found = 0
+            async for part in client.parts(Request("GET", "/x"), silence_s=5):
+                found += len(part)
+                await asyncio.sleep(0.3 if found < 4 else 0.001)
+                if found == 5_000_003:
+                    break
+
+    began = time.monotonic()
+    with serving(stream) as server:
+        asyncio.run(read())
+    assert time.monotonic() - began < 4.5

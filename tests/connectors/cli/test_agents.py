@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,8 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
+from trunkline_agent.hub.plans import Answer, Request
+from trunkline_agent.hub.sync_connection import SyncConnection
 
 HOSTILE = "red bidi \u202e zero\u200b"
 
@@ -88,14 +89,12 @@ def test_an_agent_that_does_not_start_is_exit_4_and_its_task_has_failed(
 
 
 def _count_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    import httpx2
-
     asked: list[str] = []
-    request = httpx2.Client.request
+    answered = SyncConnection.answer
 
-    def counted(client: httpx2.Client, method: str, *what: Any, **more: Any) -> httpx2.Response:
-        asked.append(method)
-        return request(client, method, *what, **more)
+    def counted(connection: SyncConnection, request: Request, until: float) -> Answer:
+        asked.append(request.method)
+        return answered(connection, request, until)
 
-    monkeypatch.setattr(httpx2.Client, "request", counted)
+    monkeypatch.setattr(SyncConnection, "answer", counted)
     return asked

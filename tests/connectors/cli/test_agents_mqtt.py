@@ -10,7 +10,7 @@ import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.connectors.cli.conftest import CommandLine
-from trunkline_agent.mqtt.mqtt_agent import Credentials
+from trunkline_agent.credentials import Credentials
 
 pytestmark = pytest.mark.requirement("JE-26")
 
@@ -23,9 +23,11 @@ def test_an_agent_is_registered_with_its_secret_in_a_file_or_once_on_the_screen_
     assert (done.returncode, done.stderr) == (0, "")
     credentials = Credentials.load(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert credentials.secret not in done.stdout
+    assert credentials.mqtt is not None
+    assert (credentials.name, credentials.mqtt.port) == ("builder", trunkline.settings.mqtt.port)
+    assert credentials.mqtt.secret not in done.stdout
     assert json.loads(file.read_text())["password"] not in done.stdout
-    assert f"{credentials.prefix}/builder/inbox" in done.stdout
+    assert f"{credentials.mqtt.prefix}/builder/inbox" in done.stdout
 
     refused = trunkline.call("agents", "mqtt", "builder", "--out", str(tmp_path / "again.json"))
     assert (refused.returncode, list(tmp_path.glob("again*"))) == (4, [])

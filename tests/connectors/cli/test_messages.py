@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine, json_of
+from trunkline_agent.hub.plans import Answer, Request
+from trunkline_agent.hub.sync_connection import SyncConnection
 
 HOSTILE = "red bidi \u202e zero\u200b"
 
@@ -81,16 +81,16 @@ def test_a_drain_whose_answer_was_lost_is_given_again(
     hub: GatewayClient, trunkline: CommandLine, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
 ) -> None:
     trunkline.call("messages", "send", "operator", "ask", "--text", "first")
-    request, asked = httpx2.Client.request, []
+    answered, asked = SyncConnection.answer, []
 
-    def losing(client: httpx2.Client, method: str, *what: Any, **more: Any) -> httpx2.Response:
-        answer = request(client, method, *what, **more)
-        asked.append(answer.request.headers["x-request-id"])
+    def losing(connection: SyncConnection, request: Request, until: float) -> Answer:
+        answer = answered(connection, request, until)
+        asked.append(request.headers["X-Request-ID"])
         if len(asked) == 1:
-            raise httpx2.ReadError("the answer was lost")
+            raise ConnectionResetError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(httpx2.Client, "request", losing)
+    monkeypatch.setattr(SyncConnection, "answer", losing)
     drained = trunkline.json("messages", "drain", *given)
     assert [m["payload"] for m in drained["messages"]] == [{"text": "first"}]
     assert asked == [drained["request_id"]] * 2

@@ -35,7 +35,8 @@ from schemas.streams.task.task_registry import TokenRow
 
 pytestmark = pytest.mark.requirement("HH-09")
 
-OPEN = {"/healthz", "/readyz", "/metrics", "/docs", "/docs/{name}"}
+CONTRACTS = {"/contracts", "/contracts/asyncapi.json", "/contracts/schemas/{name}"}
+OPEN = {"/healthz", "/readyz", "/metrics", "/docs", "/docs/{name}", *CONTRACTS}
 TOKEN = "the-operators-token-of-these-tests"
 AGENT_CALLER = Caller("echo", AGENT, "t1", "0" * 12, ("answer",))
 

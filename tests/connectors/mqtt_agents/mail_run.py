@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from trunkline_agent.credentials import Credentials
 
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings
@@ -19,6 +18,7 @@ from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.faults.test_pickers import folded
 from tests.mailbox_credentials import mailbox_credentials
 from tests.mqtt_wire import publish_all
+from trunkline_agent.credentials import Credentials
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.wire.topics import inbox_topic, outbox_topic

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import stat
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -19,7 +22,10 @@ from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
+from tests.mailbox_credentials import mailbox_credentials
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.errors import Refused
+from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.agent_message import mqtt_user, sign_said
 from trunkline_agent.wire.mqtt_password import mqtt_password
@@ -108,6 +114,26 @@ def test_an_agent_reads_only_its_own_inbox(settings: Settings, agents: Agents) -
         wait_until(lambda: all_of_it, what="her own")
     assert [(one.topic.rpartition("/")[2], one.payload) for one in all_of_it] == [("inbox", b"hers")]
     assert (others, jobs) == ([], [])
+
+
+@pytest.mark.requirement("AG-28")
+def test_a_wrong_secret_is_refused_within_the_patience_and_a_late_account_is_waited_for(
+    settings: Settings, agents: Agents, tmp_path: Path
+) -> None:
+    agents.register("rosa")
+    wrong = mailbox_credentials(settings, "rosa", "wrong-canary-secret")
+    begun = time.monotonic()
+    with pytest.raises(Refused, match=r"does not let user 'agent\.rosa' in") as caught:
+        MqttAgent(wrong, tmp_path, print, patience_s=1.0).__enter__()
+    assert time.monotonic() - begun < 5
+    assert "canary" not in str(caught.value)
+    assert caught.value.exit_code == 4
+    late = mailbox_credentials(settings, "tardy", "the-secret-of-tardy")
+    made = threading.Timer(0.5, agents.append, (registration_record, "tardy", "the-secret-of-tardy", KEYRING))
+    made.start()
+    with MqttAgent(late, tmp_path, print, patience_s=EFFECTIVE_S):
+        pass
+    made.join()
 
 
 def test_an_agent_writes_only_its_own_outbox(settings: Settings, agents: Agents) -> None:

@@ -6,8 +6,11 @@ import json
 import uuid
 from pathlib import Path
 
+import jsonschema
 import pytest
+from paho.mqtt.client import MQTTMessage
 
+from connectors.gateway.contracts.mqtt_payloads import payload_schema
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal, register, server_events
 from tests.connectors.mqtt_agents.mail_run import MailRun, body_of
@@ -62,6 +65,32 @@ def test_what_an_agent_says_is_posted_with_its_name_and_its_id(run: MailRun) -> 
         (name, {"text": "plain text"}),
     ]
     hugo.close()
+
+
+@pytest.mark.requirement("CT-03")
+def test_the_payloads_at_the_broker_are_as_the_contracts_say(run: MailRun, tmp_path: Path) -> None:
+    dora, ann, bob = fresh("dora"), run.agent(fresh("ann")), run.agent(fresh("bob"))
+    mailboxes = run.settings.mqtt.model_copy(update={"topic_prefix": run.settings.mqtt.agents_prefix})
+    with run.gateway.client(add_principal(run.operator, dora, "delegator")) as delegator:
+        job = register(delegator)
+    with listening(mailboxes, "#") as mail, listening(run.settings.mqtt, f"{job['job_id']}/#") as events:
+        with ann as speaks, bob:
+            speaks.send(bob.name, "note", {"n": 1}, priority="high", expires_in_s=600)
+            bob.wait(1)
+        Job(job["job_id"], job["secret"], mqtt=run.settings.mqtt, state_dir=tmp_path).started("")
+        wait_until(lambda: len(mail) >= 3 and len(events) >= 2, 30, "messages, events and receipts")
+    seen = [contract_of(one) for one in (*mail, *events)]
+    assert {"mqtt.outbox_message", "mqtt.inbox_message", "mqtt.message_receipt"} <= set(seen)
+    assert {"mqtt.job_event", "mqtt.job_receipt"} <= set(seen)
+
+
+def contract_of(message: MQTTMessage) -> str:
+    """The name of the schema for a message's topic and form. Fails if the payload is not valid."""
+    payload, end = json.loads(message.payload), message.topic.rpartition("/")[2]
+    form = "inbox_message" if "from" in payload else "message_receipt"
+    names = {"events": "job_event", "receipts": "job_receipt", "outbox": "outbox_message", "inbox": form}
+    jsonschema.validate(payload, payload_schema(f"mqtt.{names[end]}"))
+    return f"mqtt.{names[end]}"
 
 
 def test_agents_talk_to_each_other_in_order_and_each_message_counts_once(run: MailRun) -> None:
@@ -189,7 +218,9 @@ def test_one_id_may_go_to_several_recipients(run: MailRun) -> None:
     speaker = run.register(fresh("speaker"))
     payloads = [
         canonical(
-            sign_said({"message_id": "m", "to": name, "kind": "k", "body": "b", "seq": seq}, speaker.secret)
+            sign_said(
+                {"message_id": "m", "to": name, "kind": "k", "body": "b", "seq": seq}, speaker.mqtt.secret
+            )
         )
         for seq, name in enumerate(names, 1)
     ]

@@ -28,7 +28,14 @@ from tests.faults.prove.delivery_notes import (
 from tests.faults.prove.follow_checks import check_followers
 from tests.faults.prove.full_mailboxes import Emptier, Filler, check_full_mailbox, limit_mailbox
 from tests.faults.prove.hub_client import Clock, HubClient
-from tests.faults.prove.load_deliveries import Consumer, Follower, IsOver, PatientConsumer, SlowSender
+from tests.faults.prove.load_deliveries import (
+    Consumer,
+    Follower,
+    IsOver,
+    PatientConsumer,
+    SlowSender,
+    SureConsumer,
+)
 from tests.faults.prove.load_messages import DORA, FOLA, mailbox
 from tests.faults.prove.load_replies import Answerer, Asker, AskersMailbox
 from tests.faults.prove.mcp_client import McpClient, new_participant
@@ -44,11 +51,13 @@ NORA: Final = "nora"
 TILDA, THEO = SUBSCRIBERS = ("tilda", "theo")
 # A mailbox with messages that refer to blobs.
 BELA: Final = "bela"
+# Mailboxes of those who see to it that each way to end a lease is tried, over HTTP and over MCP.
+GIL, GINA = "gil", "gina"
 # A mailbox with a small limit.
 LINA: Final = "lina"
 FILLERS: Final = 3
 ANSWERERS: Final = (ROSA, ROLF)
-CONSUMED: Final = tuple(mailbox(name) for name in (DORA, NORA, ABEL, ROSA, ADA, ROLF))
+CONSUMED: Final = tuple(mailbox(name) for name in (DORA, NORA, ABEL, ROSA, ADA, ROLF, GIL, GINA))
 Run = tuple[str, Callable[[], None]]
 
 
@@ -81,10 +90,10 @@ class DeliveryLoad:
         # The mailbox of a participant is that of the principal of the same name. In this order only: a
         # participant may not take the name of a principal.
         self._keys: dict[str, RSAPrivateKey] = {
-            name: new_participant(operator, name) for name in (DORA, NORA, ADA, ROLF)
+            name: new_participant(operator, name) for name in (DORA, NORA, ADA, ROLF, GINA)
         }
         self._tokens = {
-            name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, BELA, *SUBSCRIBERS, LINA)
+            name: add_principal(name) for name in (DORA, NORA, FOLA, ABEL, ROSA, BELA, GIL, *SUBSCRIBERS, LINA)
         }
         subscribe(operator, SUBSCRIBERS)
         limit_mailbox(operator, LINA)
@@ -125,6 +134,8 @@ class DeliveryLoad:
             for own in (self._hub(DORA), self._mcp(DORA)):
                 draw = self._draw(f"consumer/{own.door}/{number}")
                 yield f"Consumer-{own.door}-{number}", Consumer(own, draw, log, oracle, clock, is_over).run
+        for own in (self._hub(GIL), self._mcp(GINA)):
+            yield f"SureConsumer-{own.door}", SureConsumer(own, oracle, clock).run
         slow: set[str] = set()
         yield "SlowSender", _noted(slow, NORA, SlowSender(self._hub(ABEL), NORA, oracle, clock).run)
         for number, own in enumerate((self._hub(NORA), self._mcp(NORA))):

@@ -57,7 +57,7 @@ class Consumer:
     ) -> None:
         self._own, self._draw, self._log = own, draw, log
         self._oracle, self._clock, self._is_over = oracle, clock, is_over
-        # Each seed has to drain, give back and extend something, also a slow one.
+        # Also a slow seed has to drain something, and to try the other ways to end a lease while others wait.
         self._is_to_drain = isinstance(own, HubMailbox)
         self._first_rolls = [_NACKED, _EXTENDED]
 
@@ -156,6 +156,44 @@ class PatientConsumer(Consumer):
         roll = self._draw.random()
         if lease.got and roll < 0.25:
             self._own.end(ACK if roll < 0.2 else NACK, lease.id, [lease.got[0].id])
+
+
+class SureConsumer:
+    """Sends messages to its own mailbox until it has extended, given back and acknowledged one of them.
+
+    The other consumers leave this to chance, and faults may let each lease that they give back run out before.
+    This one goes on until a gateway has accepted each way, also after the end of the load.
+    """
+
+    def __init__(self, own: OwnMailbox, oracle: Oracle, clock: Clock) -> None:
+        self._own, self._oracle, self._clock = own, oracle, clock
+        self._left = [EXTEND, NACK, ACK]
+
+    def run(self) -> None:
+        """Send and take until nothing is left to do, and then acknowledge what is left in the mailbox."""
+        while self._left:
+            lease = self._take(limit=1, wait_s=1)
+            if lease.got:
+                self._work(lease)
+            else:
+                key = uuid.uuid4().hex
+                self._own.send(self._own.name, f"{self._own.name} keeps {key}", key, None, self._oracle)
+        while (lease := self._take(limit=10, wait_s=LEASE_MOST_S + AGAIN_WITHIN_S)).got:
+            self._own.end(ACK, lease.id, [got.id for got in lease.got])
+
+    def _take(self, limit: int, wait_s: float) -> Lease:
+        if not self._clock.has_patience():
+            raise GaveUp(f"{self._own.name} could not {', '.join(self._left) or 'take the rest'}")
+        return self._own.take(uuid.uuid4().hex, limit=limit, lease_s=LEASE_MOST_S, wait_s=wait_s)
+
+    def _work(self, lease: Lease) -> None:
+        for how in list(self._left):
+            reason = f"not now {uuid.uuid4().hex[:8]}" if how == NACK else ""
+            if not self._own.end(how, lease.id, [lease.got[0].id], reason):
+                return  # the lease has run out, so the message comes again or is dead
+            self._left.remove(how)
+            if how == NACK:
+                return
 
 
 class SlowSender:

@@ -189,7 +189,7 @@ class AsyncHubClient:
                 self._check_open()
                 has_ended = is_kept and connection.http.is_untouched and not isinstance(error, TimeoutError)
                 if not (has_ended and request.is_repeatable):
-                    return Lost(self.address.explained(error), was_sent)
+                    return Lost(self.address.explained(error), was_sent, str(error))
             finally:
                 self._ended(connection, is_reusable)
 

@@ -71,8 +71,8 @@ class AsyncConnection(asyncio.Protocol):
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
-        if self._is_complete:
-            return True
+        if self._is_complete or self.http.unread_bytes:
+            return self._is_complete
         return await self._received(timeout_s)
 
     def close(self) -> None:

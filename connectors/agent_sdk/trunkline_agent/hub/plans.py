@@ -105,10 +105,12 @@ class Lost:
     Attributes:
         why: The cause, for people, with the address.
         was_sent: Whether the server may have got the request.
+        cause: The text of the network error alone.
     """
 
     why: str
     was_sent: bool = True
+    cause: str = ""
 
 
 @dataclass(slots=True)

@@ -167,7 +167,7 @@ class HubClient:
                     raise self._is_closed() from None
                 has_ended = is_kept and connection.http.is_untouched and not isinstance(error, TimeoutError)
                 if not (has_ended and request.is_repeatable):
-                    return Lost(self.address.explained(error), was_sent)
+                    return Lost(self.address.explained(error), was_sent, str(error))
             finally:
                 self._ended(connection, is_reusable)
 

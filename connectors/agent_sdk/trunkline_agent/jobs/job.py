@@ -287,4 +287,6 @@ def _outcome(error: BaseException | None) -> tuple[str, str]:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return COMPLETED, ""
     # Not the text of the exception, which may have a path or a secret.
-    return ERROR, INTERRUPTED if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    kind = type(error).__name__
+    # An interrupted event loop cancels its main task. Its module need not be imported for a look at the name.
+    return ERROR, INTERRUPTED if kind in ("KeyboardInterrupt", "CancelledError") else kind
