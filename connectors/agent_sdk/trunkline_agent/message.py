@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from trunkline_agent.hub.derived_keys import HANDLED, Handling
 from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.hub_values import BlobReference, Sent, not_a_gateway
-
-if TYPE_CHECKING:
-    from contextvars import Token
-
-    from trunkline_agent.agent import Agent
-    from trunkline_agent.async_agent import AsyncAgent
 
 REPLY_TYPE = "answer"
 
@@ -83,6 +78,35 @@ class ReceivedMessage:
                 return
 
 
+class MessageOwner(Protocol):
+    """The agent that received a message: what the message asks of it."""
+
+    def reply(
+        self,
+        message: Message,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender of a message."""
+
+    def blob(self, message: Message) -> bytes:
+        """Fetch the content that a message refers to."""
+
+    def ack(self, message: Message) -> None:
+        """Acknowledge a message."""
+
+    def nack(self, message: Message, reason: str = "") -> None:
+        """Give a message back."""
+
+    def end(self, message: Message, error: BaseException | None) -> None:
+        """End the handling of a message."""
+
+
 class Message(ReceivedMessage):
     """A message of an `Agent`. Handle it in a `with` block.
 
@@ -91,13 +115,24 @@ class Message(ReceivedMessage):
     sent are derived from the message's id, so that a repeated handling sends nothing twice.
     """
 
-    def __init__(self, agent: Agent, found: Mapping[str, Any], held: Held | None = None) -> None:
+    def __init__(self, agent: MessageOwner, found: Mapping[str, Any], held: Held | None = None) -> None:
         super().__init__(found, held)
         self._agent = agent
 
-    def reply(self, payload: Any = None, type: str = REPLY_TYPE, **options: Any) -> Sent:  # noqa: A002
+    def reply(
+        self,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
         """Send an answer to the sender, in the same conversation. See `Agent.reply`."""
-        return self._agent.reply(self, payload, type, **options)
+        return self._agent.reply(
+            self, payload, type, priority=priority, expires_in_s=expires_in_s, blob=blob, key=key
+        )
 
     def blob(self) -> bytes:
         """Fetch the content that the message refers to. See `Agent.blob`."""
@@ -122,16 +157,56 @@ class Message(ReceivedMessage):
         self._agent.end(self, error)
 
 
+class AsyncMessageOwner(Protocol):
+    """The agent that received a message: what the message asks of it."""
+
+    async def reply(
+        self,
+        message: AsyncMessage,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
+        """Send an answer to the sender of a message."""
+
+    async def blob(self, message: AsyncMessage) -> bytes:
+        """Fetch the content that a message refers to."""
+
+    async def ack(self, message: AsyncMessage) -> None:
+        """Acknowledge a message."""
+
+    async def nack(self, message: AsyncMessage, reason: str = "") -> None:
+        """Give a message back."""
+
+    async def end(self, message: AsyncMessage, error: BaseException | None) -> None:
+        """End the handling of a message."""
+
+
 class AsyncMessage(ReceivedMessage):
     """A message of an `AsyncAgent`. Handle it in an `async with` block, as `Message` in a `with` block."""
 
-    def __init__(self, agent: AsyncAgent, found: Mapping[str, Any], held: Held | None = None) -> None:
+    def __init__(self, agent: AsyncMessageOwner, found: Mapping[str, Any], held: Held | None = None) -> None:
         super().__init__(found, held)
         self._agent = agent
 
-    async def reply(self, payload: Any = None, type: str = REPLY_TYPE, **options: Any) -> Sent:  # noqa: A002
+    async def reply(
+        self,
+        payload: Any = None,
+        type: str = REPLY_TYPE,  # noqa: A002
+        *,
+        priority: str | None = None,
+        expires_in_s: float | None = None,
+        blob: BlobReference | str | None = None,
+        key: str | None = None,
+    ) -> Sent:
         """Send an answer to the sender, in the same conversation. See `AsyncAgent.reply`."""
-        return await self._agent.reply(self, payload, type, **options)
+        return await self._agent.reply(
+            self, payload, type, priority=priority, expires_in_s=expires_in_s, blob=blob, key=key
+        )
 
     async def blob(self) -> bytes:
         """Fetch the content that the message refers to. See `AsyncAgent.blob`."""
