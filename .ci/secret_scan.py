@@ -41,6 +41,8 @@ EXEMPT = (
         (HEX, BASE64, KEYWORD),
         "the same vectors, for the libraries",
     ),
+    Exempt("connectors/agent_sdk/vectors/canonical_json.json", (HEX,), "bits and bytes", "[0-9a-f]+"),
+    Exempt("connectors/agent_sdk/js/test/.*", (KEYWORD,), "the passwords of its tests"),
     Exempt("docs/how-to/sign_agent_requests.md", (HEX, BASE64), "the test vectors of agents' signatures"),
     Exempt(
         "tests/schemas/agent_signing_vectors.json", (HEX, BASE64), "the same vectors, as the tests read them"

@@ -1,5 +1,5 @@
 /// <reference types="node" />
-// The types of trunkline-agent. What each name does is in the module's own comments, and in README.md.
+// The types of trunkline-agent. README.md describes each name.
 
 /** Any JSON. A bigint is an integer; a number is one if it is whole and safe, else a float. */
 export type Json =

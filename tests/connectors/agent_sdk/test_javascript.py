@@ -1,4 +1,4 @@
-"""The JavaScript library: its own tests, its package, and agents and jobs on it at a real gateway and bridge."""
+"""The JavaScript library: its own tests, its package, and agents and jobs at a real gateway and bridge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.programs import required_program, run_program, start_program
 PACKAGE = PROJECT_ROOT / "connectors" / "agent_sdk" / "js"
 PROGRAMS = Path(__file__).parent / "javascript"
 NPM_S = 180
-# What the package needs from npm in tests. The versions are those that the tests were written with.
+# Packages of npm for the tests, in the versions that the tests were written with.
 FROM_NPM = ("mqtt@5.16.0", "typescript@5.9.3", "@types/node@20.19.0")
 QUIET = ("--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock")
 
@@ -104,7 +104,7 @@ def tokens(run: MailRun) -> dict[str, str]:
     """The variables of the programs: the gateway's address and the tokens of its principals."""
     roles = {"ann": "worker", "bo": "worker", "delegator": "delegator"}
     made = {f"{name.upper()}_TOKEN": add_principal(run.operator, name, role) for name, role in roles.items()}
-    return {"HUB_URL": run.gateway.url, **made}
+    return {"HUB_URL": run.gateway.url, "OPERATOR_TOKEN": run.gateway.operator_token, **made}
 
 
 def node_tests(node: str, folder: Path, *files: str, **variables: str) -> None:
@@ -116,7 +116,7 @@ def node_tests(node: str, folder: Path, *files: str, **variables: str) -> None:
 
 
 def evaluated(node: str, program: str, given: Any) -> Any:
-    """Run a program of ES modules that reads JSON from its input and prints JSON; `lib` is the library's folder."""
+    """Run a program that finds JSON in `given` and prints JSON; `lib` is the library's folder."""
     done = run_program(program_command(node, program), 60, input=json.dumps(given))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -257,7 +257,8 @@ def test_python_and_javascript_share_an_outbox_and_its_lock(node: str, tmp_path:
 
 @pytest.mark.requirement("AG-66")
 def test_the_package_has_types_that_a_strict_program_passes(node: str, equipped: Path) -> None:
-    options = "--noEmit --strict --target es2022 --lib es2022,esnext.disposable --module nodenext --types node".split()
+    lib = ("--lib", "es2022,esnext.disposable", "--types", "node")
+    options = ("--noEmit", "--strict", "--target", "es2022", "--module", "nodenext", *lib)
     compiler = equipped / "node_modules" / "typescript" / "bin" / "tsc"
     done = run_program([node, compiler, *options, "typed.ts"], 120, equipped)
     assert done.returncode == 0, done.stdout

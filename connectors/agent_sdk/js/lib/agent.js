@@ -32,7 +32,7 @@ export class Agent {
     this.#requests = {
       settle: (message, how, fields) => this.#ofLease(message, how, fields),
       extend: (message, leaseS) => this.#ofLease(message, "extend", { lease: leaseS }),
-      sendReply: (message, payload, options) => this.reply(message, payload, options),
+      sendReply: (message, payload, options) => this.#replied(message, payload, options),
       fetchBlob: (message, options) => this.blob(message, options),
     };
   }
@@ -113,8 +113,12 @@ export class Agent {
     }
   }
 
-  /** Answer the sender of a message, in its conversation. See `Message.reply`, which has an idempotency key. */
-  async reply(message, payload = {}, { type = "answer", ...options } = {}) {
+  /** Answer the sender of a message: the same as `message.reply`. */
+  async reply(message, payload = {}, options = {}) {
+    return message.reply(payload, options);
+  }
+
+  async #replied(message, payload, { type = "answer", ...options }) {
     const place = { inReplyTo: message.id, ...(message.thread === null ? {} : { thread: message.thread }) };
     try {
       return await this.send(message.sender, type, payload, { ...place, ...options });

@@ -1,7 +1,7 @@
 // A stream of the hub's server-sent events (WHATWG HTML, section 9.2), which reconnects and goes on after the last one.
 
 import { decode } from "./canonical_json.js";
-import { BackboneUnreachable, TrunklineError } from "./errors.js";
+import { BackboneUnreachable, RateLimited, TrunklineError } from "./errors.js";
 import { now, PATIENCE_S, sleep } from "./hub_client.js";
 
 // The gateway sends a comment at least every 15 s. A connection that is silent for longer is dead.
@@ -35,8 +35,9 @@ export async function* serverEvents(hub, path, { signal, patienceS = PATIENCE_S 
       problem = hub.unreachable(error);
     }
     awaySince ??= now();
-    if (!(problem instanceof BackboneUnreachable) || problem.isFinal || now() - awaySince > patienceS) throw problem;
-    await sleep(PAUSES_S[Math.min(failures, PAUSES_S.length - 1)], signal);
+    const isTemporary = problem instanceof BackboneUnreachable || problem instanceof RateLimited;
+    if (!isTemporary || problem.isFinal || now() - awaySince > patienceS) throw problem;
+    await sleep(Math.max(PAUSES_S[Math.min(failures, PAUSES_S.length - 1)], problem.retryAfterS ?? 0), signal);
     failures += 1;
   }
 }

@@ -25,6 +25,8 @@ const PAUSES_S = [0.2, 0.5, 1, 2, 5];
 const MESSAGE_LIMIT = 600;
 const BODY_LIMIT = 128 * 1024 * 1024;
 const CERTIFICATE = /CERT|SIGNATURE|ERR_TLS/;
+// A longer timer would fire at once.
+const LONGEST_MS = 2 ** 31 - 1;
 const LAUNCH_FAILED = "launch_failed";
 
 /** Return a path of the API; each part is quoted. */
@@ -36,7 +38,7 @@ export function pathOf(...parts) {
 export async function sleep(seconds, signal) {
   signal?.throwIfAborted();
   try {
-    await pause(1000 * seconds, undefined, { signal });
+    await pause(Math.min(1000 * seconds, LONGEST_MS), undefined, { signal });
   } catch (error) {
     throw signal?.aborted ? signal.reason : error;
   }

@@ -38,7 +38,7 @@ export class Job {
    */
   constructor(jobId, secret, options = {}) {
     if (!isJobId(jobId)) throw new UsageError(`not a job id (8 lower-case hex digits): ${JSON.stringify(jobId)}`);
-    if (typeof secret !== "string" || secret === "") throw new UsageError("the job's secret is empty");
+    if (!isText(secret)) throw new UsageError("the job's secret is empty");
     const { hub, mqtt, stateDir = defaultStateDir(), patienceS = PATIENCE_S, payloadBytes = PAYLOAD_BYTES } = options;
     if ((hub === undefined) === (mqtt === undefined)) throw new UsageError("a job needs `hub` or `mqtt`, and not both");
     this.id = jobId;
@@ -210,6 +210,10 @@ function overHttp(hub, jobId, patienceS) {
   const isComplete = hub instanceof Credentials;
   const caCerts = isComplete ? hub.caCerts : null;
   return new HttpDelivery(isComplete ? hub.section("hub") : hub, jobId, { caCerts, patienceS });
+}
+
+function isText(value) {
+  return typeof value === "string" && value.length > 0;
 }
 
 function defaultStateDir() {

@@ -113,7 +113,11 @@ export class Message {
 
   // Acknowledge the message because the loop asks for the next one, unless a handler takes care of it.
   async settleByLoop() {
-    if (this.#state === OPEN) await this.ack();
+    if (this.#state === OPEN) {
+      // If the acknowledgement fails, the message is not given back: its work is done.
+      this.#state = HANDLING;
+      await this.ack();
+    }
     if (this.#state === LOST && !this.#isReported) throw this.#reported();
   }
 

@@ -14,6 +14,7 @@ import { contentId, jobUser, mqttPassword } from "./signing.js";
 const ATTEMPTS = 3;
 const CONNECT_S = 10;
 const RECEIPT_S = 10;
+const PACKET_S = 5;
 const AGAIN_S = 0.5;
 const REFUSED_AGAIN_S = 2;
 // Reason codes of MQTT 5.
@@ -67,7 +68,7 @@ export class MqttDelivery {
     try {
       await this.#subscribe(connection);
       for (; left.length > 0; left.shift()) await confirmed(left[0], await this.#send(connection, left[0]));
-      await connection.client.endAsync();
+      await answered(connection.client.endAsync(), "end").catch(() => connection.client.end(true));
     } catch (error) {
       connection.client.end(true);
       throw signal?.aborted ? signal.reason : error;
@@ -84,7 +85,7 @@ export class MqttDelivery {
     const fixed = { protocolVersion: 5, clean: true, reconnectPeriod: 0, connectTimeout: 1000 * connectS };
     let client;
     try {
-      client = await connectAsync({ ...options, ...fixed }, false);
+      client = await connectAsync({ ...options, ...fixed }, undefined, false);
     } catch (error) {
       if (BAD_LOGIN.includes(error.code)) {
         throw new NoAccount(`${this.#name()} does not let user '${username}' in`, {
@@ -111,7 +112,7 @@ export class MqttDelivery {
 
   async #subscribe({ client }) {
     try {
-      await client.subscribeAsync(this.#topic("receipts"), { qos: 1 });
+      await answered(client.subscribeAsync(this.#topic("receipts"), { qos: 1 }), "SUBACK");
     } catch (error) {
       throw this.#problem(error, "reading the job's receipts");
     }
@@ -144,7 +145,7 @@ export class MqttDelivery {
 
   async #publish({ client }, topic, bytes, retain) {
     try {
-      const puback = await client.publishAsync(topic, bytes, { qos: 1, retain });
+      const puback = await answered(client.publishAsync(topic, bytes, { qos: 1, retain }), "PUBACK");
       return puback?.reasonCode ?? 0;
     } catch (error) {
       if (error.code === NOT_AUTHORIZED) return NOT_AUTHORIZED;
@@ -166,6 +167,19 @@ export class MqttDelivery {
 
   #name() {
     return `MQTT broker ${this.#broker.host ?? "127.0.0.1"}:${this.#broker.port ?? 1883}`;
+  }
+}
+
+// Wait for the broker's answer to a packet. The caller gives the connection up after an error.
+async function answered(promise, what) {
+  let timer;
+  const late = new Promise((_resolve, reject) => {
+    timer = setTimeout(() => reject(new Error(`no ${what} within ${PACKET_S} s`)), 1000 * PACKET_S);
+  });
+  try {
+    return await Promise.race([promise, late]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

@@ -7,6 +7,7 @@ import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { Agent, Credentials, Delegator, errors, Job } from "../trunkline_agent.js";
 
@@ -24,7 +25,11 @@ async function serving(t, ...answers) {
     if (answer === CUT) return request.socket.destroy();
     const { status = 200, headers = {}, json, text } = typeof answer === "function" ? answer(requests.at(-1)) : answer;
     response.writeHead(status, { "Content-Type": "application/json", ...headers });
-    return text === undefined ? response.end(JSON.stringify(json)) : response.write(text, () => response.destroy());
+    if (text === undefined) return response.end(JSON.stringify(json));
+    // In two parts, and then the connection is lost.
+    response.write(text.slice(0, text.length / 2));
+    await sleep(30);
+    return response.write(text.slice(text.length / 2), () => response.destroy());
   }).listen(0, "127.0.0.1");
   await once(server, "listening");
   const url = `http://127.0.0.1:${server.address().port}`;
@@ -55,7 +60,8 @@ test("a gateway that stays away is unreachable in the end, and the error says wh
   const error = await agent.send("bo", "note").then(assert.fail, (found) => found);
   assert.ok(error instanceof errors.BackboneUnreachable);
   assert.ok(error.message.includes(url) && !error.message.includes("canary-token"));
-  assert.ok(requests.length >= 3, String(requests.length));
+  // Pauses of 0.2 and 0.5 s, and no third one of 1 s within 1.5 s.
+  assert.equal(requests.length, 3);
 });
 
 test("Retry-After is respected", async (t) => {

@@ -7,7 +7,7 @@ import { after, test } from "node:test";
 
 import { Agent, Credentials, errors, Float } from "trunkline-agent";
 
-const { HUB_URL, ANN_TOKEN, BO_TOKEN } = process.env;
+const { HUB_URL, ANN_TOKEN, BO_TOKEN, OPERATOR_TOKEN } = process.env;
 const credentials = (name, token) => new Credentials({ name, hub: { url: HUB_URL, token } });
 const ann = new Agent("ann", credentials("ann", ANN_TOKEN));
 const bo = new Agent(null, credentials("bo", BO_TOKEN));
@@ -202,4 +202,12 @@ test("refusals have a class, a reason and an advice, and show no token", async (
   }
   const { ready } = await ann.status();
   assert.equal(ready, true);
+});
+
+test("agents are discovered by a caller that may read them", async () => {
+  const operator = new Agent(null, credentials("operator", OPERATOR_TOKEN));
+  const found = await operator.discover();
+  const echo = found.find(({ name }) => name === "echo");
+  assert.deepEqual([echo.kind, echo.status], ["definition", "defined"]);
+  await operator.close();
 });
