@@ -42,7 +42,7 @@ class Check:
 
     @property
     def needs_stack(self) -> bool:
-        """Whether it needs a live stack."""
+        """True if it needs a live stack."""
         return bool(self.needs - _WITHOUT_STACK)
 
 

@@ -25,7 +25,7 @@ _PER_HOP: Final = {"connection", "keep-alive", "transfer-encoding", "host", "con
 
 @dataclass
 class Fault:
-    """What happens to the next request that matches, `times` times.
+    """A fault that the next matching requests meet, `times` of them.
 
     Attributes:
         method: The method of the requests.

@@ -31,7 +31,7 @@ _FORGERY_S: Final = 0.4
 
 @dataclass
 class MqttFault:
-    """What happens to the next PUBLISH of a client.
+    """A fault that the next PUBLISH of a client meets.
 
     Attributes:
         forward: Whether the broker gets the packet.
@@ -96,7 +96,7 @@ class MqttProxy:
 
     @property
     def published(self) -> list[Publish]:
-        """What clients have published until now, also what was not forwarded."""
+        """The packets that clients have published until now, also those that were not forwarded."""
         with self._lock:
             return list(self._published)
 

@@ -1,4 +1,4 @@
-"""What one check uses: principals and jobs of its own, proxies, processes of the client. All end with it."""
+"""The things that one check uses: principals, jobs, proxies, processes of the client. All end with it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Final
 from connectors.demo.stage_stack import own_settings
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import trust
-from connectors.gateway_client.operator_token import read_token
+from connectors.gateway_client.operator_token import read_token, read_token_file
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
 from schemas.settings.settings import Settings
@@ -62,7 +62,7 @@ def named_target(settings: Settings, hub: str, token_file: Path | None) -> Targe
     """
     changed = {"url": hub, **({} if token_file is None else {"operator_token_file": token_file})}
     used = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=changed)})
-    token = read_token(used)
+    token = read_token(used) if token_file is None else read_token_file(token_file)
     if token is None:
         raise UsageError(
             f"there is no token in {used.operator_token_file}; name a file with --operator-token-file"
@@ -83,7 +83,7 @@ def own_target(settings: Settings) -> Iterator[Target]:
     try:
         used = own_settings(settings, folder)
         with LocalStack(used, parts=OWN_PARTS):
-            token = read_token(used)
-            yield Target(used, token or "")
+            # Not from the environment, whose token is for another stack.
+            yield Target(used, read_token_file(used.operator_token_file) or "")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

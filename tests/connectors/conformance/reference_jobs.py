@@ -35,11 +35,11 @@ class ReferenceJob:
         self.faults = faults
         self.path = Path(fields["state_dir"]) / f"{self.job_id}.json"
         self.is_mqtt = fields["via"] == "mqtt"
-        # What a client that forgets its outbox still has until it ends.
+        # A client that forgets its outbox still has these until it ends.
         self.unsent: list[str] = []
 
     def has(self, over_http: str, over_mqtt: str) -> bool:
-        """Whether the fault of this door is planted."""
+        """Return whether the fault of this door is planted."""
         return (over_mqtt if self.is_mqtt else over_http) in self.faults
 
     def publish(self, event: str, detail: str, data: Any) -> dict[str, Any]:
