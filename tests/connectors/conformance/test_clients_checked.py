@@ -131,8 +131,9 @@ def test_every_check_has_a_fault() -> None:
 
 @pytest.mark.requirement("CF-05")
 def test_the_command_checks_a_client_against_a_stack_that_is_named(
-    target: Target, capsys: pytest.CaptureFixture[str]
+    target: Target, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TRUNKLINE_TOKEN", "the-token-of-another-stack-which-is-not-meant")
     token_file = target.settings.operator_token_file
     given = ["conformance", "--hub", target.settings.gateway_url, "--operator-token-file", str(token_file)]
     with target.hub() as operator:
