@@ -9,6 +9,12 @@ sync each record to disk here, the peer does. Limits that were not held are in `
 1.
 
     ./trunkline bench hub --json
+
+With `--through library` it measures something else: the processor time of a client per request, through the
+library's `AsyncAgent` and by the hand-written client of all other figures, in turns. `client_cpu_ratio` is
+library over control.
+
+    ./trunkline bench hub --through library --seconds 4
 """
 
 from __future__ import annotations
@@ -26,13 +32,16 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
 from schemas.streams.job.job_event import JOB_EVENT
-from tests.benchmarks.bench_report import Bench, medians, teller
+from tests.benchmarks import library_load
+from tests.benchmarks.bench_report import Bench, medians, not_held, teller
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_load import publish_steadily
@@ -46,6 +55,7 @@ AGENTS = 30
 AT_MOST = {"visible_p99_ms": 50, "ratio_roundtrip": 1.3}
 AT_LEAST = {"ratio_sends": 1.0, "visible_per_s": 195, "spark_busy_ratio": 0.7}
 ROUNDS = 2
+LIBRARY = "library"
 VISIBLE_RATE, VISIBLE_S = 200, 10
 START_S = 60.0
 # Time that the busy phase may take beyond its measured times: the second gateway's start, and the drains.
@@ -207,10 +217,7 @@ def measure(settings: Settings, work: Path, seconds: float, rate: int, warm_s: i
     """Both phases, each with a start of the stack on the same data."""
     with LocalStack(settings, parts=(KAFKA, GATEWAY)):
         with operator_client(settings) as operator:
-            tokens = {
-                name: add_principal(operator, name, "worker")
-                for name in (f"agent-{number:02d}" for number in range(AGENTS))
-            }
+            tokens = add_agents(operator)
         result = idle_figures(settings, work, tokens, seconds)
     say("the stack starts again with all its parts")
     with LocalStack(settings):
@@ -219,13 +226,31 @@ def measure(settings: Settings, work: Path, seconds: float, rate: int, warm_s: i
     return {**result, "spark_busy_ratio": ratio, "note": NOTE}
 
 
+def measure_client(settings: Settings, seconds: float) -> dict[str, Any]:
+    """Kafka and gateway alone: the cost of a client through the library beside that of the control."""
+    with LocalStack(settings, parts=(KAFKA, GATEWAY)), operator_client(settings) as operator:
+        tokens = add_agents(operator)
+        found = library_load.client_cost(settings.gateway_url, tokens, seconds)
+    # In turns, so the limit counts with any options.
+    return {**found, "not_held": not_held(found, library_load.AT_MOST)}
+
+
+def add_agents(operator: httpx.Client) -> dict[str, str]:
+    """Add the agents, and return their tokens."""
+    names = [f"agent-{number:02d}" for number in range(AGENTS)]
+    return {name: add_principal(operator, name, "worker") for name in names}
+
+
 def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Measure on a stack without pages and agents' MCP."""
     # Also then nothing is left: the second gateway is no part of the stack.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    say(NOTE)
     doors = {"dashboard": DashboardSettings(port=0), "agent_mcp": AgentMcpSettings(port=0)}
-    return measure(stack_settings(work / "data", **doors), work, args.seconds, args.rate, args.warm)
+    settings = stack_settings(work / "data", **doors)
+    if args.through == LIBRARY:
+        return measure_client(settings, args.seconds)
+    say(NOTE)
+    return measure(settings, work, args.seconds, args.rate, args.warm)
 
 
 def main() -> int:
@@ -235,6 +260,8 @@ def main() -> int:
     bench.add_argument("--rate", type=int, default=500, help="job events a second while busy (default 500)")
     warm_up = "length of that load before it counts (default 30)"
     bench.add_argument("--warm", type=int, default=30, help=warm_up)
+    through = "measure instead what a client through the library costs beside the control"
+    bench.add_argument("--through", choices=[LIBRARY], help=through)
     return bench.run(run)
 
 

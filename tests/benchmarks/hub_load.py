@@ -23,7 +23,7 @@ MESSAGES = "/api/hub/messages"
 DRAIN_LIMIT = 100
 # How long a message may take to be there, before the run counts as failed.
 WITHIN_S = 20.0
-_PAYLOAD = {"text": "step 7 of 12 done, reading the index", "data": {"step": 7, "model": "small"}}
+PAYLOAD = {"text": "step 7 of 12 done, reading the index", "data": {"step": 7, "model": "small"}}
 
 
 class Agents:
@@ -58,7 +58,7 @@ class Agents:
 
     async def send(self, sender: str, recipient: str) -> str:
         """Send a message; its id."""
-        body = {"recipient": recipient, "type": "note", "payload": _PAYLOAD}
+        body = {"recipient": recipient, "type": "note", "payload": PAYLOAD}
         async with self._clients[sender].post(MESSAGES, json=body) as answer:
             return str((await _checked(answer))["message_id"])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.faults.prove.comparison import CHANGED, DUPLICATE, LOST, MISBEHAVED, OUT_OF_ORDER, Finding, Mail
@@ -33,6 +33,7 @@ from tests.faults.prove.follow_checks import check_followers
 from tests.faults.prove.hub_client import Clock, GaveUp
 from tests.faults.prove.load_deliveries import SureConsumer
 from tests.faults.prove.oracle import ACKED, Note, Oracle
+from trunkline_agent.hub.plans import Answer
 
 BOX, HERE, THERE = "mailbox/default/dora", "http://here", "http://there"
 LEASE_S = 2
@@ -304,8 +305,8 @@ def test_two_threads_with_one_name_have_no_order_among_each_other(tmp_path: Path
     oracle = Oracle(tmp_path / "oracle.jsonl")
     sent = itertools.count()
 
-    def ask_known(*_: object, **__: object) -> httpx.Response:
-        return httpx.Response(200, json={"message_id": f"m{next(sent)}"})
+    def ask_known(*_: object, **__: object) -> Answer:
+        return Answer(200, {}, json.dumps({"message_id": f"m{next(sent)}"}).encode())
 
     client: Any = SimpleNamespace(ask_known=ask_known)
     for own in [HubMailbox(client, "rosa", Deliveries(tmp_path / "notes")) for _ in range(2)]:

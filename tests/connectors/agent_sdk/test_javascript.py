@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_sdk.outbox import JobOutbox, OutboxBusyError
 from connectors.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.strict_json import canonical, decode_slowly
-from schemas.wire.unsafe_text import PATTERNS, unsafe_pattern
 from tests.broker_processes import BrokerProcess
 from tests.connectors.gateway.hub_access import add_principal
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.own_settings import own_settings
 from tests.programs import required_program, run_program, start_program
+from trunkline_agent.errors import OutboxBusy
+from trunkline_agent.outbox.outbox import JobOutbox
+from trunkline_agent.wire.strict_json import canonical, decode_slowly
+from trunkline_agent.wire.unsafe_text import PATTERNS, unsafe_pattern
 
 PACKAGE = PROJECT_ROOT / "connectors" / "agent_sdk" / "js"
 PROGRAMS = Path(__file__).parent / "javascript"
@@ -243,7 +244,7 @@ def test_python_and_javascript_share_an_outbox_and_its_lock(node: str, tmp_path:
         holder.stdin.write(json.dumps(given))
         holder.stdin.close()
         assert json.loads(holder.stdout.readline()) == "held"
-        with pytest.raises(OutboxBusyError), JobOutbox(tmp_path, job, 0.2):
+        with pytest.raises(OutboxBusy), JobOutbox(tmp_path, job, 0.2):
             pass
     finally:
         holder.kill()

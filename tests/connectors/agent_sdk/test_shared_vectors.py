@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from schemas.keys.mqtt_password import job_user, mqtt_password
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.record import content_id
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly
 
 pytestmark = pytest.mark.requirement("AG-61")
 

@@ -13,7 +13,7 @@ from tests.faults.prove.comparison import LOST, MISBEHAVED, Finding, Mail
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_notes import ACK, BlobSent, Deliveries, Delivery, Fetched
-from tests.faults.prove.hub_client import Clock, GaveUp
+from tests.faults.prove.hub_client import Clock, GaveUp, shown, text_of
 from tests.faults.prove.load_deliveries import IsOver
 from tests.faults.prove.load_messages import mailbox
 from tests.faults.prove.oracle import Oracle
@@ -41,8 +41,8 @@ class BlobSender:
             content = _content(self._draw.randrange(_CONTENTS))
             digest = hashlib.sha256(content).hexdigest()
             answer = self._own.client.ask("PUT", BLOBS, params={"digest": digest}, content=content)
-            if answer.status_code != 200:
-                raise AssertionError(f"an upload: {answer.status_code} {answer.text}")
+            if answer.status != 200:
+                raise AssertionError(f"an upload: {shown(answer)}")
             key = uuid.uuid4().hex
             text = f"{self._own.name} with a blob {key}"
             message_id = self._own.send(self._to, text, key, None, self._oracle, blob=digest)
@@ -82,12 +82,12 @@ class BlobTaker:
         path = f"/api/hub/mailboxes/default/{self._own.name}/messages/{message_id}/blob"
         # Another gateway may not know the message yet, and then answers 404.
         answer = self._own.client.ask_known("GET", path)
-        found = hashlib.sha256(answer.content).hexdigest()
+        found = hashlib.sha256(answer.body).hexdigest()
         self._fetched.add(message_id)
-        box, size = mailbox(self._own.name), len(answer.content)
+        box, size = mailbox(self._own.name), len(answer.body)
         self._log.note(
             Fetched(
-                box, message_id, answer.status_code, found, size, answer.text[:200] if answer.is_error else ""
+                box, message_id, answer.status, found, size, "" if answer.is_success else text_of(answer)[:200]
             )
         )
 

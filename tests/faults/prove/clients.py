@@ -14,7 +14,7 @@ from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages
 from tests.faults.prove.delivery_load import DeliveryLoad
 from tests.faults.prove.delivery_notes import Deliveries
-from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, text_of
 from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
 from tests.faults.prove.mcp_client import McpClient, new_participant
 from tests.faults.prove.oracle import Oracle
@@ -70,7 +70,7 @@ class Clients:
             schedule.seed,
         )
         # A gateway is ready before a process has described the listener's handler to it.
-        while LISTENER not in self._operator.ask("GET", "/api/hub/listeners").text:
+        while LISTENER not in text_of(self._operator.ask("GET", "/api/hub/listeners")):
             if not clock.has_patience():
                 raise AssertionError("the listener did not come")
             time.sleep(0.1)
@@ -85,8 +85,8 @@ class Clients:
 
     def _token(self, name: str, role: str = "worker") -> str:
         answer = self._operator.ask("POST", "/api/hub/principals", json={"principal": name, "role": role})
-        if answer.status_code != 201:
-            raise AssertionError(f"{name} was not added: {answer.text}")
+        if answer.status != 201:
+            raise AssertionError(f"{name} was not added: {shown(answer)}")
         return str(answer.json()["token"])
 
     def _mcp_agent(self, name: str) -> messages.McpAgent:

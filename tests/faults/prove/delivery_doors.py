@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-import httpx
-
 from tests.faults.prove.delivery_notes import ACK, EXTEND, EXTEND_S, NACK, Deliveries, Ending, Got, Taking
-from tests.faults.prove.hub_client import HubClient
+from tests.faults.prove.hub_client import HubClient, shown
 from tests.faults.prove.load_messages import MESSAGES, mailbox
 from tests.faults.prove.mcp_client import McpClient
 from tests.faults.prove.oracle import Oracle, content_hash
+from trunkline_agent.hub.plans import Answer
 
 HTTP, MCP = "http", "mcp"
 _TOOLS: Final = {ACK: "ack_messages", NACK: "nack_message", EXTEND: "extend_lease"}
@@ -94,7 +93,7 @@ class HubMailbox:
         """Send a message as `send` does; None if the mailbox is full. For a client that takes refusals."""
         body = {"recipient": to, "type": "note", "payload": {"text": text}}
         answer = self.client.ask_known("POST", MESSAGES, key=key, json=body)
-        if answer.status_code == 429:
+        if answer.status == 429:
             return None
         message_id = str(_told(answer)["message_id"])
         oracle.acked(HTTP, mailbox(to), message_id, self._speaker, _hub_hash(self.name, to, text))
@@ -109,8 +108,8 @@ class HubMailbox:
         """Ask and wait for the reply; returns the question's id, and the reply if it came in time."""
         body = {"recipient": to, "type": "ask", "payload": {"text": text}}
         answer = self.client.ask_known("POST", MESSAGES, key=key, params={"wait_reply": wait_s}, json=body)
-        if answer.status_code not in (200, 202) or ("reply" in answer.json()) != (answer.status_code == 200):
-            raise AssertionError(f"an answer to a question: {answer.status_code} {answer.text}")
+        if answer.status not in (200, 202) or ("reply" in answer.json()) != (answer.status == 200):
+            raise AssertionError(f"an answer to a question: {shown(answer)}")
         told = answer.json()
         oracle.acked(HTTP, mailbox(to), told["message_id"], self._speaker, _hub_hash(self.name, to, text))
         return told["message_id"], _got(told["reply"]) if "reply" in told else None
@@ -204,11 +203,9 @@ def note_ends(
     return [one for one in ids if one not in refused]
 
 
-def _told(answer: httpx.Response) -> dict[str, Any]:
-    if answer.status_code != 200:
-        raise AssertionError(
-            f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text}"
-        )
+def _told(answer: Answer) -> dict[str, Any]:
+    if answer.status != 200:
+        raise AssertionError(f"not 200: {shown(answer)}")
     return dict(answer.json())
 
 

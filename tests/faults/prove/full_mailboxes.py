@@ -13,7 +13,7 @@ from tests.faults.prove.comparison import LOST, MISBEHAVED, Finding, Line, Mail
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_notes import Deliveries, Delivery, Filled
-from tests.faults.prove.hub_client import Clock, HubClient
+from tests.faults.prove.hub_client import Clock, HubClient, shown
 from tests.faults.prove.load_messages import mailbox
 from tests.faults.prove.oracle import Oracle
 
@@ -26,8 +26,8 @@ _TAKEN_MOST: Final = 4
 def limit_mailbox(operator: HubClient, name: str) -> None:
     """Set the limit of the mailbox, while all is well."""
     answer = operator.ask("POST", f"/api/hub/limits/name/{name}", json={"pending_most": PENDING_MOST})
-    if answer.status_code != 200:
-        raise AssertionError(f"the limit of {name} was not set: {answer.text}")
+    if answer.status != 200:
+        raise AssertionError(f"the limit of {name} was not set: {shown(answer)}")
 
 
 class Filler:

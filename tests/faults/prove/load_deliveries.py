@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Final
-
-import httpx
 
 from tests.faults.prove.delivery_doors import HubMailbox, Lease, McpMailbox, OwnMailbox
 from tests.faults.prove.delivery_notes import ACK, EXTEND, NACK, Deliveries, Seen, Taking
 from tests.faults.prove.hub_client import Clock, GaveUp
 from tests.faults.prove.load_messages import MESSAGES, mailbox
 from tests.faults.prove.oracle import ACKED, Oracle
+from trunkline_agent.credentials import HubAccess
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused
+from trunkline_agent.hub.plans import Request
+from trunkline_agent.hub.server_events import EventParser, ServerEvent
+from trunkline_agent.hub.sync_client import HubClient
 
 # The longest lease of a consumer.
 LEASE_MOST_S: Final = 3
@@ -30,6 +33,7 @@ _PATIENT_S: Final = 6.5
 _SLOW_S: Final = 4.0
 # A silent stream is left for another gateway.
 _READS_S: Final = 2.0
+_ANSWER_S: Final = 6.0
 # A consumer draws a number from 0 to 1 for each message. From the first of these on it gives the message back,
 # from the second on it extends the lease.
 _NACKED: Final = 0.5
@@ -230,8 +234,7 @@ class Follower:
         self._box, self._name = mailbox(name), f"{name}-{number}"
         self._log, self._oracle, self._clock, self._is_over = log, oracle, clock, is_over
         self._draw = random.Random(f"follow/{self._name}")
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(timeout=httpx.Timeout(8, read=_READS_S), trust_env=False)
+        self._gateways = {url: HubClient(HubAccess(url, token), answer_timeout_s=_ANSWER_S) for url in urls}
         self._last = ""
         self._seen: set[str] = set()
         self.resumed = 0
@@ -243,14 +246,16 @@ class Follower:
             self._number += 1
             try:
                 self._follow(url, time.monotonic() + self._draw.uniform(1, 4))
-            except httpx.TransportError:
+            except (BackboneUnreachable, NotFound, Refused):
+                # The gateway is away, or has not read of the mailbox or the token yet.
                 time.sleep(_PAUSE_S)
             if not self._clock.has_patience():
                 raise GaveUp(f"the stream of {self._box}")
 
     def close(self) -> None:
-        """End the connection."""
-        self._http.close()
+        """End the connections."""
+        for gateway in self._gateways.values():
+            gateway.close()
 
     def _has_all(self) -> bool:
         if self._clock.may_begin() or not self._is_over():
@@ -262,27 +267,18 @@ class Follower:
     def _follow(self, url: str, until: float) -> None:
         resumed = {"Last-Event-ID": self._last} if self._last else {}
         self.resumed += bool(resumed)
-        headers = {**self._headers, **resumed}
-        with self._http.stream("GET", url + f"{MESSAGES}/events", headers=headers) as answer:
-            if answer.status_code in (401, 404, 503):
-                time.sleep(_PAUSE_S)
-                return
-            if answer.status_code != 200:
-                raise AssertionError(f"a stream: {answer.status_code} {answer.read().decode()}")
-            fields: dict[str, str] = {}
-            for line in answer.iter_lines():
-                if line:
-                    name, _, value = line.partition(": ")
-                    fields[name] = value
-                    continue
-                if "data" in fields:
-                    self._note(fields, url)
-                fields = {}
+        # Not the events, but the parts: also a comment ends the time at this gateway.
+        parser = EventParser()
+        parts = self._gateways[url].parts(Request("GET", f"{MESSAGES}/events", headers=resumed), _READS_S)
+        with closing(parts):
+            for part in parts:
+                for event in parser.feed(part):
+                    self._note(event, url)
                 if time.monotonic() > until:
                     return
 
-    def _note(self, fields: dict[str, str], url: str) -> None:
-        self._last = fields["id"]
-        message_id = json.loads(fields["data"])["id"]
+    def _note(self, event: ServerEvent, url: str) -> None:
+        self._last = event.id or self._last
+        message_id = event.json()["id"]
         self._seen.add(message_id)
         self._log.note(Seen(self._name, self._box, self._last, message_id, time.time(), url))

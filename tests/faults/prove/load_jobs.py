@@ -10,14 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-
 from schemas.settings.settings import Settings
-from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown
 from tests.faults.prove.oracle import ASKED, ENDED, FORGED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import DUPLICATES, FORGE, REORDER, SKEW, Schedule
 from tests.faults.prove.seed_parts import IDLE
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub.plans import Answer
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.mqtt.event_delivery import deliver
 from trunkline_agent.outbox.outbox import PendingEvent
@@ -173,7 +172,7 @@ class TaskLoad:
             body = {"agent_name": IDLE, "description": f"{self._draw.getrandbits(40):x}"}
             answer = self._boss.ask("POST", TASKS, duplicates=self._duplicates, says=_task_of, json=body)
             # A gateway that was killed while it launched has the task failed by its successor.
-            if answer.status_code != 502:
+            if answer.status != 502:
                 self._end(_told(answer, 201), content_hash(body["description"]))
             time.sleep(0.8)
 
@@ -181,30 +180,30 @@ class TaskLoad:
         stream = f"task/{told['task']['id']}"
         self._oracle.acked("http", stream, "started", BOSS, said, ordered=False)
         how, status = self._draw.choice((("cancel", "cancelled"), ("complete", "completed")))
-        headers = {"Authorization": f"Bearer {told['token']}"} if how == "complete" else {}
+        token = str(told["token"]) if how == "complete" else None
         path = f"{TASKS}/{told['task']['id']}/{how}"
-        answer = self._boss.ask_known("POST", path, headers=headers, json={})
-        if answer.status_code == 200:
+        answer = self._boss.ask_known("POST", path, token=token, json={})
+        if answer.status == 200:
             self._oracle.note(Note(ENDED, "http", stream, "end", status=status))
-        elif answer.status_code not in (401, 409):  # it has failed meanwhile
-            raise AssertionError(f"{how} of a task: {answer.status_code} {answer.text}")
+        elif answer.status not in (401, 409):  # it has failed meanwhile
+            raise AssertionError(f"{how} of a task: {shown(answer)}")
 
 
-def _told(answer: httpx.Response, status: int) -> dict[str, Any]:
-    if answer.status_code != status:
-        raise AssertionError(f"{answer.request.url}: {answer.status_code} {answer.text}")
+def _told(answer: Answer, status: int) -> dict[str, Any]:
+    if answer.status != status:
+        raise AssertionError(f"not {status}: {shown(answer)}")
     return dict(answer.json())
 
 
-def _parts(answer: httpx.Response, *names: str) -> object:
+def _parts(answer: Answer, *names: str) -> object:
     """Return the parts of an answer that the answer to a repeated request must share."""
     return [answer.json().get(name) for name in names]
 
 
-def _task_of(answer: httpx.Response) -> object:
+def _task_of(answer: Answer) -> object:
     # Its state goes on meanwhile.
     told = answer.json()
-    return [told["task"]["id"], told["token"]] if answer.status_code == 201 else None
+    return [told["task"]["id"], told["token"]] if answer.status == 201 else None
 
 
 def _kind(seq: int) -> str:

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader
-from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, text_of
 from tests.faults.prove.mcp_client import McpClient
 from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import KILL, Schedule
@@ -28,6 +26,7 @@ from tests.faults.prove.seed_parts import LISTENER
 from tests.mailbox_credentials import mailbox_credentials
 from tests.programs import run_program
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub.plans import Answer
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
@@ -86,8 +85,8 @@ class HubSender:
             answer = self._client.ask(
                 "POST", MESSAGES, duplicates=self._words.duplicates, says=_message_id, json=body
             )
-            if answer.status_code != 200:
-                raise AssertionError(f"the hub took no message: {answer.status_code} {answer.text}")
+            if answer.status != 200:
+                raise AssertionError(f"the hub took no message: {shown(answer)}")
             stored = json.dumps({"text": text}, ensure_ascii=False, separators=(",", ":"))
             found = content_hash(self._words.sender, to, stored)
             self._oracle.acked("http", mailbox(to), answer.json()["message_id"], self._words.sender, found)
@@ -112,18 +111,18 @@ class HubReader:
                 duplicates=0.1,
                 says=_message_ids,
             )
-            if answer.status_code != 200:
-                raise AssertionError(f"a drain was refused: {answer.status_code} {answer.text}")
+            if answer.status != 200:
+                raise AssertionError(f"a drain was refused: {shown(answer)}")
             for message in answer.json()["messages"]:
                 self._oracle.note(Note(HANDED, "http", mailbox(self._name), message["id"], request=request))
             time.sleep(0.2)
 
 
-def _message_id(answer: httpx.Response) -> object:
+def _message_id(answer: Answer) -> object:
     return answer.json().get("message_id")
 
 
-def _message_ids(answer: httpx.Response) -> object:
+def _message_ids(answer: Answer) -> object:
     return [message["id"] for message in answer.json().get("messages", ())]
 
 
@@ -310,13 +309,13 @@ class XmlSender:
                 "POST",
                 "/messages",
                 duplicates=self._words.duplicates,
-                says=lambda answer: re.findall(r'<message id="([^"]+)"', answer.text),
+                says=lambda answer: re.findall(r'<message id="([^"]+)"', text_of(answer)),
                 content=document(payload, LISTENER),
                 headers={"Content-Type": "application/xml"},
             )
-            if answer.status_code != 202:
-                raise AssertionError(f"XML was not taken: {answer.status_code} {answer.text}")
-            (message_id,) = re.findall(r'<message id="([^"]+)"', answer.text)
+            if answer.status != 202:
+                raise AssertionError(f"XML was not taken: {shown(answer)}")
+            (message_id,) = re.findall(r'<message id="([^"]+)"', text_of(answer))
             found = content_hash(sender, LISTENER, payload)
             self._oracle.acked("xml", mailbox(LISTENER), message_id, sender, found)
             told = {"recipient": mailbox(sender), "kind": "worked", "body": number}

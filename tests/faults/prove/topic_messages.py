@@ -12,7 +12,7 @@ from tests.faults.prove.comparison import DUPLICATE, LOST, TICK, Finding, Line, 
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_notes import Deliveries, Delivery, Published, Taking
-from tests.faults.prove.hub_client import Clock, HubClient
+from tests.faults.prove.hub_client import Clock, HubClient, shown
 from tests.faults.prove.load_messages import mailbox
 
 TOPIC: Final = "prove"
@@ -25,8 +25,8 @@ def subscribe(operator: HubClient, names: Sequence[str]) -> None:
     """Subscribe these mailboxes to the topic, while all is well."""
     for name in names:
         answer = operator.ask("POST", f"{_TOPIC_PATH}/subscribe", json={"subscriber": name})
-        if answer.status_code != 200:
-            raise AssertionError(f"{name} was not subscribed: {answer.text}")
+        if answer.status != 200:
+            raise AssertionError(f"{name} was not subscribed: {shown(answer)}")
 
 
 class Publisher:
@@ -62,8 +62,8 @@ class ScheduleKeeper:
 
     def _ask(self, path: str, body: dict[str, object]) -> None:
         answer = self._client.ask_known("POST", path, key=uuid.uuid4().hex, json=body)
-        if answer.status_code != 200:
-            raise AssertionError(f"{path}: {answer.status_code} {answer.text}")
+        if answer.status != 200:
+            raise AssertionError(f"{path}: {shown(answer)}")
 
 
 def check_topics(

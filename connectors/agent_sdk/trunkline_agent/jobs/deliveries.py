@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trunkline_agent.credentials import (
     CA_VARIABLE,
@@ -16,8 +16,10 @@ from trunkline_agent.credentials import (
     MqttAccess,
 )
 from trunkline_agent.errors import UsageError
-from trunkline_agent.mqtt.broker import Broker, BrokerAccess, mqtt_broker
 from trunkline_agent.outbox.delivery import EventDelivery
+
+if TYPE_CHECKING:
+    from trunkline_agent.mqtt.broker import Broker, BrokerAccess
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
@@ -47,12 +49,8 @@ def over_mqtt(
     ca_certs: str | os.PathLike[str] | None,
 ) -> EventDelivery:
     """Return the delivery of a job's events over MQTT. See `Job` for the arguments."""
-    try:
-        from trunkline_agent.mqtt.event_delivery import MqttDelivery
-    except ImportError:
-        raise UsageError(
-            "there is no MQTT library", advice="install the extra: pip install trunkline-agent[mqtt]"
-        ) from None
+    from trunkline_agent.mqtt.broker import mqtt_broker
+    from trunkline_agent.mqtt.event_delivery import MqttDelivery
 
     if isinstance(mqtt, Credentials):
         ca_certs = ca_certs or mqtt.ca_certs
@@ -81,6 +79,8 @@ def environment_doors(variables: Mapping[str, str]) -> dict[str, Any]:
 
 def environment_broker(variables: Mapping[str, str]) -> Broker:
     """Return the broker of MQTT_BROKER and its companions. Raises UsageError for a value that is not valid."""
+    from trunkline_agent.mqtt.broker import Broker
+
     tls = variables.get("MQTT_TLS", "").lower()
     if tls not in _TRUE | _FALSE:
         raise UsageError(f"MQTT_TLS: expected true or false, not {tls!r}")

@@ -8,10 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from trunkline_agent.extras import require_extra
+
 if TYPE_CHECKING:
     from trunkline_agent.mqtt.broker import Broker
     from trunkline_agent.mqtt.inbox_message import InboxMessage
     from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+
+require_extra("mqtt")
 
 __all__ = ["Broker", "InboxMessage", "MqttAgent"]
 
