@@ -6,7 +6,7 @@ import { spawn } from "node:child_process";
 import { open, readFile, rename, unlink } from "node:fs/promises";
 import { once } from "node:events";
 
-import { OutboxBusy } from "./errors.js";
+import { OutboxBusy, TrunklineError } from "./errors.js";
 import { now, sleep } from "./hub_client.js";
 
 const TICK_S = 0.05;
@@ -36,7 +36,9 @@ async function lockedByProgram(path, timeoutS, busy) {
   const stdio = ["pipe", "pipe", "ignore"];
   const env = { PATH: process.env.PATH };
   const child = spawn("flock", ["-x", path, "sh", "-c", HOLD], { stdio, env, detached: true });
-  const ended = new Promise((resolve) => child.once("error", () => resolve(false)).once("exit", () => resolve(false)));
+  const ended = new Promise((resolve) => {
+    child.once("error", resolve).once("exit", (code, signal) => resolve(new Error(`it ended: ${signal ?? code}`)));
+  });
   child.stdin.on("error", () => {});
   const timer = new AbortController();
   const late = sleep(timeoutS, timer.signal).then(() => "late", () => "late");
@@ -51,7 +53,10 @@ async function lockedByProgram(path, timeoutS, busy) {
       await ended;
     };
   }
-  if (got === false) return null;
+  if (got instanceof Error) {
+    if (got.code === "ENOENT") return null;
+    throw new TrunklineError(`the program flock cannot lock ${path}: ${got.message}`, { cause: got });
+  }
   child.stdin.end();
   process.kill(-child.pid);
   throw tooLate(timeoutS, busy);
