@@ -14,12 +14,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trunkline_agent.extras import require_extra
+
 if TYPE_CHECKING:
     from trunkline_agent.xml.posting import PostedXml
     from trunkline_agent.xml.sender import AsyncXmlSender, XmlSender
 
 __all__ = ["AsyncXmlSender", "PostedXml", "XmlSender"]
 _MODULES = {"AsyncXmlSender": "sender", "PostedXml": "posting", "XmlSender": "sender"}
+
+
+require_extra("xml")
 
 
 def __getattr__(name: str) -> Any:
