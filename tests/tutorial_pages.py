@@ -27,7 +27,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.source_files import ROOT
 
 COMMAND_S: Final = 180.0
-OUTPUT_S: Final = 30.0
+OUTPUT_S: Final = 120.0
 END_S: Final = 20.0
 # Exported variables go from block to block, as in one terminal.
 _BEGIN: Final = "if [[ -f .exported ]]; then . ./.exported; fi\n"

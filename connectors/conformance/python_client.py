@@ -13,9 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from trunkline_agent.mqtt.broker import Broker
-
 from trunkline_agent import Agent, Credentials, HubAccess, Message, errors
+from trunkline_agent.broker import Broker
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode

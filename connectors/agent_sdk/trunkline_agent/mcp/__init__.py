@@ -5,8 +5,8 @@
     async with agent_client("http://127.0.0.1:3100", "builder", "keys/builder.pem") as client:
         await client.call_tool("send_to_agent", {"targetAgentId": "operator", "message": "ready"})
 
-It needs the extra `[mcp]`; `signing` and `pem` need `cryptography` alone. The names of this package are
-imported when they are first used, because the official client takes a second to import.
+It needs the extra `[mcp]`. The names of this package are imported when they are first used, because the
+official client takes a second to import.
 docs/how-to/sign_agent_requests.md describes the signature, also for other languages.
 """
 
@@ -47,6 +47,9 @@ _MODULES = {
     "KeyText": "private_keys",
     "SignedAuth": "signed_auth",
 }
+
+
+require_extra("mcp")
 
 
 def __getattr__(name: str) -> Any:

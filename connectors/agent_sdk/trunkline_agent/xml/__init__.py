@@ -26,6 +26,9 @@ __all__ = ["AsyncXmlSender", "PostedXml", "XmlSender"]
 _MODULES = {"AsyncXmlSender": "sender", "PostedXml": "posting", "XmlSender": "sender"}
 
 
+require_extra("xml")
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name of this package at its first use (PEP 562)."""
     if name not in _MODULES:
