@@ -10,11 +10,11 @@ import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from trunkline_agent import Agent, Credentials, HubAccess, Message, errors
-from trunkline_agent.broker import Broker
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 
 _PROTOCOL: Final = 1
 # Without `extend`: the library extends leases by itself.
-_FEATURES: Final = ["canonical", "signing", "hub", "keeps_leases", "ask", "topics", "job_http", "job_mqtt"]
+_FEATURES: Final = ["canonical", "signing", "hub", "keeps_leases", "ask", "topics", "job_http"]
 _SHOWN: Final = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
 # The kind of an error by its class; a class comes before those that it is below.
 _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
@@ -62,7 +62,8 @@ class Adapter:
             found = version("trunkline-agent")
         except PackageNotFoundError:
             found = "of this checkout"
-        return {"protocol": _PROTOCOL, "name": "trunkline-agent", "version": found, "features": _FEATURES}
+        features = [*_FEATURES, "job_mqtt"] if find_spec("paho") else _FEATURES
+        return {"protocol": _PROTOCOL, "name": "trunkline-agent", "version": found, "features": features}
 
     def canonical(self, request: Fields) -> Fields:
         """Return the canonical form of a JSON text."""
@@ -133,6 +134,9 @@ class Adapter:
         if request["via"] == "http":
             door["hub"] = HubAccess(**request["hub"])
         else:
+            # An installation without the extra `mqtt` has the other features.
+            from trunkline_agent.mqtt import Broker
+
             broker = request["mqtt"]
             door["mqtt"] = Broker(
                 broker["host"],
