@@ -321,32 +321,3 @@ def test_jobs_in_javascript_run_to_their_end_over_mqtt(
     mqtt = run.settings.mqtt
     more = {"MQTT_PORT": str(mqtt.port), "MQTT_TOPICS": mqtt.topic_prefix}
     node_tests(node, equipped, "jobs.test.mjs", **tokens, **more)
-
-
-@pytest.mark.requirement("AG-68")
-def test_the_programs_of_the_tutorial_run_as_they_are_printed(
-    node: str, bare: Path, run: MailRun, tokens: dict[str, str], tmp_path: Path
-) -> None:
-    page = (PROJECT_ROOT / "docs" / "tutorial" / "from_javascript.md").read_text(encoding="utf-8")
-    programs = re.findall(r"```javascript\n(// (\S+): .*?)```", page, re.DOTALL)
-    assert [name for _, name in programs] == ["agent.mjs", "ask.mjs", "build.mjs", "delegate.mjs"]
-    assert page.count("```javascript") == len(programs)
-    for text, name in programs:
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    (tmp_path / "node_modules").symlink_to(bare / "node_modules")
-    hub = {"PATH": os.environ["PATH"], "TRUNKLINE_HUB_URL": run.gateway.url}
-    echo = {**hub, "TRUNKLINE_AGENT_TOKEN": add_principal(run.operator, "echo", "worker")}
-    planner = {**hub, "TRUNKLINE_AGENT_TOKEN": tokens["DELEGATOR_TOKEN"]}
-    agent = start_program([node, "agent.mjs"], tmp_path, env=echo)
-    try:
-        asked = run_program([node, "ask.mjs"], 60, tmp_path, env=planner)
-        assert (asked.stdout, asked.stderr) == ("you wrote hello\n", "")
-    finally:
-        agent.terminate()
-        said = agent.communicate(timeout=20)
-    assert (agent.returncode, said) == (0, ("", ""))
-    done = run_program([node, "delegate.mjs"], 60, tmp_path, env=planner)
-    (printed,) = re.findall(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
-    assert done.stderr == ""
-    assert [line.strip() for line in done.stdout.splitlines()] == printed.splitlines()
-    assert done.returncode == 0
