@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trunkline_agent.mcp.connection import agent_client
+    from trunkline_agent.mcp.connection import agent_client, connect, known_error
     from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE
     from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeyText
     from trunkline_agent.mcp.signed_auth import SignedAuth
@@ -31,10 +31,12 @@ __all__ = [
     "SignedAuth",
     "agent_client",
     "connect",
+    "known_error",
 ]
 _MODULES = {
     "agent_client": "connection",
     "connect": "connection",
+    "known_error": "connection",
     "KEY_UNUSABLE": "http_client",
     "REFUSED": "http_client",
     "UNREACHABLE": "http_client",
