@@ -6,7 +6,7 @@ import time
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from schemas.streams.agents import agent_signing
+from trunkline_agent.mcp import signing as agent_signing
 
 
 def signed_headers(name: str, key: RSAPrivateKey, body: bytes, at: str = "") -> dict[str, str]:

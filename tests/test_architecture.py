@@ -175,11 +175,7 @@ def imported_modules(module: str) -> frozenset[str]:
 
 
 def package_of(module: str) -> str:
-    """The package that a module is in; of a package, itself.
-
-    The modules at the library's root are its public names, some below its packages and some above, so each counts
-    as a package.
-    """
+    """The package that a module is in; of a package and of a public name at the library's root, itself."""
     package = module.rpartition(".")[0]
     is_alone = module_files()[module].name == "__init__.py" or package == "trunkline_agent"
     return module if is_alone else package

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
 from connectors.gateway.services.row_index import RowIndex
-from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.principal.principals import ACTIVE
+from trunkline_agent.mcp.signing import WINDOW_S, signature_bytes, timestamp_seconds
 
 # The least number of keys that are tried before a signature is refused. An agent that changes its key has two,
 # so the time of the check does not reveal which agents exist.

@@ -23,15 +23,15 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, malformed, unavailable
 from connectors.gateway.web.bounded_http import note_principal
 from connectors.gateway.web.strict_request import NotRead, StrictRequest, replayed
-from schemas.streams.agents.agent_signing import (
+from schemas.streams.agents.participants import AgentCalled, participant_record
+from schemas.streams.refused.refusal import RefusalReason
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.mcp.signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     signature_bytes,
 )
-from schemas.streams.agents.participants import AgentCalled, participant_record
-from schemas.streams.refused.refusal import RefusalReason
-from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 from trunkline_agent.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED

@@ -41,8 +41,8 @@ from schemas.log_access.event_topic import REACH_TIMEOUT_S
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
 from schemas.wire.record import refused_stream
+from trunkline_agent.broker import job_broker
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.broker import job_broker
 from trunkline_agent.mqtt.mqtt_login import wait_for_login
 from trunkline_agent.wire.ids import JOB, new_job_id, stream_key
 from trunkline_agent.wire.signing import new_secret

@@ -22,7 +22,7 @@ from schemas.settings.settings import (
     Settings,
     StorageSettings,
 )
-from trunkline_agent.mqtt.broker import LOOPBACK_NAMES
+from trunkline_agent.broker import LOOPBACK_NAMES
 
 # The folders that are removed after the demo; tables, keys and logs stay.
 _SPENT: Final = ("kafka", "mosquitto", "state", "spark-scratch", "warehouse", "run", "publisher")

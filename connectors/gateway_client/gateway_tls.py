@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ssl
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any
 
 from schemas.keys.private_files import check_key_file
 from schemas.settings.setting_types import is_loopback
 from schemas.settings.settings import GatewaySettings, Settings, SettingsError
+from trunkline_agent import tls
+from trunkline_agent.environment import CA_VARIABLE
+from trunkline_agent.errors import UsageError
+from trunkline_agent.tls import explained
 
-# A variable of an agent's environment: the authority that signed the gateway's certificate.
-CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
+__all__ = [
+    "CA_VARIABLE",
+    "check_listeners",
+    "connection_options",
+    "explained",
+    "listener_context",
+    "open_plain_listeners",
+    "trust",
+]
 
 
 def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
@@ -22,9 +31,10 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
     The client then trusts the certificate authority in the file `ca_certs`; None: the authorities that this
     machine trusts. Raises SettingsError when the file cannot be read.
     """
-    if not url.startswith("https:"):
-        return None
-    return _trusting(None if ca_certs is None else str(ca_certs))
+    try:
+        return tls.trust(url, ca_certs)
+    except UsageError as error:
+        raise SettingsError(f"gateway.{error}") from None
 
 
 def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
@@ -37,7 +47,7 @@ def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
     return {
         # Without TLS nothing is verified, and no time is spent on loading certificates.
         "verify": trust(url, ca_certs) or False,
-        "trust_env": urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"),
+        "trust_env": not tls.is_on_this_machine(url),
     }
 
 
@@ -91,29 +101,3 @@ def check_listeners(settings: Settings) -> None:
             "in clear. Set gateway.certfile and gateway.keyfile (./trunkline tls create makes them); or, if a "
             "proxy in front does TLS and nobody else reaches this address, set gateway.allow_plaintext: true"
         )
-
-
-def explained(error: BaseException | str) -> str:
-    """Return the text of a failed request's error. For a TLS error it also names the setting to check.
-
-    `error` is the exception or its text.
-    """
-    said = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in said:
-        return (
-            f"its certificate is not trusted: {said}; gateway.ca_certs (for an agent {CA_VARIABLE}) must be "
-            "the authority that signed it, and the address a name in it"
-        )
-    if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
-        return f"it speaks no HTTPS: {said}; look at gateway.url and gateway.certfile"
-    if "disconnected without sending" in said or "Empty reply" in said:
-        return f"{said}; perhaps it speaks HTTPS alone: look at gateway.url and gateway.certfile"
-    return said
-
-
-@lru_cache(maxsize=8)
-def _trusting(ca_certs: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_certs)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"gateway.ca_certs: {error}") from None

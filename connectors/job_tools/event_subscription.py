@@ -19,8 +19,8 @@ from typing import Final, NamedTuple, Self
 from paho.mqtt.client import MQTTMessage
 
 from schemas.settings.settings import MqttSettings
+from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable, Refused
-from trunkline_agent.mqtt.broker import broker_name
 from trunkline_agent.mqtt.mqtt_connection import (
     FINAL_REASONS,
     RETAINED_ONCE,

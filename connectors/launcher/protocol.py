@@ -6,8 +6,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.terminal.json_log import BLANK
+from trunkline_agent.environment import (
+    AGENT_ID_VARIABLE,
+    AGENT_KEY_VARIABLE,
+    CA_VARIABLE,
+    MCP_URL_VARIABLE,
+)
 from trunkline_agent.errors import TrunklineError
 
 # The variables in an agent's environment. The first two come with the spec, the others are made from it.
@@ -16,10 +21,6 @@ AGENT_TOKEN_VARIABLE: Final = "TRUNKLINE_AGENT_TOKEN"  # noqa: S105  a variable'
 TASK_ID_VARIABLE: Final = "TRUNKLINE_TASK_ID"
 AGENT_NAME_VARIABLE: Final = "TRUNKLINE_AGENT_NAME"
 TASK_DESCRIPTION_VARIABLE: Final = "TRUNKLINE_TASK_DESCRIPTION"
-# More variables of a spawned agent (AM-09): its id, the path of its private key, the URL of the MCP server.
-AGENT_ID_VARIABLE: Final = "AGENT_ID"
-AGENT_KEY_VARIABLE: Final = "AGENT_KEY_PATH"
-MCP_URL_VARIABLE: Final = "MCP_SERVER_URL"
 # No secret is shorter. Blanking each `1` in a text would leave little to read.
 _SECRET_LENGTH: Final = 4
 _NO_SECRETS: Final = (

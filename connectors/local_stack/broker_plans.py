@@ -39,8 +39,8 @@ from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
 from connectors.tls_keys.tls_files import check_server_key
 from schemas.log_access.kafka_clients import kafka_context
 from schemas.settings.settings import PROJECT_ROOT, Settings
+from trunkline_agent.broker import socket_name
 from trunkline_agent.errors import TrunklineError, UsageError
-from trunkline_agent.mqtt.broker import socket_name
 from trunkline_agent.mqtt.mqtt_tls import mqtt_context
 from trunkline_agent.private_files import replace_file
 

@@ -25,8 +25,8 @@ from connectors.mqtt_bridge.publish_counts import PublishCounts
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
-from trunkline_agent.mqtt.broker import broker_name
 from trunkline_agent.mqtt.mqtt_connection import backoff_s
 
 COUNTER_LINE_S: Final = 30.0

@@ -34,9 +34,9 @@ from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
 from schemas.settings.settings import Settings
+from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.ack_window import AckWindow, PendingAck
-from trunkline_agent.mqtt.broker import broker_name
 from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.topics import events_filter, outboxes_filter

@@ -25,8 +25,8 @@ from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from schemas.streams.job.job_registry import BrokerOverlay
+from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.mqtt.broker import broker_name
 
 log = structlog.stdlib.get_logger(__name__)
 

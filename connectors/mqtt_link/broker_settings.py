@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.job.job_registry import BrokerOverlay
-from trunkline_agent.mqtt.broker import LOOPBACK_NAMES
+from trunkline_agent.broker import LOOPBACK_NAMES
 
 _PATHS: Final = ("ca_certs", "certfile", "keyfile")
 

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from connectors.mqtt_link.broker_settings import socket_dir
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
-from trunkline_agent.mqtt.broker import LOOPBACK_NAMES
+from trunkline_agent.broker import LOOPBACK_NAMES
 from trunkline_agent.private_files import make_first
 
 OPERATOR: Final = "operator"

@@ -18,13 +18,13 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from schemas.keys.pem import private_key_pem, public_key_pem
 from schemas.settings.settings import Settings, SettingsError
-from schemas.streams.agents.participants import key_id_of
 from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.errors import UsageError
+from trunkline_agent.mcp.pem import private_key_pem, public_key_pem
 from trunkline_agent.private_files import make_first
 from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.signing import base64_bytes
 
 log = structlog.stdlib.get_logger(__name__)

@@ -23,10 +23,10 @@ import anyio
 from mcp import Client, MCPError
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-from connectors.agent_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, KeyFileError, agent_client
-from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from connectors.terminal.terminal_text import escaped
+from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+from trunkline_agent.mcp import KEY_UNUSABLE, REFUSED, UNREACHABLE, KeyFileError, agent_client
 
 OPERATOR: Final = "operator"
 FINISH: Final = "finish"

@@ -1,20 +1,16 @@
-"""Display untrusted text on a terminal without executing its control sequences (CM-06)."""
+"""Display untrusted text on a terminal without executing its control sequences (CM-06).
+
+The library of agents has `escaped`, because its errors and its command need it, too.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from trunkline_agent.terminal_text import escaped
 
-def escaped(text: str) -> str:
-    """Return the text as one line, with all unprintable characters escaped.
-
-    These are control characters, ANSI sequences, line breaks, bidirectional and zero-width marks, and lone
-    surrogates.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+__all__ = ["escaped", "is_coloured"]
 
 
 def is_coloured() -> bool:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,15 +17,29 @@ from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlLimits, XmlRefused, quoted
 from connectors.xml_wire.mending import NOT_XML, REPLACEMENT
-from connectors.xml_wire.safe_xml import canonical_bytes, repair, repair_answer
+from connectors.xml_wire.safe_xml import repair, repair_answer
 from trunkline_agent.wire.ids import is_name
+from trunkline_agent.xml.envelope import ENVELOPE_NAMESPACE, canonical_bytes, root_name, wrapped
 
-ENVELOPE_NAMESPACE: Final = "urn:trunkline:envelope:1"
+__all__ = [
+    "ENVELOPE_NAMESPACE",
+    "EXAMPLE",
+    "TEXT_NAMESPACE",
+    "OpenedMessage",
+    "canonical_payload",
+    "check_envelope",
+    "content_of",
+    "envelope_fault",
+    "open_answer",
+    "open_document",
+    "text_payload",
+    "wrapped",
+]
+
 TEXT_NAMESPACE: Final = "urn:trunkline:text:1"
 _SPACE: Final = f"{{{ENVELOPE_NAMESPACE}}}"
 _MESSAGE, _FROM, _TO, _THREAD = (f"{_SPACE}{name}" for name in ("message", "from", "to", "thread"))
 _SCHEMA: Final = etree.XMLSchema(file=str(Path(__file__).with_name("envelope.xsd")))
-_DEFAULT_NAMESPACE: Final = re.compile(rb"<[^\s:>]+ xmlns=\"[^\"]")
 _CLAIMED: Final = "<from> is ignored: the pump writes it itself"
 
 
@@ -83,24 +96,6 @@ def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedM
     if around:
         notes += (f"left out: {around} characters around the payloads",)
     return [_answered(child, notes, limits) for child in root]
-
-
-def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) -> bytes:
-    """Return the XML document for a recipient: an envelope around a payload.
-
-    Args:
-        payload: the payload element as canonical XML, such as `OpenedMessage.payload`. It is not checked.
-        sender: the name of the verified sender, for `<from>`.
-        to: the name of the recipient; None: no `<to>`.
-        thread: the UUID of the thread; None: no `<thread>`.
-    """
-    # With a prefix for the envelope, a payload without a default namespace does not inherit the envelope's.
-    prefix = "" if _DEFAULT_NAMESPACE.match(payload) else "m:"
-    lines = [f'<{prefix}message xmlns{":m" if prefix else ""}="{ENVELOPE_NAMESPACE}">']
-    for name, value in (("from", sender), ("to", to), ("thread", thread)):
-        if value is not None:
-            lines.append(f"<{prefix}{name}>{escape(value)}</{prefix}{name}>")
-    return "".join(lines).encode() + payload + f"</{prefix}message>".encode()
 
 
 def text_payload(kind: str, body: str) -> bytes:
@@ -189,8 +184,7 @@ def _canonical(element: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes
 
 def _root_name(payload: Any, notes: tuple[str, ...]) -> tuple[str, str]:
     """Return namespace and root tag of a payload. Raises Faulty."""
-    name = payload.tag
-    namespace, _, tag = name[1:].rpartition("}") if name[0] == "{" else ("", "", name)
+    namespace, tag = root_name(payload)
     if not is_name(tag):
         why = f"the root tag <{quoted(tag)}> is not a name: ASCII letters, digits, '.', '_', '-', 128 at most"
         raise Faulty("payload", why, EXAMPLE, notes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.terminal_text import QUOTED_CHARACTERS, quoted
+
+__all__ = ["DEFAULT_LIMITS", "QUOTED_CHARACTERS", "Faulty", "Step", "XmlLimits", "XmlRefused", "quoted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,7 @@ class XmlLimits:
 DEFAULT_LIMITS = XmlLimits()
 
 
-QUOTED_CHARACTERS = 60
 Step = Literal["envelope", "payload", "value", "routing"]
-
-
-def quoted(text: str, limit: int = QUOTED_CHARACTERS) -> str:
-    """Return text from the input for use in an error text: unprintable characters escaped.
-
-    A longer text is cut to `limit` characters, the last of which is then an ellipsis.
-    """
-    shown = escaped(text)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 class XmlRefused(ValueError):

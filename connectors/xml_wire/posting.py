@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from connectors.gateway_client.gateway_client import GatewayClient
+from trunkline_agent.xml.posting import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
+
+__all__ = ["PostedXml", "post_xml"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from trunkline_agent.hub.plans import Answer
-
-_PATH: Final = "/messages"
-
-
-@dataclass(frozen=True)
-class PostedXml:
-    """The hub's answer to an XML document.
-
-    Attributes:
-        huh: the XML that says what was wrong; None: the message was accepted.
-        thread: the thread of the accepted message, else empty.
-        messages: the ids of the stored messages, by recipient.
-    """
-
-    huh: str | None
-    thread: str
-    messages: dict[str, str]
 
 
 def post_xml(
@@ -58,20 +43,14 @@ def post_xml(
     """
     answer = gateway.request(
         "POST",
-        _PATH,
+        PATH,
         _is_xml,
         body=document,
-        headers={"Content-Type": "application/xml", "Idempotency-Key": request_id},
+        headers={"Content-Type": MEDIA_TYPE, "Idempotency-Key": request_id},
         query={**(sent or {}), **({} if sender is None else {"as": sender})},
     )
-    if answer.status == 422:
-        return PostedXml(answer.body.decode("utf-8"), "", {})
-    from connectors.xml_wire.safe_xml import repair
-
-    root = repair(answer.body).root
-    return PostedXml(None, root.get("thread", ""), {one.get("to"): one.get("id") for one in root})
+    return posted_of(answer.status, answer.body)
 
 
 def _is_xml(answer: Answer) -> bool:
-    is_xml = str(answer.headers.get("content-type", "")).startswith("application/xml")
-    return is_xml and answer.status in (202, 422)
+    return is_answer(answer.status, answer.headers.get("content-type", ""))

@@ -22,6 +22,9 @@ from lxml import etree  # type: ignore[import-untyped]
 from connectors.xml_wire.faults import DEFAULT_LIMITS, XmlLimits, XmlRefused, quoted
 from connectors.xml_wire.mending import Mended, mended, proven_notes
 from connectors.xml_wire.tokens import Kind, tokens
+from trunkline_agent.xml.envelope import canonical_bytes
+
+__all__ = ["Repaired", "canonical_bytes", "guarded", "repair", "repair_answer", "tidied"]
 
 _DECLARATION: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY|ELEMENT|ATTLIST|NOTATION)", re.IGNORECASE)
 _XML_DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^>]*?\bencoding\s*=\s*[\"']?([^\"'?>\s]*)", re.IGNORECASE)
@@ -85,18 +88,6 @@ def _tree(document: bytes, source: bytes, root_tag: str | None, limits: XmlLimit
             raise _refused(error, is_strict) from None
         return _repaired(mended(source.decode(), root_tag), limits)
     return Repaired(root, tidied(root, document, limits))
-
-
-def canonical_bytes(element: Any) -> bytes:
-    """Return an lxml element in exclusive canonical form (C14N), without comments and the text after it.
-
-    Raises ValueError for a namespace that is not an absolute URI, because the meaning of a relative one depends
-    on the place of the document.
-    """
-    try:
-        return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
-    except etree.C14NError:
-        raise ValueError("a namespace is not an absolute URI, such as urn:example:calculator:1") from None
 
 
 def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:

@@ -23,10 +23,10 @@ from jobs.driver.background import BackgroundThread
 from schemas.integrity.audit_anchors import ensure_anchor_key, sign_statement, statement_of
 from schemas.integrity.audit_chain import ChainLine, has_commit, last_in_file, line_in_commit, lines_in_log
 from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file, chain_file
-from schemas.keys.pem import public_key_pem
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
+from trunkline_agent.mcp.pem import public_key_pem
 from trunkline_agent.private_files import make_first
 
 _POLL_S: Final = 0.5

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
-from schemas.keys.pem import private_key_pem
 from trunkline_agent.errors import UsageError
+from trunkline_agent.mcp.pem import private_key_pem
 from trunkline_agent.private_files import make_first
 from trunkline_agent.wire.strict_json import canonical_plain
 

@@ -26,7 +26,6 @@ import httpx
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import GatewaySettings, Settings
-from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import operator_client
@@ -36,6 +35,7 @@ from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, call_body
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
+from trunkline_agent.mcp.signing import load_private_key
 
 TIMEOUT_S = 10.0
 PAUSE_S = 0.005

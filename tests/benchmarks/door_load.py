@@ -15,11 +15,11 @@ import httpx
 
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.mcp_load import request
 from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue

@@ -41,7 +41,6 @@ import orjson
 from connectors.ledger_files.ledger_reader import LedgerReader
 from connectors.local_stack import LocalStack
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import operator_client
@@ -50,6 +49,7 @@ from tests.benchmarks.flooders import BURN, TURNS, Flooded, Flooder, Order, floo
 from tests.benchmarks.stack_figures import memory_mb
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
+from trunkline_agent.mcp.signing import new_key_pair
 from trunkline_agent.wire.verdicts import REJECTED
 
 DOORS: Final = tuple(name for name in TURNS if name != BURN)

@@ -28,11 +28,11 @@ from pydantic import SecretStr
 from connectors.file_bridge.queue_root import queue_root
 from connectors.local_stack.part_monitor import set_niceness
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import request
-from trunkline_agent.mqtt.broker import BrokerAccess, job_broker
+from trunkline_agent.broker import BrokerAccess, job_broker
+from trunkline_agent.mcp.signing import load_private_key
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.queue import Queue
 from trunkline_agent.wire.agent_message import mqtt_user, sign_said

@@ -31,7 +31,6 @@ import aiohttp
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings, Settings
-from schemas.streams.agents.agent_signing import new_key_pair
 from tests.benchmarks import mcp_mail_peer
 from tests.benchmarks.bench_report import Bench, medians, teller
 from tests.benchmarks.bench_stack import operator_client, served
@@ -39,6 +38,7 @@ from tests.benchmarks.mcp_load import SignedTools, load
 from tests.benchmarks.mcp_mail_peer import MailTools
 from tests.broker_processes import LOOPBACK
 from tests.own_settings import stack_settings
+from trunkline_agent.mcp.signing import new_key_pair
 
 AGENTS = 30
 ROUNDS = 2

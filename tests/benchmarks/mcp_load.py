@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import aiohttp
 import orjson
 
-from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_report import quantile
+from trunkline_agent.mcp.signing import load_private_key
 
 EACH = 5
 READ_LIMIT = 20

@@ -20,7 +20,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from schemas.streams.agents import agent_signing
+from trunkline_agent.mcp import signing as agent_signing
 
 TABLES = """
 PRAGMA journal_mode=WAL;

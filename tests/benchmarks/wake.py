@@ -31,13 +31,13 @@ from typing import Any
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings, Settings
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.benchmarks.bench_report import Bench, medians, teller
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.wake_load import Clients, Door, Plan, Round, one_round
 from tests.benchmarks.wake_peer import Peer, peer
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.own_settings import stack_settings
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 
 HTTP, MCP, SENDERS = 900, 100, 20
 RATE = 200

@@ -45,10 +45,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.local_stack import free_port
-from schemas.streams.agents import agent_signing
 from tests.benchmarks.bench_stack import served
 from tests.benchmarks.hub_peer import Envelope, nats_config, nats_server, serve_app
 from tests.broker_processes import LOOPBACK
+from trunkline_agent.mcp import signing as agent_signing
 
 STREAM: Final = "MAILBOX"
 # A message that a killed front had taken and not acknowledged is delivered again after so long.

@@ -14,7 +14,6 @@ import httpx
 import pytest
 import yaml
 
-from connectors.agent_client import agent_client
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until
@@ -22,6 +21,7 @@ from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.file_bridge.bridge_run import BridgeRun
 from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
 from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.mcp import agent_client
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import pytest
 
-from connectors.agent_client import agent_client
 from connectors.gateway_client.event_stream import EventStream
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.tls_keys.tls_files import TlsFolder, create
@@ -23,6 +22,7 @@ from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, free_port, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import starting
+from trunkline_agent.mcp import agent_client
 
 # Loopback as well, and not an address that the gateway knows of itself.
 PROXY_HOST = "127.0.0.2"

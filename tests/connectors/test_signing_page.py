@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,6 +199,6 @@ def test_the_signer_in_javascript_gives_the_published_signatures_or_refuses(fold
 
 
 def test_the_page_names_every_field_of_the_receipt_and_every_event() -> None:
-    for name in (*Receipt.__struct_fields__, *JobEvent.model_fields):
+    for name in (*(one.name for one in fields(Receipt)), *JobEvent.model_fields):
         assert re.search(rf"^\| `{name}` \|", PAGE, re.MULTILINE), name
     assert all(f"`{event}`" in PAGE for event in EVENTS)

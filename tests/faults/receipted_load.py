@@ -11,9 +11,9 @@ from connectors.job_tools.job_registry import RegisteredJob, register_job
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.broker import job_broker
 from trunkline_agent.mqtt.mqtt_login import wait_for_login
 
 PATIENCE_S = 240.0

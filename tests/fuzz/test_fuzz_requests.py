@@ -27,12 +27,13 @@ from connectors.out_of_band.command_document import (
     read_command,
 )
 from connectors.out_of_band.command_keys import CommandKey
-from schemas.streams.agents import agent_signing
-from schemas.streams.agents.participants import AgentKeyRow, key_id_of
+from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.mailboxes.mailbox_requests import lease_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, posting_record, verified_message
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
+from trunkline_agent.mcp import signing as agent_signing
+from trunkline_agent.wire.public_keys import key_id_of
 
 PRIVATE, PUBLIC = agent_signing.new_key_pair()
 KEY = agent_signing.load_private_key(PRIVATE)

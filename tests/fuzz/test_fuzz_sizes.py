@@ -12,8 +12,8 @@ import pytest
 
 from connectors.organism.organism_file import OrganismError, parsed
 from connectors.out_of_band.command_document import CommandRefused, read_command
-from schemas.streams.agents.agent_signing import checked_public_key
 from tests.fuzz.fuzzing import within
+from trunkline_agent.mcp.signing import checked_public_key
 from trunkline_agent.queue.message_record import parse_line
 from trunkline_agent.wire.receipt import read_receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode

@@ -25,7 +25,6 @@ from schemas.streams.agents.participants import (
     AgentKeyRegistered,
     AgentKeyRemoved,
     AgentStopped,
-    key_id_of,
     participant_record,
 )
 from schemas.streams.job.job_registry import REGISTRY_JOBS
@@ -38,6 +37,7 @@ from tests.jobs.topic_load import event, raw_event, registration
 from tests.notebook_run import run_here
 from tests.schemas.hub_records import public_key
 from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.public_keys import key_id_of
 
 JOB, OTHER_JOB = "ab12cd34", "ffffffff"
 OLD, NEW, BOBS, FORGED = (public_key(seed) for seed in ("old", "new", "bob's", "forged"))

@@ -9,10 +9,10 @@ from typing import Any, Final
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import mqtt_agent_secret_purpose, webhook_secret_purpose
-from schemas.streams.agents.participants import key_id_of
 from schemas.streams.fold import settle
 from tests.schemas.job_records import KEYRING, START_US, document_record
 from trunkline_agent.wire.agent_message import sign_said
+from trunkline_agent.wire.public_keys import key_id_of
 
 TASK_KEY: Final = b"task/t1"
 AGENT_KEY: Final = b"agent/coder"

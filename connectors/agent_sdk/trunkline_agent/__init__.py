@@ -14,24 +14,41 @@ if TYPE_CHECKING:
     from trunkline_agent import errors
     from trunkline_agent.agent import Agent
     from trunkline_agent.async_agent import AsyncAgent
+    from trunkline_agent.broker import Broker
     from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
     from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
+    from trunkline_agent.jobs.async_delegator import AsyncDelegator
+    from trunkline_agent.jobs.async_job import AsyncJob
+    from trunkline_agent.jobs.delegator import Delegator
+    from trunkline_agent.jobs.delegator_plans import SubmittedJob
+    from trunkline_agent.jobs.job import Job
+    from trunkline_agent.jobs.job_watch import JobUpdate, WatchTimeout
     from trunkline_agent.message import AsyncMessage, Message
+    from trunkline_agent.wire.receipt import Receipt
 
 __all__ = [
     "Agent",
     "AgentInfo",
     "AsyncAgent",
+    "AsyncDelegator",
+    "AsyncJob",
     "AsyncMessage",
     "BlobReference",
+    "Broker",
     "Credentials",
+    "Delegator",
     "HubAccess",
+    "Job",
+    "JobUpdate",
     "McpAccess",
     "Message",
     "MqttAccess",
     "Published",
+    "Receipt",
     "Schedule",
     "Sent",
+    "SubmittedJob",
+    "WatchTimeout",
     "errors",
 ]
 
@@ -41,16 +58,25 @@ _MODULE_OF: Final = {
     "Agent": "trunkline_agent.agent",
     "AgentInfo": _VALUES,
     "AsyncAgent": "trunkline_agent.async_agent",
+    "AsyncDelegator": "trunkline_agent.jobs.async_delegator",
+    "AsyncJob": "trunkline_agent.jobs.async_job",
     "AsyncMessage": "trunkline_agent.message",
     "BlobReference": _VALUES,
+    "Broker": "trunkline_agent.broker",
     "Credentials": _CREDENTIALS,
+    "Delegator": "trunkline_agent.jobs.delegator",
     "HubAccess": _CREDENTIALS,
+    "Job": "trunkline_agent.jobs.job",
+    "JobUpdate": "trunkline_agent.jobs.job_watch",
     "McpAccess": _CREDENTIALS,
     "Message": "trunkline_agent.message",
     "MqttAccess": _CREDENTIALS,
     "Published": _VALUES,
+    "Receipt": "trunkline_agent.wire.receipt",
     "Schedule": _VALUES,
     "Sent": _VALUES,
+    "SubmittedJob": "trunkline_agent.jobs.delegator_plans",
+    "WatchTimeout": "trunkline_agent.jobs.job_watch",
 }
 
 

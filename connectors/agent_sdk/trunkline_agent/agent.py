@@ -23,10 +23,10 @@ from trunkline_agent.hub.agent_calls import (
 )
 from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
-from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
+from trunkline_agent.hub.hub_values import REPLY_TYPE, AgentInfo, BlobReference, Published, Schedule, Sent
 from trunkline_agent.hub.lease_thread import LeaseThread
 from trunkline_agent.hub.sync_client import HubClient
-from trunkline_agent.message import REPLY_TYPE, Message
+from trunkline_agent.message import Message
 
 
 class Agent:

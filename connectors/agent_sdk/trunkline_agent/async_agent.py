@@ -25,9 +25,9 @@ from trunkline_agent.hub.agent_calls import (
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
-from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
+from trunkline_agent.hub.hub_values import REPLY_TYPE, AgentInfo, BlobReference, Published, Schedule, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
-from trunkline_agent.message import REPLY_TYPE, AsyncMessage
+from trunkline_agent.message import AsyncMessage
 
 
 class AsyncAgent:

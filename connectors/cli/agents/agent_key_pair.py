@@ -10,8 +10,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from connectors.cli.shared.files import new_private_file, read_given
-from schemas.streams.agents.agent_signing import checked_public_key, load_private_key, new_key_pair, public_pem
 from trunkline_agent.errors import UsageError
+from trunkline_agent.mcp.signing import checked_public_key, load_private_key, new_key_pair, public_pem
 
 _LIMIT_BYTES: Final = 65_536
 _PRIVATE: Final = b"PRIVATE KEY"
@@ -49,8 +49,7 @@ def private_key(path: Path) -> RSAPrivateKey:
 
     Raises KeyFileError, a UsageError, if the file is missing, has no usable key or can be read by others.
     """
-    # Imported here: it imports the whole agent client, which takes a second.
-    from connectors.agent_client.signed_auth import AgentKey
+    from trunkline_agent.mcp.private_keys import AgentKey
 
     return AgentKey(path).current()
 

@@ -1,7 +1,8 @@
 """Starts and stops agents that take part with a key of their own, and shows which agents there are.
 
   trunkline agents spawn "sum up the mail" --name mailer    starts an agent here, and waits until it runs
-  trunkline agents join builder --new-key builder.pem       admits an agent that runs elsewhere
+  trunkline agents join builder --credentials builder.json  admits an agent that runs elsewhere, at every door
+  trunkline agents join builder --new-key builder.pem       the same by MCP alone, with its key in a file
   trunkline agents active                                   the agents that take part now
   trunkline agents status mailer                            one of them, with its keys
   trunkline agents stop mailer                              ends it and revokes its keys
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from connectors.cli.agents.join_options import CREDENTIALS_OPTIONS, JOIN_HELP, check_no_credentials_options
 from connectors.cli.shared.actions import Actions, argument, one_of
 from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
@@ -65,17 +67,24 @@ def _spawn(call: Call) -> int:
     one_of(
         argument("--new-key", "make a pair, the private key in FILE (0600)", type=Path, metavar="FILE"),
         argument("--key", "its key in PEM; of a private one, the public half", type=Path, metavar="FILE"),
+        argument("--credentials", "write its access to every door to FILE (0600)", type=Path, metavar="FILE"),
         required=True,
     ),
     argument("--task", "what it does", metavar="TEXT"),
     request_id("the same agent"),
     _CAPABILITY,
-    example="trunkline agents join builder --new-key builder.pem",
+    *CREDENTIALS_OPTIONS,
+    epilog=JOIN_HELP,
 )
 def _join(call: Call) -> int:
-    """Admit an agent that runs elsewhere and signs by itself ('trunkline mcp agent')."""
+    """Admit an agent that runs elsewhere, with a key of its own or with credentials for every door."""
+    if call.credentials is not None:
+        from connectors.cli.agents.join_credentials import join_every_door
+
+        return join_every_door(call)
+    check_no_credentials_options(call)
     from connectors.cli.agents.agent_key_pair import new_key_file, public_key_in
-    from schemas.streams.agents.agent_signing import key_id
+    from trunkline_agent.mcp.signing import key_id
 
     new_key: Path | None = call.new_key
     public_key = public_key_in(call.key) if new_key is None else new_key_file(new_key, "--new-key")
@@ -187,7 +196,7 @@ def _remove_key(call: Call) -> int:
 
 def _register_key(call: Call, public_key: str) -> Row:
     """Register a further key and return the agent. A key that is registered already is not sent again."""
-    from schemas.streams.agents.agent_signing import key_id
+    from trunkline_agent.mcp.signing import key_id
 
     found: Row = call.get(_PARTICIPANTS, call.name)
     if key_id(public_key) in {key["key_id"] for key in found["keys"]}:
@@ -198,7 +207,7 @@ def _register_key(call: Call, public_key: str) -> Row:
 
 
 def _print_key(call: Call, row: Row, public_key: str, where: str) -> int:
-    from schemas.streams.agents.agent_signing import key_id
+    from trunkline_agent.mcp.signing import key_id
 
     older = [f"older  {_key_text(key)}" for key in row["keys"] if key["valid_until"] is not None]
     lines = (f"agent  {escaped(row['id'])}", f"key    {key_id(public_key)}{where}", *older)

@@ -68,9 +68,13 @@ def _management(call: Call) -> int:
 )
 def _agent(call: Call) -> int:
     """Pass an agent's calls on to the agent MCP server, signed with its key."""
-    from connectors.agent_client.stdio_wrapper import main
-    from connectors.gateway_client.gateway_tls import CA_VARIABLE
-    from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
+    from trunkline_agent.environment import (
+        AGENT_ID_VARIABLE,
+        AGENT_KEY_VARIABLE,
+        CA_VARIABLE,
+        MCP_URL_VARIABLE,
+    )
+    from trunkline_agent.mcp.stdio_wrapper import main
 
     given = {AGENT_ID_VARIABLE: call.id, AGENT_KEY_VARIABLE: call.key, MCP_URL_VARIABLE: call.url}
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -37,8 +37,8 @@ from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyr
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import JOB_SECRET_ROTATED, JOB_TERMINAL, BrokerOverlay
+from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
-from trunkline_agent.mqtt.broker import broker_name
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.topics import events_filter, events_topic, job_id_of
 from trunkline_agent.wire.verdicts import ACCEPTED

@@ -150,7 +150,11 @@ def read_broker(call: Call) -> dict[str, Any] | None:
     return found
 
 
-def _address(text: str) -> dict[str, Any]:
+def broker_address(text: str) -> dict[str, Any]:
+    """Return the field `host`, and `port` if it is given, of an address `HOST[:PORT]` or `[IPv6]:PORT`.
+
+    Raises argparse.ArgumentTypeError for another text.
+    """
     found = _ADDRESS.fullmatch(text)
     port = None if found is None or found["port"] is None else int(found["port"])
     if found is None or (port is not None and not 1 <= port <= _PORT_LIMIT):
@@ -163,7 +167,7 @@ def _address(text: str) -> dict[str, Any]:
 
 
 BROKER: Final = one_of(
-    argument("--broker", "an MQTT broker for this job alone", type=_address, metavar="HOST[:PORT]"),
+    argument("--broker", "an MQTT broker for this job alone", type=broker_address, metavar="HOST[:PORT]"),
     argument(
         "--broker-file",
         "the same with user, password and TLS: a JSON object with host, port, tls, ca_certs, certfile, "

@@ -40,7 +40,6 @@ from connectors.gateway.web.policy import Action
 from connectors.gateway.work.task_launch import start_task
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.agent_signing import checked_public_key
 from schemas.streams.agents.participants import (
     AgentJoined,
     AgentKeyRegistered,
@@ -48,12 +47,13 @@ from schemas.streams.agents.participants import (
     AgentKeyRow,
     AgentStopped,
     ParticipantRow,
-    key_id_of,
     participant_record,
 )
 from schemas.streams.task.task_registry import TaskCancellation, task_record
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.mcp.signing import checked_public_key
 from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 PARTICIPANTS: Final = "/api/hub/participants"

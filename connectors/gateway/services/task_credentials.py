@@ -8,8 +8,8 @@ from pathlib import Path
 
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair, public_pem
 from schemas.streams.principal.principals import token_hash
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair, public_pem
 
 
 def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> str:

@@ -23,13 +23,9 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import MailboxIndex, token_mailbox
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
-from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.protocol import (
-    AGENT_ID_VARIABLE,
-    AGENT_KEY_VARIABLE,
     AGENT_TOKEN_VARIABLE,
     HUB_URL_VARIABLE,
-    MCP_URL_VARIABLE,
     Launcher,
     LaunchFailed,
     LaunchSpec,
@@ -67,6 +63,7 @@ from schemas.streams.task.task_registry import (
     TokenRow,
     task_record,
 )
+from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, CA_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 

@@ -28,9 +28,9 @@ from schemas.streams.agents.participants import (
     PARTICIPANT_TRANSITIONS,
     AgentKeyRow,
     ParticipantRow,
-    key_id_of,
 )
 from schemas.streams.principal.principals import ACTIVE
+from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1

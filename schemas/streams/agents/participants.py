@@ -6,8 +6,6 @@ with the agent's definition.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 from pydantic import AfterValidator, Field
@@ -18,6 +16,7 @@ from schemas.streams.agents.agent_registry import AgentBody, AgentRequest
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, TASK_TEXT_LIMIT, Capabilities, Name, Note, Printable
 from trunkline_agent.wire.ids import AGENT, stream_key
+from trunkline_agent.wire.public_keys import public_key_der
 
 AGENT_JOINED: Final = "agent.joined"
 AGENT_KEY_REGISTERED: Final = "agent.key_registered"
@@ -45,38 +44,14 @@ PARTICIPANT_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
 PARTICIPANT_STATES: Final = tuple(PARTICIPANT_TRANSITIONS)
 
 KEY_LIMIT: Final = 4096
-KEY_ID_DIGITS: Final = 16
 # The signature of a mutating call is remembered for this time, by Kafka's append times (AM-02). It is longer
 # than the time for which a signature is valid.
 CALLS_KEPT_S: Final = 600
-_BEGIN: Final = "-----BEGIN PUBLIC KEY-----\n"
-_END: Final = "\n-----END PUBLIC KEY-----\n"
-
-
-def _der(pem: str) -> bytes:
-    """Return the DER bytes in a PEM. Raises ValueError for another text."""
-    if not pem.startswith(_BEGIN) or not pem.endswith(_END):
-        raise ValueError("not a public key in PEM form")
-    lines = pem[len(_BEGIN) : -len(_END)].split("\n")
-    if any(len(line) != 64 for line in lines[:-1]) or not 0 < len(lines[-1]) <= 64:
-        raise ValueError("not a public key in PEM form: lines have 64 characters")
-    return base64.b64decode("".join(lines), validate=True)
 
 
 def _pem(text: str) -> str:
-    _der(text)
+    public_key_der(text)
     return text
-
-
-def key_id_of(public_key: str) -> str:
-    """Return the id of a public key in PEM: the first 16 hex digits of the SHA-256 of its DER form.
-
-    Type and size of the key are not checked.
-
-    Raises:
-        ValueError: `public_key` is not a public key in PEM.
-    """
-    return hashlib.sha256(_der(public_key)).hexdigest()[:KEY_ID_DIGITS]
 
 
 PublicKey = Annotated[str, Field(max_length=KEY_LIMIT), AfterValidator(_pem)]

@@ -13,15 +13,15 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from connectors.agent_client import agent_client
-from schemas.keys.pem import private_key_pem
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.agent_signing import KEY_BITS, new_key_pair, public_pem
 from tests.broker_processes import LOOPBACK, BrokerProcess, free_port, kafka_at
 from tests.connectors.agent_mcp.signed_calls import SignedCaller
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.own_settings import make_topic
+from trunkline_agent.mcp import agent_client
+from trunkline_agent.mcp.pem import private_key_pem
+from trunkline_agent.mcp.signing import KEY_BITS, new_key_pair, public_pem
 
 PARTICIPANTS = "/api/hub/participants"
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import load_private_key
 from tests.agent_signatures import signed_headers
 from tests.connectors.gateway.hub_access import TIMEOUT_S
 from tests.mcp_protocol import INITIALIZE
 from tests.raw_records import read_to_end
+from trunkline_agent.mcp.signing import load_private_key
 
 if TYPE_CHECKING:
     from tests.connectors.agent_mcp.conftest import Agent, McpGateway

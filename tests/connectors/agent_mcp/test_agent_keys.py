@@ -11,9 +11,9 @@ import pytest
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from schemas.fold.settled import AppliedChange
-from schemas.streams.agents.agent_signing import key_id, load_private_key, new_key_pair, sign
 from schemas.streams.agents.participants import REGISTRY_KEYS, AgentKeyRow
 from tests.connectors.agent_mcp.conftest import key_pair_of
+from trunkline_agent.mcp.signing import key_id, load_private_key, new_key_pair, sign
 
 BODY = b'{"jsonrpc":"2.0"}'
 FIRST, SECOND = new_key_pair(), new_key_pair()

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from schemas.streams.agents.agent_signing import key_id
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, open_stream
+from trunkline_agent.mcp.signing import key_id
 
 pytestmark = pytest.mark.requirement("AM-03")
 

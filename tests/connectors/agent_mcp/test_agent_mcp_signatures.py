@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.streams.agents.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WINDOW_S
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, SignedCaller, call_body, now, open_stream
 from tests.mcp_protocol import ENVELOPE
+from trunkline_agent.mcp.signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WINDOW_S
 
 pytestmark = pytest.mark.requirement("AM-02")
 

@@ -18,10 +18,8 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import REQUEST_TIMEOUT
 
-from connectors.agent_client import UNREACHABLE, agent_client
 from schemas.streams.agents.participants import AGENT_CALLED
 from tests.broker_processes import LOOPBACK
-from tests.connectors.agent_client.test_stdio_wrapper import COMMAND, call, environment, wrapped
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import (
     WAIT_S,
@@ -33,7 +31,9 @@ from tests.connectors.agent_mcp.delivery_calls import (
     waiting,
 )
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, logged
+from tests.connectors.agent_sdk.signed_mcp.test_stdio_wrapper import COMMAND, call, environment, wrapped
 from tests.mcp_protocol import ENVELOPE, INITIALIZE
+from trunkline_agent.mcp import UNREACHABLE, agent_client
 
 pytestmark = [
     pytest.mark.requirement("DL-09"),

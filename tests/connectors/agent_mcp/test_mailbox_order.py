@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.agent_mcp.tool_arguments import GetMyMessages, MarkRead, SendToAgent
-from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.mailboxes.mailbox_requests import (
     claim_record,
     clearing_record,
@@ -26,6 +25,7 @@ from schemas.streams.mailboxes.message import DEFAULT_REALM, PRIORITIES, Message
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.signed_calls import SignedCaller
+from trunkline_agent.mcp.signing import new_key_pair
 
 pytestmark = [pytest.mark.requirement("AM-04"), pytest.mark.requirement("AM-05")]
 

@@ -21,8 +21,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import REQUEST_TIMEOUT
 
-from connectors.agent_client import REFUSED, AgentKey, SignedAuth, agent_client
-from connectors.agent_client.connection import WAITS_S
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import PRINCIPAL, TOOL
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, WAITS
@@ -39,6 +37,8 @@ from tests.connectors.agent_mcp.delivery_calls import (
     waits_at,
 )
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, MCP, SignedCaller, call_body, open_stream
+from trunkline_agent.mcp import REFUSED, AgentKey, SignedAuth, agent_client
+from trunkline_agent.mcp.connection import WAITS_S
 
 pytestmark = [pytest.mark.requirement("DL-09"), pytest.mark.timeout(120)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.broker_processes import wait_until
+from trunkline_agent.broker import Broker, mqtt_broker
 from trunkline_agent.credentials import Credentials, HubAccess, MqttAccess
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.jobs.async_job import AsyncJob
 from trunkline_agent.jobs.deliveries import environment_broker, environment_doors
 from trunkline_agent.jobs.job import Job, default_state_dir
-from trunkline_agent.mqtt.broker import Broker, mqtt_broker
 from trunkline_agent.outbox.outbox import AgentOutbox, JobOutbox
 
 JOB, SECRET = "0a1b2c3d", "canary-7c3e-secret"

@@ -158,7 +158,7 @@ CHILD = """
 import os, signal, sys
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.broker import Broker
+from trunkline_agent.broker import Broker
 from trunkline_agent.outbox.outbox import JobOutbox
 
 def die(*_, **__):

@@ -21,11 +21,11 @@ from schemas.integrity.audit_anchors import read_anchors, sign_statement, statem
 from schemas.integrity.audit_chain import commit_root, last_in_file, lines_in_file, partition_root
 from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
-from schemas.keys.pem import public_key_pem
 from schemas.settings.settings import settings_environment
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
 from trunkline_agent.errors import NotFound, UsageError
+from trunkline_agent.mcp.pem import public_key_pem
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ import anyio
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
-from connectors.agent_client import REFUSED, agent_client
 from connectors.cli.agents.agent_key_pair import new_key_file, public_key_in, successor_of
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.agents.agent_signing import key_id
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
 from trunkline_agent.errors import Refused
+from trunkline_agent.mcp import REFUSED, agent_client
+from trunkline_agent.mcp.signing import key_id
 
 HOSTILE = "red bidi \u202e zero\u200b"
 

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import public_pem
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
@@ -22,6 +21,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.gateway.hub_access import JOBS, register
 from tests.schemas.job_records import signed
+from trunkline_agent.mcp.signing import public_pem
 from trunkline_agent.wire.content_id import content_id
 
 # Any key will do: nothing is signed here, and the fold looks at the form alone.

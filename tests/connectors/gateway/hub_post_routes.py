@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from connectors.gateway.web.idempotency import request_uuid
-from schemas.streams.agents.agent_signing import new_key_pair
 from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
+from trunkline_agent.mcp.signing import new_key_pair
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS, MAILBOXES = "/api/hub/participants", "/api/hub/mailboxes"

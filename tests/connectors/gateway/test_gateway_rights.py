@@ -8,10 +8,10 @@ from typing import NamedTuple
 import jsonschema
 import pytest
 
-from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.refused.refusal import POLICY_VERSION
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal, register
+from trunkline_agent.mcp.signing import new_key_pair
 
 ROLES = ("operator", "delegator", "worker", "viewer")
 PUBLIC_KEY, OTHER_KEY = new_key_pair()[1], new_key_pair()[1]

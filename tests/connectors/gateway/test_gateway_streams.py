@@ -12,7 +12,6 @@ from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted
 from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
-from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.agents.participants import AgentUpdated, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord
@@ -20,6 +19,7 @@ from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, SESSIONS, add_principal, register
 from tests.connectors.gateway.hub_access import server_events as events_of
 from tests.schemas.job_records import signed
+from trunkline_agent.mcp.signing import new_key_pair
 from trunkline_agent.wire.content_id import content_id
 
 EVENTS = "/api/hub/events"

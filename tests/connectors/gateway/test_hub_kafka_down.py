@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from schemas.streams.agents.agent_signing import new_key_pair
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
 from tests.connectors.gateway.hub_post_routes import LEAST, MADE, OTHER_POSTS, new_schedule, new_webhook
@@ -29,6 +28,7 @@ from tests.connectors.gateway.hub_stack import (
     hub_settings,
     one_of,
 )
+from trunkline_agent.mcp.signing import new_key_pair
 from trunkline_agent.wire.verdicts import DUPLICATE
 
 pytestmark = [pytest.mark.requirement("HH-12"), pytest.mark.kafka]

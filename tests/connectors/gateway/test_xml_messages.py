@@ -13,12 +13,12 @@ import pytest
 from lxml import etree
 
 from connectors.log.publisher import Publisher
-from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.control.organism import Listener, OrganismLoaded, organism_record
 from schemas.streams.mailboxes.mailbox_requests import gate_record
 from schemas.streams.mailboxes.message import Message, posting_record
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
+from trunkline_agent.mcp.signing import new_key_pair
 
 SEARCH = "urn:test:search"
 XML = {"Content-Type": "application/xml"}

@@ -21,9 +21,9 @@ from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in
 from tests.faults.test_pickers import folded
+from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import EventRejected
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.broker import job_broker
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login, wait_for_login
 from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED

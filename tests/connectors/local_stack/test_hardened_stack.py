@@ -23,7 +23,6 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from connectors.agent_client import agent_client
 from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
 from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
@@ -39,13 +38,14 @@ from connectors.tls_keys.tls_files import create
 from connectors.xml_pump.gateway_link import HttpConnections
 from connectors.xml_wire.posting import post_xml
 from schemas.settings.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
-from schemas.streams.agents.agent_signing import new_key_pair
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 from tests.forked_programs import forked_command
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.jobs.job import Job
+from trunkline_agent.mcp import agent_client
+from trunkline_agent.mcp.signing import new_key_pair
 from trunkline_agent.queue import Queue
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]

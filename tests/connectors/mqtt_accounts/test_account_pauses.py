@@ -23,10 +23,10 @@ from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import BackboneUnreachable, Refused
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.mqtt import event_delivery
-from trunkline_agent.mqtt.broker import job_broker
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
 from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED

@@ -33,9 +33,9 @@ from schemas.settings.settings import Settings, load_settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.broker import Broker, BrokerAccess, clear_password, job_broker
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.mqtt import mqtt_tls
-from trunkline_agent.mqtt.broker import Broker, BrokerAccess, clear_password, job_broker
 from trunkline_agent.mqtt.event_delivery import DeliveryConnection
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.agent_message import mqtt_user

@@ -20,7 +20,7 @@ from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connection_flood import Flood, assert_slows_nobody, flooding
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
-from trunkline_agent.mqtt.broker import private_socket
+from trunkline_agent.broker import private_socket
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 
 pytestmark = [pytest.mark.requirement("SE-14"), pytest.mark.mosquitto]

@@ -22,9 +22,9 @@ from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
+from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import Refused
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.broker import job_broker
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
 

@@ -19,7 +19,7 @@ from connectors.mqtt_link.mqtt_credentials import (
 )
 from schemas.settings.settings import Settings, SettingsError
 from tests.broker_processes import with_mqtt
-from trunkline_agent.mqtt.broker import BrokerAccess, clear_password, job_broker
+from trunkline_agent.broker import BrokerAccess, clear_password, job_broker
 from trunkline_agent.wire.mqtt_password import mqtt_password
 
 pytestmark = pytest.mark.requirement("JE-13")

@@ -16,10 +16,10 @@ from connectors.out_of_band.command_document import (
     RemoveListener,
 )
 from connectors.out_of_band.command_keys import key_id, sign
-from schemas.keys.pem import public_key_pem
 from tests.broker_processes import wait_until
 from tests.connectors.out_of_band.conftest import CommandStack
 from tests.connectors.out_of_band.sample_handlers import MODULE, NAMESPACE
+from trunkline_agent.mcp.pem import public_key_pem
 
 ENVELOPE = "urn:trunkline:envelope:1"
 pytestmark = pytest.mark.requirement("XP-11")

@@ -23,10 +23,10 @@ from connectors.out_of_band.command_keys import (
     read_keys,
     sign,
 )
-from schemas.keys.pem import public_key_pem
 from schemas.settings.settings import PROJECT_ROOT, Settings, SettingsError, XmlPumpSettings
-from schemas.streams.agents.agent_signing import public_pem as rsa_pem
 from trunkline_agent.errors import UsageError
+from trunkline_agent.mcp.pem import public_key_pem
+from trunkline_agent.mcp.signing import public_pem as rsa_pem
 
 pytestmark = pytest.mark.requirement("XP-11")
 PAGE = (PROJECT_ROOT / "docs" / "how-to" / "use_the_xml_pump.md").read_text(encoding="utf-8")

@@ -12,9 +12,9 @@ from typing import Any, Final
 import httpx
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
 from tests.agent_signatures import signed_headers
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 
 _TIMEOUT_S: Final = 8.0
 _PAUSE_S: Final = 0.15

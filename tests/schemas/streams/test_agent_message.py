@@ -43,7 +43,7 @@ FIELDS = (
 
 
 def agree(document: dict[str, Any]) -> bool:
-    """Whether the two decide alike."""
+    """True if the two decide alike."""
     return (body_fault(AgentSaid, document) is None) == (message_fault(document) is None)
 
 

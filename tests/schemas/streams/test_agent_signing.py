@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schemas.keys.pem import private_key_pem
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.streams.agents import agent_signing
-from schemas.streams.agents.agent_signing import (
+from trunkline_agent.mcp import signing as agent_signing
+from trunkline_agent.mcp.pem import private_key_pem
+from trunkline_agent.mcp.signing import (
     checked_public_key,
     key_id,
     load_private_key,

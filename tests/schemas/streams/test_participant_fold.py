@@ -21,7 +21,6 @@ from schemas.streams.agents.participants import (
     AgentKeyRow,
     AgentUpdated,
     ParticipantRow,
-    key_id_of,
     participant_record,
 )
 from tests.schemas.hub_records import (
@@ -34,6 +33,7 @@ from tests.schemas.hub_records import (
     public_key,
 )
 from tests.schemas.job_records import START_US, said
+from trunkline_agent.wire.public_keys import key_id_of
 
 pytestmark = pytest.mark.requirement("AM-03")
 

@@ -11,9 +11,8 @@ from trunkline_agent.errors import UsageError
 from trunkline_agent.hub import message_plans
 from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.held_messages import Extension
-from trunkline_agent.hub.hub_values import Published, Sent
+from trunkline_agent.hub.hub_values import Published, ReceivedMessage, Sent
 from trunkline_agent.hub.plans import Plan, Retries
-from trunkline_agent.message import ReceivedMessage
 from trunkline_agent.wire.ids import is_name
 
 HUB: Final = "hub"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
+from trunkline_agent import tls
 from trunkline_agent.credentials import CA_VARIABLE
 from trunkline_agent.errors import UsageError
 
@@ -62,7 +62,7 @@ class HubAddress:
         It trusts the authority in the file `ca_certs`, or those of the machine if that is None. Raises
         UsageError if the file cannot be read.
         """
-        return _trusting(ca_certs) if self.is_tls else None
+        return tls.trust(self.url, ca_certs)
 
     def explained(self, error: BaseException | str) -> str:
         """Return the text of a network error, with the address and for a TLS error its likely cause."""
@@ -75,13 +75,3 @@ class HubAddress:
         elif "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
             said = f"it speaks no HTTPS: {said}"
         return f"the hub at {self.url} does not answer ({said})"
-
-
-@lru_cache(maxsize=8)
-def _trusting(ca_certs: str | None) -> ssl.SSLContext:
-    import ssl  # takes 15 ms, which plain HTTP need not spend
-
-    try:
-        return ssl.create_default_context(cafile=ca_certs)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"ca_certs: {ca_certs}: {error}") from None

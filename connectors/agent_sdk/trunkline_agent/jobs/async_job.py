@@ -15,8 +15,8 @@ from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED
 from trunkline_agent.wire.receipt import Receipt
 
 if TYPE_CHECKING:
+    from trunkline_agent.broker import BrokerAccess
     from trunkline_agent.credentials import Credentials, HubAccess, MqttAccess
-    from trunkline_agent.mqtt.broker import BrokerAccess
 
 T = TypeVar("T")
 

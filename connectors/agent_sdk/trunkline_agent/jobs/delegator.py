@@ -63,7 +63,7 @@ class Delegator:
         """Register a job, which an agent can pick then, and return its id and secret.
 
         Args:
-            description: What the job is to do.
+            description: The task, for the agent that picks the job.
             session: The only agent session that may pick it; None: any.
             notify: The events of which the caller's mailbox gets a message, of `permission` and `end`; None:
                 the end.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trunkline_agent.broker import Broker, BrokerAccess, mqtt_broker
 from trunkline_agent.credentials import (
     CA_VARIABLE,
     FILE_VARIABLE,
@@ -16,7 +17,7 @@ from trunkline_agent.credentials import (
     MqttAccess,
 )
 from trunkline_agent.errors import UsageError
-from trunkline_agent.mqtt.broker import Broker, BrokerAccess, mqtt_broker
+from trunkline_agent.extras import MissingExtra
 from trunkline_agent.outbox.delivery import EventDelivery
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -49,10 +50,8 @@ def over_mqtt(
     """Return the delivery of a job's events over MQTT. See `Job` for the arguments."""
     try:
         from trunkline_agent.mqtt.event_delivery import MqttDelivery
-    except ImportError:
-        raise UsageError(
-            "there is no MQTT library", advice="install the extra: pip install trunkline-agent[mqtt]"
-        ) from None
+    except MissingExtra as error:
+        raise UsageError(str(error)) from None
 
     if isinstance(mqtt, Credentials):
         ca_certs = ca_certs or mqtt.ca_certs

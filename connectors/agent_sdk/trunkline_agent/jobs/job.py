@@ -32,8 +32,8 @@ from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.verdicts import REJECTED
 
 if TYPE_CHECKING:
+    from trunkline_agent.broker import BrokerAccess
     from trunkline_agent.credentials import Credentials, HubAccess, MqttAccess
-    from trunkline_agent.mqtt.broker import BrokerAccess
 
 log = logging.getLogger(__name__)
 

@@ -8,18 +8,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from trunkline_agent.extras import require_extra
+
 if TYPE_CHECKING:
-    from trunkline_agent.mqtt.broker import Broker
+    from trunkline_agent.broker import Broker
     from trunkline_agent.mqtt.inbox_message import InboxMessage
     from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 __all__ = ["Broker", "InboxMessage", "MqttAgent"]
 
-_MODULES = {"Broker": "broker", "InboxMessage": "inbox_message", "MqttAgent": "mqtt_agent"}
+_MODULES = {
+    "Broker": "trunkline_agent.broker",
+    "InboxMessage": "trunkline_agent.mqtt.inbox_message",
+    "MqttAgent": "trunkline_agent.mqtt.mqtt_agent",
+}
+
+require_extra("mqtt")
 
 
 def __getattr__(name: str) -> object:
-    # Loaded on first use: a job over HTTP needs no MQTT library.
+    # Loaded on first use: the product needs the connection, and not the mailbox.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

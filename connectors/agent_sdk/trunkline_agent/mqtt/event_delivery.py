@@ -15,8 +15,8 @@ from typing import Final, Self
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
+from trunkline_agent.broker import BrokerAccess, broker_name, job_broker
 from trunkline_agent.errors import BackboneUnreachable, ReceiptMissing, Refused
-from trunkline_agent.mqtt.broker import BrokerAccess, broker_name, job_broker
 from trunkline_agent.mqtt.mqtt_connection import (
     FINAL_REASONS,
     NO_SUBSCRIBER,

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple, Self
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
+from trunkline_agent.broker import BrokerAccess, agent_broker, broker_name, mqtt_broker
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import (
     BackboneUnreachable,
@@ -40,7 +41,6 @@ from trunkline_agent.errors import (
     UsageError,
 )
 from trunkline_agent.mqtt.ack_window import AckWindow
-from trunkline_agent.mqtt.broker import BrokerAccess, agent_broker, broker_name, mqtt_broker
 from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
 from trunkline_agent.mqtt.mqtt_login import BAD_LOGIN

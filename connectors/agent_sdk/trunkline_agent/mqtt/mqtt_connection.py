@@ -21,8 +21,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from trunkline_agent.broker import BrokerAccess, broker_name, clear_password, private_socket, socket_name
 from trunkline_agent.errors import BackboneUnreachable
-from trunkline_agent.mqtt.broker import BrokerAccess, broker_name, clear_password, private_socket, socket_name
 from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context, why_no_answer
 from trunkline_agent.unix_address import address_of
 

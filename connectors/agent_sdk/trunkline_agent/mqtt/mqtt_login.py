@@ -12,8 +12,8 @@ from typing import Final
 
 from paho.mqtt.reasoncodes import ReasonCode
 
+from trunkline_agent.broker import BrokerAccess, as_broker, broker_name, clear_password
 from trunkline_agent.errors import BackboneUnreachable
-from trunkline_agent.mqtt.broker import BrokerAccess, as_broker, broker_name, clear_password
 from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
 
 _WAIT_TICK_S: Final = 0.05

@@ -6,8 +6,8 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 
+from trunkline_agent.broker import BrokerAccess
 from trunkline_agent.errors import UsageError
-from trunkline_agent.mqtt.broker import BrokerAccess
 from trunkline_agent.private_files import is_open_to_others
 
 

@@ -20,20 +20,20 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED
 
-from connectors.agent_client import REFUSED, UNREACHABLE
-from connectors.agent_client.stdio_wrapper import main
 from connectors.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
-from tests.connectors.agent_client.conftest import key_pair, write_key
-from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.connectors.agent_sdk.signed_mcp.conftest import key_pair, write_key
+from tests.connectors.agent_sdk.signed_mcp.signed_door import SignedDoor
 from tests.forked_programs import forked_command
 from tests.mcp_protocol import ENVELOPE, INITIALIZE
 from tests.programs import run_program, start_program
+from trunkline_agent.mcp import REFUSED, UNREACHABLE
+from trunkline_agent.mcp.stdio_wrapper import main
 
 pytestmark = pytest.mark.requirement("AM-10")
 
-COMMAND = [sys.executable, "-m", "connectors.agent_client"]
+COMMAND = [sys.executable, "-m", "trunkline_agent.mcp"]
 
 
 def environment(url: str, key: Path | str, agent: str = "ann") -> dict[str, str]:
@@ -46,7 +46,7 @@ class Wrapper:
     """A wrapper at work, with its input and output in our hands."""
 
     def __init__(self, url: str, key: Path | str, agent: str) -> None:
-        command = forked_command("connectors.agent_client")
+        command = forked_command("trunkline_agent.mcp")
         self.process = start_program(command, env=environment(url, key, agent), stdin=subprocess.PIPE)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
@@ -142,7 +142,7 @@ def test_the_answers_of_a_closed_input_are_still_given_and_it_ends_with_nothing_
 ) -> None:
     lines = [call(1, "discover_agents"), request(2, "tools/list"), call(3, "get_my_messages", unreadOnly=True)]
     done = run_program(
-        forked_command("connectors.agent_client"),
+        forked_command("trunkline_agent.mcp"),
         timeout_s=30,
         env=environment(door.url, key_file),
         input="".join(json.dumps(line) + "\n" for line in lines),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack import free_port
-from schemas.streams.agents.agent_signing import new_key_pair
-from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.connectors.agent_sdk.signed_mcp.signed_door import SignedDoor
+from trunkline_agent.mcp.signing import new_key_pair
 
 
 @cache

@@ -18,8 +18,8 @@ from connectors.local_stack import free_port
 from connectors.samples.mcp_agent import FINISH, OPERATOR, main
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
-from tests.connectors.agent_client.conftest import key_pair, write_key
-from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.connectors.agent_sdk.signed_mcp.conftest import key_pair, write_key
+from tests.connectors.agent_sdk.signed_mcp.signed_door import SignedDoor
 from tests.forked_programs import forked_command
 from tests.programs import start_program
 

@@ -23,10 +23,12 @@ import httpx2
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.types import RequestId
 
-from connectors.agent_client.signed_auth import KeyFileError, SignedAuth
-from connectors.gateway_client.gateway_tls import CA_VARIABLE, connection_options, explained
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.environment import CA_VARIABLE
 from trunkline_agent.errors import Refused, UsageError
+from trunkline_agent.mcp.private_keys import KeyFileError
+from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.terminal_text import escaped
+from trunkline_agent.tls import explained, is_on_this_machine, trust
 
 # Codes of JSON-RPC errors, of the range that is free for applications.
 UNREACHABLE: Final = -32050
@@ -71,7 +73,9 @@ class AgentHttpClient(httpx2.AsyncClient):
         super().__init__(
             auth=auth,
             timeout=httpx2.Timeout(CONNECT_S, read=read_s),
-            **connection_options(url, ca_certs or os.environ.get(CA_VARIABLE)),
+            # Without TLS nothing is verified, and no time is spent on loading certificates.
+            verify=trust(url, ca_certs or os.environ.get(CA_VARIABLE)) or False,
+            trust_env=not is_on_this_machine(url),
         )
         self._calls: dict[RequestId, anyio.CancelScope] = {}
 
@@ -188,8 +192,8 @@ class ReopeningClient(AgentHttpClient):
     of the session that is open now.
     """
 
-    def __init__(self, url: str, auth: SignedAuth) -> None:
-        super().__init__(url, auth)
+    def __init__(self, url: str, auth: SignedAuth, ca_certs: str | None = None) -> None:
+        super().__init__(url, auth, ca_certs=ca_certs)
         self._opening: bytes | None = None
         self._current: dict[str, str] = {}
         self._one_at_a_time = anyio.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Literal
 
 import httpx2
@@ -14,10 +14,12 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, JSONRPCError, jsonrpc_message_adapter
 
-from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
-from connectors.agent_client.signed_auth import AgentKey, KeyFileError, SignedAuth
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
+from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
+from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeySource, KeyText
+from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.terminal_text import escaped
 
 CALL_S: Final = 30.0
 # The seconds that a tool waits if the call does not say so.
@@ -57,7 +59,7 @@ class AgentClient(Client):
 async def agent_client(
     url: str,
     agent_id: str,
-    key_path: str | os.PathLike[str],
+    key: str | os.PathLike[str] | KeySource,
     *,
     transport: Literal["http", "sse"] = "http",
     call_s: float = CALL_S,
@@ -71,7 +73,8 @@ async def agent_client(
         url: The server's address, such as `http://127.0.0.1:3100`. Without a path, that of the endpoint is
             added.
         agent_id: The agent's registered name.
-        key_path: The PEM file with the agent's private key, which only its owner may read.
+        key: The PEM file with the agent's private key, which only its owner may read; or a key that is loaded
+            already, such as `KeyText`.
         transport: Streamable HTTP, or the older server-sent events.
         call_s: The longest time that a call waits for its answer, in seconds. A call of a tool that waits, such
             as `wait_for_messages`, also has the time that it asks the tool to wait.
@@ -85,10 +88,10 @@ async def agent_client(
             connection stays usable, so the caller may call again.
     """
     trusted = None if ca_certs is None else os.fspath(ca_certs)
-    key = AgentKey(key_path)
-    auth = SignedAuth(agent_id, key)
+    source = AgentKey(key) if isinstance(key, str | os.PathLike) else key
+    auth = SignedAuth(agent_id, source)
     # Read the key before the first request, so that a bad key is reported as such.
-    key.current()
+    source.current()
     raised: BaseException | None = None
     try:
         async with AgentClient(
@@ -108,6 +111,30 @@ async def agent_client(
         if error is raised:
             raise
         raise _known(error) from error
+
+
+def connect(
+    credentials: Credentials,
+    *,
+    transport: Literal["http", "sse"] = "http",
+    call_s: float = CALL_S,
+) -> AbstractAsyncContextManager[Client]:
+    """Connect to the agent MCP server with an agent's credentials. See `agent_client`, also for the arguments.
+
+        async with connect(Credentials.load("builder.json")) as client:
+            await client.call_tool("get_my_messages", {})
+
+    Raises UsageError for credentials without the section `mcp`, and KeyFileError if its key is not usable.
+    """
+    access = credentials.mcp_access()
+    return agent_client(
+        access.url,
+        credentials.name,
+        KeyText(access.private_key),
+        transport=transport,
+        call_s=call_s,
+        ca_certs=credentials.ca_certs,
+    )
 
 
 def _transport(url: str, auth: SignedAuth, transport: str, ca_certs: str | None) -> Transport:

@@ -4,7 +4,7 @@ import sys
 
 import anyio
 
-from connectors.agent_client import agent_client
+from trunkline_agent.mcp import agent_client
 
 
 async def main() -> None:

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 from mcp import Client, MCPError
 from mcp.types import REQUEST_TIMEOUT
 
-from connectors.agent_client import (
+from connectors.local_stack import free_port
+from schemas.settings.settings import PROJECT_ROOT
+from tests.connectors.agent_sdk.signed_mcp.conftest import key_pair, write_key
+from tests.connectors.agent_sdk.signed_mcp.signed_door import SignedDoor
+from tests.forked_programs import forked_command
+from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+from trunkline_agent.mcp import (
     KEY_UNUSABLE,
     REFUSED,
     UNREACHABLE,
@@ -29,15 +35,9 @@ from connectors.agent_client import (
     agent_client,
     signed_auth,
 )
-from connectors.agent_client.http_client import AgentHttpClient, endpoint, with_nonce
-from connectors.agent_client.signed_auth import SigningTimes
-from connectors.local_stack import free_port
-from schemas.settings.settings import PROJECT_ROOT
-from schemas.streams.agents.agent_signing import public_pem
-from tests.connectors.agent_client.conftest import key_pair, write_key
-from tests.connectors.agent_client.signed_door import SignedDoor
-from tests.forked_programs import forked_command
-from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+from trunkline_agent.mcp.http_client import AgentHttpClient, endpoint, with_nonce
+from trunkline_agent.mcp.signed_auth import SigningTimes
+from trunkline_agent.mcp.signing import public_pem
 
 pytestmark = pytest.mark.requirement("AM-10")
 
@@ -182,7 +182,7 @@ def test_equal_calls_of_two_processes_of_one_agent_at_one_moment_are_no_replay(
 ) -> None:
     both = [
         subprocess.Popen(
-            [*forked_command("tests.connectors.agent_client.one_call"), door.url, str(key_file)],
+            [*forked_command("tests.connectors.agent_sdk.signed_mcp.one_call"), door.url, str(key_file)],
             cwd=PROJECT_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -21,8 +21,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from schemas.streams.agents.agent_signing import WINDOW_S, timestamp_seconds, verify
 from tests.broker_processes import wait_until
+from trunkline_agent.mcp.signing import WINDOW_S, timestamp_seconds, verify
 
 
 @dataclass(frozen=True)

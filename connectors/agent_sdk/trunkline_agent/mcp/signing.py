@@ -14,8 +14,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from schemas.keys.pem import private_key_pem, public_key_pem
-from schemas.streams.agents.participants import key_id_of
+from trunkline_agent.mcp.pem import private_key_pem, public_key_pem
+from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.signing import base64_bytes
 
 AGENT_HEADER: Final = "X-Agent-ID"

@@ -40,11 +40,12 @@ from mcp.types import (
     RequestId,
 )
 
-from connectors.agent_client.http_client import UNREACHABLE, ReopeningClient, endpoint
-from connectors.agent_client.signed_auth import AgentKey, SignedAuth
-from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.mcp.http_client import UNREACHABLE, ReopeningClient, endpoint
+from trunkline_agent.mcp.private_keys import AgentKey, KeySource
+from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.terminal_text import escaped
 
 
 class MessageHeaders:
@@ -177,7 +178,7 @@ class StdioWrapper:
         await self._to_client.send(SessionMessage(error))
 
 
-async def serve(address: str, auth: SignedAuth) -> None:
+async def serve(address: str, auth: SignedAuth, ca_certs: str | None = None) -> None:
     """Serve MCP on stdin and stdout until stdin ends, and pass the messages on to the server, signed.
 
     SIGINT and SIGTERM end the whole process at once with exit code 128 plus the signal's number. An internal
@@ -186,13 +187,15 @@ async def serve(address: str, auth: SignedAuth) -> None:
     Args:
         address: The address of the agent MCP server's endpoint, with its path.
         auth: The signature of the requests.
+        ca_certs: The file with the authority that signed the server's certificate. None means the file that
+            TRUNKLINE_CA_CERTS names, else the authorities of the machine.
     """
     async with anyio.create_task_group() as tasks:
         await tasks.start(_end_at_a_signal)
         async with stdio_server() as client:
             try:
                 async with (
-                    ReopeningClient(address, auth) as http,
+                    ReopeningClient(address, auth, ca_certs) as http,
                     streamable_http_client(address, http_client=http) as server,
                 ):
                     await StdioWrapper(client, server).run()
@@ -216,6 +219,29 @@ def _say(text: str) -> None:
     print(f"trunkline agent: {escaped(text)[:1000]}", file=sys.stderr, flush=True)
 
 
+def serve_stdio(url: str, agent_id: str, key: KeySource, ca_certs: str | None = None) -> int:
+    """Serve MCP on stdin and stdout for an agent until stdin ends, and return the exit code 0 or 1.
+
+    Signals end the process, see `serve`.
+
+    Args:
+        url: The address of the agent MCP server.
+        agent_id: The agent's registered name.
+        key: The agent's private key.
+        ca_certs: The file with the authority that signed the server's certificate, see `serve`.
+
+    Raises:
+        UsageError: A wrong address or name, or KeyFileError: the key cannot be used.
+    """
+    key.current()
+    try:
+        anyio.run(serve, endpoint(url, "/mcp"), SignedAuth(agent_id, key), ca_certs)
+    except BaseExceptionGroup as group:
+        _say(repr(group))
+        return 1
+    return 0
+
+
 def main(environment: Mapping[str, str] = os.environ) -> int:
     """Serve MCP on stdin and stdout for the agent that the environment names, and return the exit code.
 
@@ -228,13 +254,7 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
         if missing := [name for name in needed if not environment.get(name)]:
             raise UsageError(f"set {', '.join(missing)}")
         key = AgentKey(environment[AGENT_KEY_VARIABLE])
-        key.current()
-        auth = SignedAuth(environment[AGENT_ID_VARIABLE], key)
-        anyio.run(serve, endpoint(environment[MCP_URL_VARIABLE], "/mcp"), auth)
+        return serve_stdio(environment[MCP_URL_VARIABLE], environment[AGENT_ID_VARIABLE], key)
     except TrunklineError as error:
         _say(str(error))
         return error.exit_code
-    except BaseExceptionGroup as group:
-        _say(repr(group))
-        return 1
-    return 0
