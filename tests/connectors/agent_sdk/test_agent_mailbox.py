@@ -35,6 +35,10 @@ def test_a_block_that_ends_well_acknowledges_its_message(hub, joined):
     for message in agent.iterate(wait_s=0):
         with agent.handling(message):
             seen.append((message.id, message.payload, message.sender, message.type, message.attempt))
+        # By the block, not when the loop goes on.
+        assert (
+            next(one for one in rows(hub, agent.name) if one["message_id"] == message.id)["status"] == "claimed"
+        )
     payloads = ({"n": 1}, [2], None)
     assert seen == [(one, what, "operator", "note", 1) for one, what in zip(ids, payloads, strict=True)]
     assert set(statuses(hub, agent.name)) == {"claimed"}
