@@ -14,11 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from trunkline_agent import Agent
-from trunkline_agent.credentials import HubAccess
+from trunkline_agent import Agent, Broker, HubAccess, Job
 from trunkline_agent.errors import LeaseLost, TrunklineError
-from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.broker import Broker
 from trunkline_agent.outbox.outbox import JobOutbox
 
 EVENTS: Final = 5
