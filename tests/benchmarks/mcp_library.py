@@ -76,7 +76,7 @@ CLIENTS = {"control": by_hand, "library": through_library, "lean": lean}
 
 
 async def call_cost_us(make: Any, url: str, keys: Keys, seconds: float) -> float:
-    """Return the processor time of this process per call. Each agent sends, and reads, in turns; all at once."""
+    """Return the processor time of this process per call. Each agent sends and reads in turns, all at once."""
     calls, names = 0, list(keys)
 
     async def one(number: int, call: Call, until: float) -> None:

@@ -1,6 +1,6 @@
 """`library_program.py` with the named crash points of `crash_points.py` in the library, put there from outside.
 
-    python -P -m tests.faults.prove.crashing_library agent|jobs CONFIG
+    python -P -m tests.faults.prove.crashing_library agent|job CONFIG
 
 For the test of the checks, TRUNKLINE_PROVE_BUG names bugs to plant in the library.
 """

@@ -21,11 +21,12 @@ from typing import Final
 from connectors.local_stack import child_process
 from schemas.settings.settings import PROJECT_ROOT
 from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED, Finding, Line, Mail
-from tests.faults.prove.crash_points import FOLDER_VARIABLE
+from tests.faults.prove.crash_points import FOLDER_VARIABLE, is_armed
 from tests.faults.prove.delivery_notes import ATTEMPTS_MOST
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown
 from tests.faults.prove.library_program import ABOUT, EVENTS, detail_of, kind_of
 from tests.faults.prove.oracle import ASKED, ENDED, Note, Oracle, content_hash
+from tests.faults.prove.schedule import LIBRARY
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.message import REPLY_TYPE
 
@@ -56,7 +57,7 @@ class Program:
     """A program of the library, which is started again whenever it has ended before its time.
 
     Args:
-        kind: What it does, `agent` or `jobs`.
+        kind: What it does, `agent` or `job`.
         folder: The folder of its files, of its own.
         points: The folder of the crash points.
         config: Its configuration, to which the file `stop` is added.
@@ -83,6 +84,7 @@ class Program:
             FOLDER_VARIABLE: str(points),
             **(environment or {}),
         }
+        self._points, self._kind = points, kind
         self._mark = child_process.mark_of(folder, kind)
         self.log = folder / "program.log"
         self._folder = folder
@@ -106,6 +108,11 @@ class Program:
             self._command, cwd=PROJECT_ROOT, environment=self._environment, mark=self._mark, log=self.log
         )
         return False
+
+    @property
+    def is_to_die(self) -> bool:
+        """True if it is to die at a point that it has not come to yet."""
+        return is_armed(self._points, f"{LIBRARY}.{self._kind}_")
 
     def stop(self) -> None:
         """Let it end when nothing is left to do."""
@@ -171,7 +178,7 @@ class LibraryLoad:
             "broker": broker,
         }
         self._doors = ("http", "mqtt") if broker else ("http",)
-        self._worker = Program("jobs", jobs, points, config, environment)
+        self._worker = Program("job", jobs, points, config, environment)
 
     def runs(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield a name and a function for each thread."""
@@ -179,11 +186,12 @@ class LibraryLoad:
         yield "LibraryWorker", lambda: self._run(self._worker, self._register)
 
     def _run(self, program: Program, give: Callable[[], None]) -> None:
-        """Give it work until the load ends, and let it end then."""
+        """Give it work until the load ends and it has died where it should, and let it end then."""
         given_at = 0.0
         try:
             while not program.look_after():
-                if not self._clock.may_begin():
+                # Faults at the hub may let a program come to its points late.
+                if not self._clock.may_begin() and not program.is_to_die:
                     program.stop()
                 elif time.monotonic() > given_at + _PAUSE_S:
                     give()

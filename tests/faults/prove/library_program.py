@@ -1,6 +1,6 @@
 """A program that uses the library, and that a test kills and starts again: an agent, or a worker of jobs.
 
-    python -P -m tests.faults.prove.library_program agent|jobs CONFIG
+    python -P -m tests.faults.prove.library_program agent|job CONFIG
 
 It knows nothing of points and faults. After a kill it goes on with what the library, the hub and its own files
 have. It ends when the file `stop` is there and nothing is left to do.
@@ -93,9 +93,9 @@ def _note(config: dict[str, Any], told: dict[str, str], seq: int) -> None:
 
 
 def main(kind: str, config: str) -> None:
-    """Do the work of an `agent`, or of `jobs`. Exit with the code of the library's error."""
+    """Do the work of an `agent`, or of each `job`. Exit with the code of the library's error."""
     try:
-        {"agent": serve, "jobs": work}[kind](json.loads(Path(config).read_text()))
+        {"agent": serve, "job": work}[kind](json.loads(Path(config).read_text()))
     except TrunklineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
