@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE
     from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeyText
     from trunkline_agent.mcp.signed_auth import SignedAuth
+    from trunkline_agent.mcp.tool_calls import AsyncToolCalls
 
 __all__ = [
     "KEY_UNUSABLE",
     "REFUSED",
     "UNREACHABLE",
     "AgentKey",
+    "AsyncToolCalls",
     "KeyFileError",
     "KeyText",
     "SignedAuth",
@@ -44,6 +46,7 @@ _MODULES = {
     "KeyFileError": "private_keys",
     "KeyText": "private_keys",
     "SignedAuth": "signed_auth",
+    "AsyncToolCalls": "tool_calls",
 }
 
 
