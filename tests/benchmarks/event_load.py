@@ -18,7 +18,7 @@ from schemas.streams.job.job_registry import registration_record
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.job_event import COMPLETED, PROGRESS, STARTED
-from trunkline_agent.wire.signing import Signer
+from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
 
 EVENTS_PER_JOB = 12
@@ -45,9 +45,7 @@ def event(
         "detail": f"step {seq} of {per_job} done, reading the index",
         "data": {"step": seq, "note": "all is well so far", "model": "small"},
     }
-    signature = Signer(f"secret-{number}{'x' if forged else ''}").hexdigest(canonical(body))
-    body["data"] = {**body["data"], "hmac_sig": signature}  # type: ignore[dict-item]
-    value = canonical(body)
+    value = canonical(sign_event(body, f"secret-{number}{'x' if forged else ''}"))
     topic = f"python/mqtt/jobs/{job_id}/events".encode()
     return OutgoingRecord(f"job/{job_id}", content_id(topic, value), "mqtt", "unverified", JOB_EVENT, value)
 

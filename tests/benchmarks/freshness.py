@@ -20,6 +20,11 @@ needs `.jars`, and no `.venv`:
 
 With the default options the limits count: missed ones are in `not_held`, and the exit code is 1. They are
 ratios, so that a slow hour does not decide. `aims` are no limits: a usual hour should reach them.
+
+With `--through library` it measures something else: the processor time of a publisher per event, through the
+library and by hand on paho, in turns. `client_cpu_ratio` is library over control.
+
+    ./trunkline bench freshness --through library --seconds 4
 """
 
 from __future__ import annotations
@@ -36,10 +41,12 @@ from typing import Any
 from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
-from connectors.local_stack.part_plan import STREAMS
+from connectors.local_stack.part_plan import MOSQUITTO, STREAMS
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import KafkaSettings, Settings, ViewSettings
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import Bench, quantile, teller
+from tests.benchmarks import mqtt_publishers
+from tests.benchmarks.bench_report import Bench, not_held, quantile, teller
 from tests.benchmarks.bench_stack import earlier_stack
 from tests.benchmarks.copy_stream import control_settings, copy_part
 from tests.benchmarks.event_load import jobs_for
@@ -58,6 +65,7 @@ from tests.faults.test_agreement import end_offsets
 from tests.own_settings import stack_settings
 
 RATE = 500
+LIBRARY = "library"
 AIMS = {"ledger_p50_s": 0.3, "ledger_p95_s": 0.5}
 AT_MOST = {
     "ratio_p50": 1.6,
@@ -260,8 +268,18 @@ def own_stacks(args: argparse.Namespace, work: Path) -> Iterator[Settings]:
         yield stack_settings(work / name, kafka=kafka, views=ViewSettings(maintenance_interval_s=0))
 
 
+def measure_publisher(settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
+    """The broker alone: the cost of a publisher through the library beside that of the control."""
+    with LocalStack(settings, parts=(MOSQUITTO,)):
+        found = mqtt_publishers.client_cost(role_mqtt(settings, OPERATOR), args.seconds, args.rate)
+    # In turns, so the limit counts with any options.
+    return {**found, "not_held": not_held(found, mqtt_publishers.AT_MOST)}
+
+
 def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Measure on a stack with all doors, and on one of the earlier checkout if there is one."""
+    if args.through == LIBRARY:
+        return measure_publisher(stack_settings(work / "data"), args)
     settings, before = own_stacks(args, work)
     result = {**measure(settings, args), "cores_before": None, "ratio_cores": None, "aims": AIMS}
     if args.before is not None:
@@ -285,6 +303,8 @@ def main() -> int:
     bench.add_argument(
         "--before", type=Path, metavar="PATH", help="a checkout of an earlier commit, for its cores"
     )
+    through = "measure instead what a publisher through the library costs beside the control"
+    bench.add_argument("--through", choices=[LIBRARY], help=through)
     return bench.run(run)
 
 

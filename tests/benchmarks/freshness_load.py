@@ -15,8 +15,8 @@ from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_moments import Sent
+from tests.benchmarks.mqtt_publishers import ThroughLibrary
 from tests.benchmarks.stack_cores import CoreMeter
-from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from trunkline_agent.wire.topics import events_topic
 
 CONNECTIONS = 4
@@ -58,10 +58,7 @@ class EventListener(threading.Thread):
 def publish_steadily(settings: Settings, records: list[OutgoingRecord], rate: int) -> Sent:
     """Publish the records at `rate` a second over a few connections; when each went out first."""
     mqtt = role_mqtt(settings, OPERATOR)
-    clients = [new_client(mqtt) for _ in range(CONNECTIONS)]
-    for client in clients:
-        client.max_inflight_messages_set(1000)
-        dial(client, mqtt, connect_properties())
+    publishers = [ThroughLibrary(mqtt) for _ in range(CONNECTIONS)]
     topics = {r.stream: events_topic(mqtt.topic_prefix, r.stream.removeprefix("job/")) for r in records}
     sent: Sent = {}
     began = time.monotonic()
@@ -70,16 +67,14 @@ def publish_steadily(settings: Settings, records: list[OutgoingRecord], rate: in
         if number % step == 0:
             time.sleep(max(0.0, began + number / rate - time.monotonic()))
         # A job's events take one connection, so that they stay in order.
-        client = clients[hash(record.stream) % CONNECTIONS]
+        publisher = publishers[hash(record.stream) % CONNECTIONS]
         sent.setdefault(record.ce_id, time.time())
-        client.publish(topics[record.stream], record.value, qos=1)
+        publisher.publish(topics[record.stream], record.value)
     late_s = time.monotonic() - began - len(records) / rate
     if late_s > 1:
         print(f"freshness: the generator was {late_s:.1f} s behind its rate", file=sys.stderr)
-    time.sleep(2)
-    for client in clients:
-        client.disconnect()
-        cut_connection(client)
+    for publisher in publishers:
+        publisher.close()
     return sent
 
 

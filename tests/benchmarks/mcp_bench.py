@@ -11,6 +11,11 @@ after 60 s of waiting for a lock of its own, or have no answer. They count with 
 no operations.
 
     ./trunkline bench mcp --json
+
+With `--through library` it measures something else: the processor time of a client per call, through the
+library and by the hand-written client of all other figures, in turns.
+
+    ./trunkline bench mcp --through library --seconds 4
 """
 
 from __future__ import annotations
@@ -31,8 +36,8 @@ import aiohttp
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings, Settings
-from tests.benchmarks import mcp_mail_peer
-from tests.benchmarks.bench_report import Bench, medians, teller
+from tests.benchmarks import mcp_library, mcp_mail_peer
+from tests.benchmarks.bench_report import Bench, medians, not_held, teller
 from tests.benchmarks.bench_stack import operator_client, served
 from tests.benchmarks.mcp_load import SignedTools, load
 from tests.benchmarks.mcp_mail_peer import MailTools
@@ -41,6 +46,8 @@ from tests.own_settings import stack_settings
 from trunkline_agent.mcp.signing import new_key_pair
 
 AGENTS = 30
+FEW = 8
+LIBRARY = "library"
 ROUNDS = 2
 AT_MOST, AT_LEAST = {"ratio_p99": 0.6}, {"ratio_ops": 1.5}
 MAIL, SQLITE = "mail", "sqlite"
@@ -150,6 +157,16 @@ def measure(settings: Settings, work: Path, seconds: float, peer: str) -> dict[s
     }
 
 
+def measure_client(settings: Settings, seconds: float) -> dict[str, Any]:
+    """Kafka and gateway alone: the cost of a client through the library beside that of the control."""
+    keys = {f"agent-{number:02d}": new_key_pair() for number in range(FEW)}
+    with LocalStack(settings, parts=(KAFKA, GATEWAY)):
+        take_part(settings, keys)
+        found = mcp_library.client_cost(f"http://{LOOPBACK}:{settings.agent_mcp.port}", keys, seconds)
+    # In turns, so the limit counts with any options.
+    return {**found, "not_held": not_held(found, mcp_library.AT_MOST)}
+
+
 def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Check that the peer is there, and measure."""
     # Also then nothing is left: the peer is no part of the stack.
@@ -157,6 +174,8 @@ def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     if args.peer == MAIL and not mcp_mail_peer.is_installed():
         raise SystemExit(f"mcp: not installed; {mcp_mail_peer.HOW}")
     settings = stack_settings(work / "data", dashboard=DashboardSettings(port=0))
+    if args.through == LIBRARY:
+        return measure_client(settings, args.seconds)
     return measure(settings, work, args.seconds, args.peer)
 
 
@@ -165,6 +184,8 @@ def main() -> int:
     bench = Bench("mcp", __doc__, AT_MOST, AT_LEAST)
     bench.add_argument("--seconds", type=float, default=30, help="length of the mixed phase (default 30)")
     bench.add_argument("--peer", choices=sorted(PEERS), default=SQLITE, help="which peer (default sqlite)")
+    through = "measure instead what a client through the library costs beside the control"
+    bench.add_argument("--through", choices=[LIBRARY], help=through)
     return bench.run(run)
 
 

@@ -24,7 +24,7 @@ EACH = 5
 READ_LIMIT = 20
 WITHIN_S = 60.0
 TEXT = "step 7 of 12 done, reading the index; the next one needs what you have found"
-_HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 _numbers = itertools.count(1)
 
 
@@ -53,7 +53,7 @@ class Tools(Protocol):
 
 async def posted(session: aiohttp.ClientSession, url: str, body: bytes, headers: dict[str, str]) -> Any:
     """The result of a JSON-RPC request. Raises CallFailed for any other answer."""
-    async with session.post(url, data=body, headers=_HEADERS | headers) as answer:
+    async with session.post(url, data=body, headers=HEADERS | headers) as answer:
         told = await answer.read()
         if answer.status != 200:
             raise CallFailed(f"{answer.status} {told[:300]!r}")

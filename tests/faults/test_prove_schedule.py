@@ -11,6 +11,7 @@ from tests.faults.prove.schedule import (
     ACK_POINTS,
     ALL_FAULTS,
     CRASH,
+    LIBRARY_POINTS,
     OTHER_FAULTS,
     OTHERS_A_SEED,
     REACTOR_STEPS,
@@ -45,7 +46,8 @@ def test_each_named_fault_comes_up_within_so_many_seeds(first: int) -> None:
 
 def test_each_crash_point_that_the_issue_names_is_a_fault() -> None:
     points = {fault.partition(".")[2] for fault in ALL_FAULTS if fault.startswith(CRASH)}
-    assert points == {*ACK_POINTS, *STREAM_POINTS, *(f"reactor_{step}" for step in REACTOR_STEPS)}
+    steps = {f"reactor_{step}" for step in REACTOR_STEPS}
+    assert points == {*ACK_POINTS, *STREAM_POINTS, *LIBRARY_POINTS, *steps}
 
 
 def test_faults_come_in_order_begin_within_the_load_and_stops_last_5_to_30_s() -> None:

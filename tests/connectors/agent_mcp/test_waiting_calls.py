@@ -38,7 +38,7 @@ from tests.connectors.agent_mcp.delivery_calls import (
 )
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, MCP, SignedCaller, call_body, open_stream
 from trunkline_agent.mcp import REFUSED, AgentKey, SignedAuth, agent_client
-from trunkline_agent.mcp.connection import WAITS_S
+from trunkline_agent.mcp.tool_calls import WAITS_S
 
 pytestmark = [pytest.mark.requirement("DL-09"), pytest.mark.timeout(120)]
 

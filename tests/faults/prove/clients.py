@@ -15,6 +15,7 @@ from tests.faults.prove import load_messages as messages
 from tests.faults.prove.delivery_load import DeliveryLoad
 from tests.faults.prove.delivery_notes import Deliveries
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, text_of
+from tests.faults.prove.library_load import LARS, OLGA, UWE, LibraryLoad
 from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
 from tests.faults.prove.mcp_client import McpClient, new_participant
 from tests.faults.prove.oracle import Oracle
@@ -69,6 +70,7 @@ class Clients:
             clock,
             schedule.seed,
         )
+        self.library = self._library()
         # A gateway is ready before a process has described the listener's handler to it.
         while LISTENER not in text_of(self._operator.ask("GET", "/api/hub/listeners")):
             if not clock.has_patience():
@@ -100,6 +102,25 @@ class Clients:
         words = messages.Words(self._schedule, name)
         return messages.MqttSender(self._settings, name, self._operator, words, self._oracle, self._clock)
 
+    def _library(self) -> LibraryLoad:
+        folder, mqtt = self._settings.data_path.parent, self._settings.mqtt
+        times = ("connect_timeout_s", "puback_timeout_s", "receipt_timeout_s", "publish_attempts")
+        pauses = ("backoff_base_s", "backoff_max_s")
+        fields = ("host", "port", "topic_prefix", *times, *pauses)
+        self._principal(OLGA)
+        return LibraryLoad(
+            self._settings.gateway_url,
+            self._principal(UWE),
+            self._boss,
+            self._boss.token,
+            self._token(LARS),
+            folder,
+            folder / "points",
+            self._oracle,
+            self._clock,
+            {name: getattr(mqtt, name) for name in fields},
+        )
+
     def start(self) -> None:
         """Let all of them begin."""
         schedule, oracle, clock = self._schedule, self._oracle, self._clock
@@ -118,6 +139,8 @@ class Clients:
         sending = [
             self._run(type(one).__name__, one.run) for one in (*senders, self._files, *self._mcp, *self._mqtt)
         ]
+        for name, run in self.library.runs():
+            self._run(name, run)
         for name, run in self.deliveries.runs(lambda: not any(thread.is_alive() for thread in sending)):
             self._run(name, run)
 

@@ -10,26 +10,32 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 FOLDER_VARIABLE: Final = "TRUNKLINE_PROVE_POINTS"
-_FIRED: Final = ".fired"
+_FIRED, _FRESH = ".fired", ".new"
 
 
 def arm(folder: Path, point: str, nth: int = 1) -> None:
     """Let the nth coming to a point (`part.name`) be the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"{point}.new"
+    fresh = folder / f"{point}{_FRESH}"
     fresh.write_text(str(nth))
     fresh.rename(folder / point)
 
 
-def disarm(folder: Path, but: str = "") -> None:
-    """Nobody dies any more, `but` processes of this part."""
+def disarm(folder: Path, but: Sequence[str] = ()) -> None:
+    """Nobody dies any more, `but` processes of these parts."""
     for path in folder.iterdir() if folder.exists() else ():
-        if path.suffix != _FIRED and not (but and path.name.startswith(f"{but}.")):
+        if path.suffix != _FIRED and path.name.partition(".")[0] not in but:
             path.unlink(missing_ok=True)
+
+
+def is_armed(folder: Path, prefix: str) -> bool:
+    """True if somebody is to die at a point (`part.name`) that begins so."""
+    return any(path.suffix not in (_FIRED, _FRESH) for path in folder.glob(f"{prefix}*"))
 
 
 def fired(folder: Path, point: str) -> bool:

@@ -82,7 +82,7 @@ class HubClient:
         self.urls = urls
         # Whether an answer that a limit refuses the request is the last one.
         self._takes_refusals = takes_refusals
-        self._token, self._clock = token, clock
+        self.token, self._clock = token, clock
         self._draw = random.Random(seed)
         self._gateways: dict[tuple[str, str], sync_client.HubClient] = {}
         self.repeats = 0
@@ -114,10 +114,10 @@ class HubClient:
             found["Content-Type"] = "application/json"
             content = json_format.dumps(json, ensure_ascii=False).encode()
         request = Request(method, path, params, found, content)
-        answer = self._final(request, token or self._token)
+        answer = self._final(request, token or self.token)
         if duplicates and self._draw.random() < duplicates:
             self.repeats += 1
-            again = self._final(request, token or self._token)
+            again = self._final(request, token or self.token)
             said = says(answer)
             if again.status != answer.status or (said and says(again) != said):
                 raise AssertionError(f"{method} {path}, sent again: {shown(answer)}, then {shown(again)}")

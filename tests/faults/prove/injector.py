@@ -28,6 +28,7 @@ from tests.faults.prove.schedule import (
     FULL_DISK,
     GATEWAY_STORE_FAULTS,
     KILL,
+    LIBRARY,
     MOVE,
     MUTE,
     PEER,
@@ -128,7 +129,7 @@ class Injector:
                 self._parts.limit_files(name, is_full=True)
 
     def heal(self) -> None:
-        """End all that lasts. Points of the streaming jobs stay armed: they come there late."""
+        """End all that lasts. Points of streaming jobs and of the library stay armed: they come there late."""
         now = time.monotonic()
         self.left_out += [f"{injection.fault} was not injected" for injection in self._left]
         self.left_out += [
@@ -147,7 +148,7 @@ class Injector:
             self._staged.pop(injection).close()
         self._events.clear()
         self._full.clear()
-        disarm(self._points, but=STREAMS)
+        disarm(self._points, but=(STREAMS, LIBRARY))
         self._brokers.heal()
         self._parts.heal()
         for thread in self._threads:

@@ -38,6 +38,12 @@ STREAM_POINTS: Final = (
     "maintenance_views",
     "maintenance_ledger",
 )
+# A program of the library dies when it has taken a message, when it has sent all and acknowledged nothing, and
+# when it has acknowledged; when an event is in the outbox alone, and when it was sent and is still there.
+LIBRARY: Final = "library"
+TAKEN, NOT_ACKED, ACKED = "agent_taken", "agent_sent_not_acknowledged", "agent_acknowledged"
+WRITTEN, NOT_CONFIRMED = "job_outbox_written_not_sent", "job_sent_not_confirmed"
+LIBRARY_POINTS: Final = (TAKEN, NOT_ACKED, ACKED, WRITTEN, NOT_CONFIRMED)
 ACK_POINTS: Final = ("before_kafka_ack", "after_kafka_ack")
 
 FULL_STORES: Final = f"{FULL_DISK}:{STREAMS}.stores"
@@ -69,7 +75,8 @@ OTHER_FAULTS: Final = (
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
 KILL_OF_PEER: Final = f"{KILL}:{PEER}"
 FOREIGN_WRITER: Final = "foreign:log"
-IN_EACH_SEED: Final = (KILL_OF_PEER, FOREIGN_WRITER)
+LIBRARY_FAULTS: Final = tuple(f"{CRASH}:{LIBRARY}.{point}" for point in LIBRARY_POINTS)
+IN_EACH_SEED: Final = (KILL_OF_PEER, FOREIGN_WRITER, *LIBRARY_FAULTS)
 ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, *IN_EACH_SEED, *HABITS)
 
 OTHERS_A_SEED: Final = 4

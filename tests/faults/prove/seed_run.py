@@ -18,6 +18,7 @@ from tests.faults.prove.delivery_load import NEEDED, judge_deliveries
 from tests.faults.prove.delivery_notes import Deliveries
 from tests.faults.prove.hub_client import Clock
 from tests.faults.prove.injector import Injector
+from tests.faults.prove.library_load import check_library
 from tests.faults.prove.load_messages import FRED, readers_of
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.quiet import Quiet
@@ -213,6 +214,9 @@ class SeedRun:
             found.ledger,
             injector.outages,
             is_at_rest=self._is_at_rest,
+        )
+        findings += check_library(
+            clients.library.notes, found.views.mail, found.ledger, is_at_rest=self._is_at_rest
         )
         result, done = self._result, injector.done + injector.late() + clients.habits()
         result.acknowledged = self.oracle.acknowledged

@@ -110,6 +110,8 @@ class HttpExchange:
                 elif not isinstance(event, h11.InformationalResponse):
                     return False
         except h11.RemoteProtocolError as error:
+            if not data:
+                raise ProtocolFault("it closed the connection before the answer was complete") from None
             raise ProtocolFault(str(error)) from None
 
     def _take(self, part: bytes) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE
     from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeyText
     from trunkline_agent.mcp.signed_auth import SignedAuth
+    from trunkline_agent.mcp.tool_calls import AsyncToolCalls
 
 require_extra("mcp")
 
@@ -30,6 +31,7 @@ __all__ = [
     "REFUSED",
     "UNREACHABLE",
     "AgentKey",
+    "AsyncToolCalls",
     "KeyFileError",
     "KeyText",
     "SignedAuth",
@@ -48,6 +50,7 @@ _MODULES = {
     "KeyFileError": "private_keys",
     "KeyText": "private_keys",
     "SignedAuth": "signed_auth",
+    "AsyncToolCalls": "tool_calls",
 }
 
 

@@ -19,11 +19,10 @@ from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
 from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeySource, KeyText
 from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.mcp.tool_calls import WAITS_S, wait_of
 from trunkline_agent.terminal_text import escaped
 
 CALL_S: Final = 30.0
-# The seconds that a tool waits if the call does not say so.
-WAITS_S: Final = {"wait_for_messages": 30, "ask_agent": 30, "lease_messages": 0}
 _ERRORS: Final[dict[int, type[TrunklineError]]] = {
     UNREACHABLE: BackboneUnreachable,
     REFUSED: Refused,
@@ -48,10 +47,7 @@ class AgentClient(Client):
         asks the tool to wait (`timeoutSeconds`).
         """
         if read_timeout_seconds is None and self.read_timeout_seconds is not None and name in WAITS_S:
-            wait_s = (arguments or {}).get("timeoutSeconds", WAITS_S[name])
-            # The server refuses any other value at once.
-            if isinstance(wait_s, int | float) and wait_s > 0:
-                read_timeout_seconds = self.read_timeout_seconds + wait_s
+            read_timeout_seconds = self.read_timeout_seconds + wait_of(name, arguments or {})
         return await super().call_tool(name, arguments, read_timeout_seconds, *others, **options)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,6 +26,7 @@ from trunkline_agent.environment import CA_VARIABLE
 from trunkline_agent.errors import Refused, UsageError
 from trunkline_agent.mcp.private_keys import KeyFileError
 from trunkline_agent.mcp.signed_auth import SignedAuth
+from trunkline_agent.mcp.tool_calls import NONCE, new_nonce
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.tls import explained, is_on_this_machine, trust
 
@@ -34,7 +34,6 @@ from trunkline_agent.tls import explained, is_on_this_machine, trust
 UNREACHABLE: Final = -32050
 REFUSED: Final = -32051
 KEY_UNUSABLE: Final = -32052
-NONCE: Final = "trunkline/nonce"
 CONNECT_S: Final = 5.0
 # The server sends on an open stream, and during a call that waits, at least every 15 s. So a silence of this
 # length is an outage.
@@ -134,7 +133,7 @@ def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
     if document.get("method") != _CALL or not isinstance(params := document.get("params"), dict):
         return document
     meta = params.get("_meta")
-    nonce = {**(meta if isinstance(meta, dict) else {}), NONCE: secrets.token_urlsafe(16)}
+    nonce = {**(meta if isinstance(meta, dict) else {}), NONCE: new_nonce()}
     return {**document, "params": {**params, "_meta": nonce}}
 
 

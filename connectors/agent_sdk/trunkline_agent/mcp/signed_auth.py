@@ -69,7 +69,7 @@ class SigningTimes:
 
 
 # One for the process, because two clients of one agent must not make equal signatures either.
-_TIMES: Final = SigningTimes()
+SIGNING_TIMES: Final = SigningTimes()
 
 
 class SignedAuth(httpx2.Auth):
@@ -86,7 +86,7 @@ class SignedAuth(httpx2.Auth):
 
     requires_request_body = True
 
-    def __init__(self, agent_id: str, key: KeySource, times: SigningTimes = _TIMES) -> None:
+    def __init__(self, agent_id: str, key: KeySource, times: SigningTimes = SIGNING_TIMES) -> None:
         if not is_name(agent_id):
             raise UsageError("an agent's name has letters, digits, dots, dashes and underscores, at most 128")
         self._agent_id = agent_id
