@@ -35,6 +35,7 @@ from tests.random_webhooks import webhook_record
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
+from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.strict_json import canonical
 
 WORKERS = [f"worker-{n}" for n in range(12)]
@@ -213,7 +214,7 @@ class RandomLog:
         elif roll < 0.35:
             body = participants.AgentKeyRegistered(**by, **key, overlap_ms=self._draw.choice([0, 500, 60_000]))
         elif roll < 0.4:
-            body = participants.AgentKeyRemoved(**by, key_id=participants.key_id_of(key["public_key"]))
+            body = participants.AgentKeyRemoved(**by, key_id=key_id_of(key["public_key"]))
         elif roll < 0.6:
             body = participants.AgentUpdated(
                 **by, status=self._draw.choice(["idle", "working", "blocked", None])
