@@ -15,10 +15,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote, urlsplit
 
-from connectors.gateway_client.gateway_tls import connection_options, explained, trust
+from connectors.gateway_client.gateway_tls import explained, trust
 from connectors.gateway_client.operator_token import TOKEN_VARIABLE, read_token
 from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
@@ -27,9 +27,6 @@ from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
 from trunkline_agent.hub.sync_client import HubClient
-
-if TYPE_CHECKING:
-    import httpx2
 
 API: Final = "/api/hub"
 # The reason of a 502 that the agent's program causes; other 502 answers mean that the gateway is away.
@@ -76,21 +73,6 @@ class GatewayClient:
             self._ca_certs,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=self._timeout_s if answer_timeout_s is None else answer_timeout_s,
-        )
-
-    def connection(self, timeout_s: float) -> httpx2.Client:
-        """Return a new HTTP client with the gateway's address, the token and TLS. The caller closes it.
-
-        `timeout_s` is the time to wait for bytes of an answer, in seconds. Unlike the methods of this class,
-        the new client tries a request once, and raises the errors of httpx2. It is for streams of bytes.
-        """
-        import httpx2  # takes 100 ms, which a command without a gateway need not spend
-
-        return httpx2.Client(
-            base_url=self.url,
-            headers={} if self._token is None else {"Authorization": f"Bearer {self._token}"},
-            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-            **connection_options(self.url, self._ca_certs),
         )
 
     def get(
