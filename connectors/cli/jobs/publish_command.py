@@ -34,12 +34,11 @@ from connectors.job_tools.job_files import find_secret, with_job_broker
 from schemas.settings.settings import Settings
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import UsageError
-from trunkline_agent.jobs.job import Job
+from trunkline_agent.jobs.job import SECRET_VARIABLE, Job
 from trunkline_agent.wire.job_event import EVENTS
 from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
-SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 _STATE_FOLDER = "publisher"
 _ATTEMPTS_MOST = 100
 _PATIENCE_S = 4.0
