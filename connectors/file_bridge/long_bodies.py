@@ -1,8 +1,8 @@
 """Bodies of the file queue that are too long for a record: they become blobs at the gateway (DL-27).
 
-**Reads** a side-file twice, a part at a time: for its digest, and for the upload. **Delivers** a reference only
-after the gateway has stored the blob. **Loses** nothing: without a gateway the line waits, and a bridge that is
-killed uploads the same blob again.
+**Reads** a side-file twice: for its digest a part at a time, and for the upload, 16 MiB at most. **Delivers** a
+reference only after the gateway has stored the blob. **Loses** nothing: without a gateway the line waits, and a
+bridge that is killed uploads the same blob again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
-import httpx2
 import structlog
 
 from connectors.file_bridge.posting_rules import NO_GATEWAY
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.gateway_client.gateway_tls import explained
 from schemas.settings.settings import Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE
-from trunkline_agent.errors import TrunklineError
+from trunkline_agent.errors import RateLimited, TrunklineError
+from trunkline_agent.hub.plans import Request, Retries, exchange
 from trunkline_agent.queue.message_record import BODY_LIMIT, side_file_of
 from trunkline_agent.queue.session_files import BODIES, CHUNK_BYTES, SessionFolder
 from trunkline_agent.queue.side_files import with_body
@@ -42,6 +41,8 @@ _FIELDS_BYTES: Final = 4096
 # JSON has at most six bytes for a byte of text.
 _ESCAPED_MOST: Final = 6
 _ANSWER_S: Final = 30.0
+# The line is tried again later anyway.
+_ONE_ATTEMPT: Final = Retries(patience_s=0)
 # After a failure all uploads wait for so long, so that a gateway that hangs delays other lines little.
 _PAUSE_S: Final = 5.0
 _KNOWN_MOST: Final = 1000
@@ -184,25 +185,26 @@ class GatewayBlobs:
             raise NotUploaded(NO_GATEWAY)
         try:
             self._put(reference, parts())
-        except (httpx2.HTTPError, httpx2.InvalidURL, TrunklineError) as error:
-            self._fail(explained(error))
+        except TrunklineError as error:
+            self._fail(str(error))
             raise NotUploaded(NO_GATEWAY) from error
         self._said = None
         return reference
 
     def _put(self, reference: BlobReference, parts: Iterator[bytes]) -> None:
-        with GatewayClient(self._settings) as gateway, gateway.connection(_ANSWER_S) as http:
-            answer = http.put(
-                path_of("blobs"),
-                params={"digest": reference.digest},
-                headers={"Content-Type": reference.content_type, "Content-Length": str(reference.bytes)},
-                content=parts,
-            )
-            if answer.status_code == 429:
-                raise NotUploaded(RATE_LIMITED)
-            if not answer.is_success:
-                raise gateway.error_of(answer.status_code, answer.headers, answer.content)
-            keep_until = datetime.fromisoformat(answer.json()["keep_until"]).timestamp()
+        request = Request(
+            "PUT",
+            path_of("blobs"),
+            {"digest": reference.digest},
+            {"Content-Type": reference.content_type},
+            b"".join(parts),
+        )
+        with GatewayClient(self._settings) as gateway, gateway.new_hub(_ANSWER_S) as hub:
+            try:
+                answer = hub.run(exchange(request, _ONE_ATTEMPT))
+            except RateLimited as error:
+                raise NotUploaded(RATE_LIMITED) from error
+        keep_until = datetime.fromisoformat(answer.json()["keep_until"]).timestamp()
         self._known[reference.digest] = time.monotonic() + (keep_until - time.time()) / 2
         self._known.move_to_end(reference.digest)
         if len(self._known) > _KNOWN_MOST:

@@ -15,30 +15,27 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import quote, urlsplit
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
-from connectors.gateway_client.gateway_tls import connection_options, explained, trust
+from connectors.gateway_client.gateway_tls import explained, trust
 from connectors.gateway_client.operator_token import TOKEN_VARIABLE, read_token
 from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.credentials import HubAccess
-from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.hub.answer_errors import error_of, retry_after_of
+from trunkline_agent.hub.hub_requests import API, path_of
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
 from trunkline_agent.hub.sync_client import HubClient
 
-if TYPE_CHECKING:
-    import httpx2
+__all__ = ["API", "CONNECT_TIMEOUT_S", "GatewayClient", "path_of", "reachable"]
 
-API: Final = "/api/hub"
-# The reason of a 502 that the agent's program causes; other 502 answers mean that the gateway is away.
-LAUNCH_FAILED: Final = "launch_failed"
 CONNECT_TIMEOUT_S: Final = 5.0
 _ANSWER_MARGIN_S: Final = 20.0
 # Pauses between the attempts of one request. A 503 may ask for a longer one, up to the last of these.
 _RETRY_WAITS_S: Final = (0.2, 0.5, 1.0, 2.0)
-_MESSAGE_LIMIT: Final = 600
 
 
 class GatewayClient:
@@ -76,21 +73,6 @@ class GatewayClient:
             self._ca_certs,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=self._timeout_s if answer_timeout_s is None else answer_timeout_s,
-        )
-
-    def connection(self, timeout_s: float) -> httpx2.Client:
-        """Return a new HTTP client with the gateway's address, the token and TLS. The caller closes it.
-
-        `timeout_s` is the time to wait for bytes of an answer, in seconds. Unlike the methods of this class,
-        the new client tries a request once, and raises the errors of httpx2. It is for streams of bytes.
-        """
-        import httpx2  # takes 100 ms, which a command without a gateway need not spend
-
-        return httpx2.Client(
-            base_url=self.url,
-            headers={} if self._token is None else {"Authorization": f"Bearer {self._token}"},
-            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-            **connection_options(self.url, self._ca_certs),
         )
 
     def get(
@@ -232,7 +214,7 @@ class GatewayClient:
             else:
                 problem = self.error_of(outcome.status, outcome.headers, outcome.body)
                 if outcome.status == 503 and pause_s is not None:
-                    pause_s = max(pause_s, min(_retry_after_s(outcome.headers), _RETRY_WAITS_S[-1]))
+                    pause_s = max(pause_s, min(retry_after_of(outcome), _RETRY_WAITS_S[-1]))
             if pause_s is None or not isinstance(problem, BackboneUnreachable) or time.monotonic() > deadline:
                 raise problem
             yield Pause(pause_s)
@@ -252,23 +234,12 @@ class GatewayClient:
     def error_of(self, status: int, headers: Mapping[str, str], body: bytes) -> TrunklineError:
         """Return the error, for the caller to raise, that belongs to the HTTP status of an answer.
 
-        The class lists the error of each status. The error has the gateway's own text.
+        It is that of the library, with advice for the users of this stack.
         """
-        said = _message(status, body)
+        error = error_of(status, headers, body)
         if status == 401:
-            hint = f"a token comes from {TOKEN_VARIABLE}, else from {self._token_file}"
-            return Refused(f"{said}; {hint}")
-        if status == 429:
-            return Refused(f"{said}; try again in {_retry_after_s(headers):g} s")
-        if status in (403, 409) or (status == 502 and LAUNCH_FAILED in said):
-            return Refused(said)
-        if status in (404, 410):
-            return NotFound(said)
-        if status in (400, 413, 422):
-            return UsageError(said)
-        if status in (502, 503, 504):
-            return BackboneUnreachable(f"{said}; 'trunkline doctor' says what is down")
-        return TrunklineError(f"the gateway answered {status}: {said}")
+            error.advice = f"a token comes from {TOKEN_VARIABLE}, else from {self._token_file}"
+        return error
 
 
 @contextmanager
@@ -281,36 +252,6 @@ def reachable(settings: Settings) -> Iterator[GatewayClient]:
     with GatewayClient(settings) as client:
         client.check()
         yield client
-
-
-def path_of(*parts: str) -> str:
-    """Return a path of the hub's API, `/api/hub/` and `parts`, with each part quoted for a URL.
-
-    For example, `path_of("jobs", job_id)` is `/api/hub/jobs/0a1b2c3d`.
-    """
-    return "/".join((API, *(quote(part, safe="") for part in parts)))
-
-
-def _message(status: int, body: bytes) -> str:
-    """Return the gateway's error text as one line without control characters."""
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        return f"HTTP status {status}"
-    reason, text = said.get("reason"), said.get("message")
-    if not isinstance(text, str) or not text:
-        text = f"HTTP status {status}"
-    shown = f"{text} ({reason})" if isinstance(reason, str) and reason not in text else text
-    return escaped(shown)[:_MESSAGE_LIMIT]
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    try:
-        return max(0.0, float(headers.get("retry-after", "0")))
-    except ValueError:
-        return 0.0
 
 
 def _once(request: Request) -> Plan[Answer | Lost]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Any
 
 from schemas.keys.private_files import check_key_file
 from schemas.settings.setting_types import is_loopback
@@ -17,7 +16,6 @@ from trunkline_agent.tls import explained
 __all__ = [
     "CA_VARIABLE",
     "check_listeners",
-    "connection_options",
     "explained",
     "listener_context",
     "open_plain_listeners",
@@ -35,20 +33,6 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
         return tls.trust(url, ca_certs)
     except UsageError as error:
         raise SettingsError(f"gateway.{error}") from None
-
-
-def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
-    """Return the keyword arguments `verify` and `trust_env` for an httpx2 client of the gateway at `url`.
-
-    With `verify` the client trusts the authority in the file `ca_certs`; None: the authorities that this
-    machine trusts. With `trust_env` it ignores the environment's proxy if `url` is on this machine. Raises
-    SettingsError when the file cannot be read.
-    """
-    return {
-        # Without TLS nothing is verified, and no time is spent on loading certificates.
-        "verify": trust(url, ca_certs) or False,
-        "trust_env": not tls.is_on_this_machine(url),
-    }
 
 
 def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from connectors.terminal.json_log import BLANK
+from trunkline_agent.credentials import HUB_URL_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
 from trunkline_agent.environment import (
     AGENT_ID_VARIABLE,
     AGENT_KEY_VARIABLE,
@@ -15,11 +16,10 @@ from trunkline_agent.environment import (
 )
 from trunkline_agent.errors import TrunklineError
 
-# The variables in an agent's environment. The first two come with the spec, the others are made from it.
-HUB_URL_VARIABLE: Final = "TRUNKLINE_HUB_URL"
-AGENT_TOKEN_VARIABLE: Final = "TRUNKLINE_AGENT_TOKEN"  # noqa: S105  a variable's name
+# The variables in an agent's environment. The token comes with the spec, the others are made from it.
+AGENT_TOKEN_VARIABLE: Final = TOKEN_VARIABLE
+AGENT_NAME_VARIABLE: Final = NAME_VARIABLE
 TASK_ID_VARIABLE: Final = "TRUNKLINE_TASK_ID"
-AGENT_NAME_VARIABLE: Final = "TRUNKLINE_AGENT_NAME"
 TASK_DESCRIPTION_VARIABLE: Final = "TRUNKLINE_TASK_DESCRIPTION"
 # No secret is shorter. Blanking each `1` in a text would leave little to read.
 _SECRET_LENGTH: Final = 4

@@ -30,6 +30,7 @@ from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.jobs.job import JOB_VARIABLE, SECRET_VARIABLE
 
 EXIT_FAILED: Final = 1
 EXIT_TIMED_OUT: Final = 2
@@ -199,8 +200,8 @@ def _agent_environment(settings: Settings, job_id: str, secret: str, session: st
     """
     known = settings_environment(settings.model_copy(update={"master_key": None}))
     job = {
-        "TRUNKLINE_JOB_ID": job_id,
-        "TRUNKLINE_JOB_SECRET": secret,
+        JOB_VARIABLE: job_id,
+        SECRET_VARIABLE: secret,
         "TRUNKLINE_SESSION": session,
     }
     conf = {name: os.environ[name] for name in ("TRUNKLINE_CONF",) if os.environ.get(name)}

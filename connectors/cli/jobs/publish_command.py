@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,14 @@ from connectors.cli.shared.call import Call
 from connectors.gateway_client.operator_token import read_token
 from connectors.job_tools.job_files import find_secret, with_job_broker
 from schemas.settings.settings import Settings
+from trunkline_agent.command.command_options import read_secret as read_secret_file
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import UsageError
-from trunkline_agent.jobs.job import Job
+from trunkline_agent.jobs.job import SECRET_VARIABLE, Job
 from trunkline_agent.wire.job_event import EVENTS
 from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
-SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 _STATE_FOLDER = "publisher"
 _ATTEMPTS_MOST = 100
 _PATIENCE_S = 4.0
@@ -123,20 +122,12 @@ def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
     is the file that 'jobs register' wrote. Raises UsageError if there is no secret, or `file` cannot be read or
     is readable by others.
     """
-    if file is None:
-        found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)
-        if not found:
-            raise UsageError(f"no secret: set {SECRET_VARIABLE} or give --secret-file")
-        return found
-    try:
-        mode = file.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise UsageError(f"--secret-file: {file} is not a regular file")
-        if mode & 0o077:
-            raise UsageError(f"--secret-file: {file} is readable by others; run: chmod 600 {file}")
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--secret-file: cannot read {file}: {type(error).__name__}") from None
+    if file is not None:
+        return read_secret_file(str(file))
+    found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)
+    if not found:
+        raise UsageError(f"no secret: set {SECRET_VARIABLE} or give --secret-file")
+    return found
 
 
 def _read_data(text: str | None) -> dict[str, Any] | None:

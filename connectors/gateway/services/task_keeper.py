@@ -25,7 +25,6 @@ from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
 from connectors.launcher.protocol import (
     AGENT_TOKEN_VARIABLE,
-    HUB_URL_VARIABLE,
     Launcher,
     LaunchFailed,
     LaunchSpec,
@@ -63,6 +62,7 @@ from schemas.streams.task.task_registry import (
     TokenRow,
     task_record,
 )
+from trunkline_agent.credentials import HUB_URL_VARIABLE
 from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, CA_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE

@@ -21,7 +21,8 @@ from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_TRANSITIONS
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.cli.conftest import WAIT_S, CommandLine, json_of
-from tests.connectors.gateway.hub_access import server_events
+from trunkline_agent.errors import UsageError
+from trunkline_agent.hub.plans import Request
 
 HOSTILE = "red \x1b[31m bidi \u202e bell \x07 new\nline zero\u200b"
 FOLLOW = ("messages", "follow", "--json")
@@ -170,16 +171,13 @@ def test_a_forged_last_event_id_is_refused_or_begins_with_the_oldest_message(
 ) -> None:
     sent = [send(hub, payload=n) for n in range(2)]
     for forged in ("", "x", "-1", "1-2", "1.5", "1e3", "0x1", "' or 1=1", "9" * 19, "9" * 64):
-        with (
-            hub.connection(WAIT_S) as http,
-            http.stream("GET", path_of("messages", "events"), headers={"Last-Event-ID": forged}) as answer,
-        ):
-            assert answer.status_code == 200, forged
-            events = server_events(answer)  # type: ignore[arg-type]
-            assert [next(events).data["id"] for _ in sent] == sent, forged
-    with hub.connection(WAIT_S) as http:
-        answer = http.get(path_of("messages", "events"), headers={"Last-Event-ID": "9" * 65})
-        assert (answer.status_code, answer.json()["reason"]) == (400, "malformed")
+        request = Request("GET", path_of("messages", "events"), headers={"Last-Event-ID": forged})
+        events = hub.hub.events(request, WAIT_S)
+        assert [next(events).json()["id"] for _ in sent] == sent, forged
+    request = Request("GET", path_of("messages", "events"), headers={"Last-Event-ID": "9" * 65})
+    with pytest.raises(UsageError) as refused:
+        next(hub.hub.events(request, WAIT_S))
+    assert refused.value.reason == "malformed"
 
 
 @pytest.mark.requirement("DL-14")

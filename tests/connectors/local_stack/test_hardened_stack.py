@@ -28,7 +28,7 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.local_processes import stop_all
-from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, HUB_URL_VARIABLE
+from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from connectors.local_stack import LocalStack, child_process
 from connectors.local_stack.part import child_environment
 from connectors.local_stack.part_plan import STREAMS
@@ -41,6 +41,7 @@ from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 from tests.forked_programs import forked_command
 from trunkline_agent import Agent, Credentials
+from trunkline_agent.credentials import HUB_URL_VARIABLE
 from trunkline_agent.errors import BackboneUnreachable, Refused
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.mcp import agent_client
