@@ -65,7 +65,7 @@ class LibraryAgents:
 
 
 class Client(Protocol):
-    """What the cost of a client is measured by."""
+    """A client whose cost is measured."""
 
     async def send(self, sender: str, recipient: str) -> str:
         """Send a message; its id."""

@@ -1,4 +1,4 @@
-"""What a signed MCP call costs through the library, beside the hand-written client of `bench mcp`.
+"""The cost of a signed MCP call through the library, beside the hand-written client of `bench mcp`.
 
 The library has two clients: `AsyncToolCalls`, for the calls of tools alone, and the official one of the package
 `mcp` with our signature. The latter validates each message with pydantic and passes it through several tasks,
