@@ -82,7 +82,10 @@ def main() -> None:
     modules = small = row_checks = 0
     for path, text in files(args.rev).items():
         is_python = path.suffix == ".py"
-        folders["/".join(path.parts[:-1][:3])] += python_lines(text) if is_python else page_lines(text)
+        folder = "/".join(path.parts[:-1][:3])
+        if "test" in path.parts:  # of the JavaScript library, whose tests are beside it
+            folder = f"tests/{folder}"
+        folders[folder] += python_lines(text) if is_python else page_lines(text)
         if is_python and path.parts[0] in PRODUCT and path.name != "__init__.py":
             modules += 1
             small += len(text.splitlines()) < 55

@@ -36,6 +36,13 @@ class Exempt(NamedTuple):
 EXEMPT = (
     Exempt("tests/.*", (KEYWORD,), "tests make passwords up; what has entropy or the form of a key is found"),
     Exempt("docs/how-to/publish_.*[.]md", (HEX, BASE64, KEYWORD), "the test vectors of job events"),
+    Exempt(
+        "connectors/agent_sdk/vectors/signing.json",
+        (HEX, BASE64, KEYWORD),
+        "the same vectors, for the libraries",
+    ),
+    Exempt("connectors/agent_sdk/vectors/canonical_json.json", (HEX,), "bits and bytes", "[0-9a-f]+"),
+    Exempt("connectors/agent_sdk/js/test/.*", (KEYWORD,), "the passwords of its tests"),
     Exempt("docs/how-to/sign_agent_requests.md", (HEX, BASE64), "the test vectors of agents' signatures"),
     Exempt(
         "tests/schemas/agent_signing_vectors.json", (HEX, BASE64), "the same vectors, as the tests read them"

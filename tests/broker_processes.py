@@ -243,10 +243,14 @@ def program_environment(settings: Settings) -> dict[str, str]:
     return inherited | closed | settings_environment(settings)
 
 
+_FORKED = ("connectors.", "tests.connectors.")
+
+
 class ProgramProcess:
     """One `python -m <module>` of ours as a child process, its log in a file.
 
-    A connector of this checkout is forked (`forked_programs`); any other program is started as a user does.
+    A connector of this checkout, or a program of its tests, is forked (`forked_programs`); any other program is
+    started as a user does.
     """
 
     def __init__(
@@ -262,7 +266,7 @@ class ProgramProcess:
         environment = program_environment(settings) | {"TRUNKLINE_READY_FILE": str(self.ready_file)}
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.log_path.open("ab") as log:
-            if root == PROJECT_ROOT and module.startswith("connectors."):
+            if root == PROJECT_ROOT and module.startswith(_FORKED):
                 self.process = ForkedProcess(module, root, environment, log.fileno())
             else:
                 self.process = subprocess.Popen(

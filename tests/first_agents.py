@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import time
 from dataclasses import dataclass
@@ -11,12 +10,13 @@ from pathlib import Path
 
 import httpx
 
-from connectors.cli.stack.build_command import AGENT_PROJECT
 from tests.agent_hosts import AgentHost, bare
 from tests.network_namespaces import Machine
+from tests.tutorial_pages import blocks_of
 
 MESSAGES, PRINCIPALS = "/api/hub/messages", "/api/hub/principals"
 ANSWER_S, STOP_S = 20, 20
+PAGE, PROGRAM, CREDENTIALS = Path("docs/tutorial/first_agent.md"), "echo_agent.py", "echo.json"
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class RoundTrips:
 
 
 def first_agent() -> str:
-    """The program of the library's README, as it is printed."""
-    (program,) = re.findall(r"```python\n(.*?)```", (AGENT_PROJECT / "README.md").read_text(), re.DOTALL)
-    return str(program)
+    """The program of the tutorial, as it is printed."""
+    (program,) = (block.text for block in blocks_of(PAGE) if block.about == PROGRAM)
+    return program
 
 
 def first_round_trips(
@@ -55,15 +55,15 @@ def first_round_trips(
     folder.mkdir()
     made = operator.post(PRINCIPALS, json={"principal": name, "role": "worker"}).raise_for_status()
     access = {"schema_version": 1, "name": name, "hub": {"url": machine.url, "token": made.json()["token"]}}
-    credentials = folder / "echo.json"
+    credentials = folder / CREDENTIALS
     credentials.touch(0o600)
     credentials.write_text(json.dumps(access))
-    (folder / "agent.py").write_text(first_agent().replace('"echo"', json.dumps(name)))
+    (folder / PROGRAM).write_text(first_agent())
     _ask(operator, name, "first")
     began = time.monotonic()
     log = folder / "agent.log"
     with log.open("wb") as output:
-        command = machine.command([host.python, "-I", "agent.py"])
+        command = machine.command([host.python, "-I", PROGRAM])
         agent = subprocess.Popen(command, cwd=folder, env=bare(), stdout=output, stderr=output)
     try:
         answers = [_answer(operator, agent, log)]

@@ -7,6 +7,8 @@ The connection to the server stays open: when it closes, the program is killed.
 """
 
 import contextlib
+import functools
+import gc
 import json
 import os
 import select
@@ -30,11 +32,22 @@ def serve(address: str) -> None:
                 size, files, _, _ = socket.recv_fds(connection, NUMBER, len(STREAMS))
                 request = json.loads(received(connection, int.from_bytes(size, "big")))
                 module = main_module(request["module"])
+                warm(request["module"], *request["arguments"][:1])
+                # A collection in the program would write to the pages that it shares with this process.
+                gc.freeze()
                 if not os.fork():
                     listener.close()
                     keep(connection, module, request, files)
                 for file in files:
                     os.close(file)
+
+
+@functools.cache
+def warm(module: str, *arguments: str) -> None:
+    """Do once what each start of the program would do again, in this process (`tests/warm_programs.py`)."""
+    import importlib
+
+    importlib.import_module("tests.warm_programs").warm(module, arguments)
 
 
 def main_module(name: str) -> str:

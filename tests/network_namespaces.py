@@ -200,7 +200,9 @@ class Relay:
             writer.close()
             return
         try:
-            await asyncio.gather(_copy(reader, inner), _copy(inner_reader, writer))
+            # asyncio reports a handler that is cancelled; this one has nothing left to do.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(_copy(reader, inner), _copy(inner_reader, writer))
         finally:
             writer.close()
             inner.close()

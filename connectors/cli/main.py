@@ -87,6 +87,7 @@ COMMANDS: dict[str, Command] = {
     "bench": _in("stack.bench", "run a benchmark", WORK),
     "build": _in("stack.build", "build the library for agents' machines", WORK),
     "prove": _in("stack.prove", "test with seeds of faults under load", WORK),
+    "conformance": _in("stack.conformance", "check a client in any language", WORK),
 }
 
 # Commands of the wrapper script, which do not reach this program.

@@ -6,21 +6,21 @@ A scene that needs agents or listeners which a kept stack does not have is left 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.samples.hub_agent import FINISH, GREET
-from connectors.xml_wire.envelope import ENVELOPE_NAMESPACE
-from connectors.xml_wire.posting import post_xml
 from schemas.fold import life_cycles as states
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.session.session_registry import TERMINATED
 from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL
-from trunkline_agent.errors import Refused
+from trunkline_agent import Agent, Credentials
+from trunkline_agent.credentials import HubAccess
+from trunkline_agent.errors import MessageRejected, Refused
+from trunkline_agent.xml import XmlSender
 
 Tick = Callable[[], None]
 _Found = TypeVar("_Found")
@@ -88,6 +88,13 @@ def operator_client(settings: Settings) -> GatewayClient:
     return GatewayClient(settings, token=ensure_operator_token(settings))
 
 
+def operator_credentials(settings: Settings) -> Credentials:
+    """Return the credentials of this stack's operator at the hub, whose token is made if there is none."""
+    hub = HubAccess(settings.gateway_url, ensure_operator_token(settings))
+    ca_certs = settings.gateway.ca_certs
+    return Credentials(OPERATOR, hub, ca_certs=None if ca_certs is None else str(ca_certs))
+
+
 def pick_job(settings: Settings, job_id: str) -> str | None:
     """Create a session for a job of the demo, let it pick the job, and return the session's name.
 
@@ -139,7 +146,7 @@ def agents_talk(settings: Settings, tick: Tick) -> Scene:
     """
     # A task whose process has died fails after two looks at most.
     limit_s = _AGENT_S + 2 * settings.gateway.task_check_s
-    with operator_client(settings) as hub:
+    with operator_client(settings) as hub, Agent(OPERATOR, operator_credentials(settings)) as operator:
         defined = {agent["name"] for agent in hub.get(path_of("agents"))["agents"]}
         if not {ECHO, FLAKY} <= defined:
             return Scene([], [])
@@ -152,9 +159,9 @@ def agents_talk(settings: Settings, tick: Tick) -> Scene:
             path = path_of("tasks", tasks[name])
             return _poll(lambda: dict(hub.get(path)), lambda t: t["status"] in TASK_TERMINAL, limit_s, tick)
 
-        hub.post(path_of("messages"), {"recipient": ECHO, "type": GREET, "payload": {"to": FLAKY}})
+        operator.send(ECHO, GREET, {"to": FLAKY})
         failed = ended(FLAKY)
-        hub.post(path_of("messages"), {"recipient": ECHO, "type": FINISH})
+        operator.send(ECHO, FINISH)
         completed = ended(ECHO)
     planned = ((ECHO, completed, states.COMPLETED), (FLAKY, failed, FAILED))
     return Scene(
@@ -178,12 +185,12 @@ def listeners_answer(settings: Settings, tick: Tick) -> Scene:
     waiting.
     """
     scene = Scene([], [])
-    with operator_client(settings) as hub:
+    with operator_client(settings) as hub, XmlSender(operator_credentials(settings)) as sender:
         existing = {row["listener"] for row in hub.get(path_of("listeners"))["listeners"]}
         for question in _QUESTIONS:
             if not set(question.answered_by) <= existing:
                 continue
-            answered = _answers(hub, question, tick)
+            answered = _answers(hub, sender, question, tick)
             wanted = [(name, question.kind) for name in question.answered_by]
             if answered != wanted:
                 scene.differences.append(f"{question.label}: planned answers {wanted}, they are {answered}")
@@ -192,13 +199,12 @@ def listeners_answer(settings: Settings, tick: Tick) -> Scene:
     return scene
 
 
-def _answers(hub: GatewayClient, question: _Question, tick: Tick) -> list[tuple[str, str]]:
+def _answers(hub: GatewayClient, sender: XmlSender, question: _Question, tick: Tick) -> list[tuple[str, str]]:
     """Ask a question. Return sender and kind of the answers that came in time, in their order."""
-    payload = question.payload.format(_SAMPLE)
-    document = f'<message xmlns="{ENVELOPE_NAMESPACE}">{payload}</message>'.encode()
-    posted = post_xml(hub, document, request_id=str(uuid.uuid4()))
-    if posted.huh is not None:
-        return [("nobody", posted.huh)]
+    try:
+        posted = sender.send(None, question.payload.format(_SAMPLE))
+    except MessageRejected as error:
+        return [("nobody", str(error))]
 
     def of_this_thread() -> list[dict[str, Any]]:
         # Read without taking the messages out, because others may be in the operator's mailbox.

@@ -9,21 +9,19 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Final
 
-import httpx2
-
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.gateway_client.gateway_tls import explained
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import note_of_blob
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub.plans import Request
 from trunkline_agent.queue import Queue, QueueError
 from trunkline_agent.queue.message_record import BODY_LIMIT, blob_in_line, reference
-from trunkline_agent.queue.session_files import CHUNK_BYTES
 
 _SILENCE_S: Final = 30.0
 _GONE: Final = 410
-_AS_IT_IS: Final = {"Accept-Encoding": "identity"}
 # Bodies that say nothing beside a blob.
 _EMPTY: Final = ("", "{}", "null", '""')
 _TEXTS: Final = ("application/json", "application/x-ndjson", "application/xml")
@@ -124,22 +122,22 @@ def _parts(gateway: GatewayClient, path: str, blob: BlobReference) -> Iterator[b
     Raises BlobGone, and BlobNotFetched if it does not come, or not as a whole.
     """
     found, size = hashlib.sha256(), 0
+
+    def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+        if status == _GONE:
+            return BlobGone(path)
+        return BlobNotFetched(f"a blob cannot be fetched: {gateway.error_of(status, headers, body)}")
+
     try:
-        with gateway.connection(_SILENCE_S) as http, http.stream("GET", path, headers=_AS_IT_IS) as answer:
-            if answer.status_code == _GONE:
-                raise BlobGone(path)
-            if not answer.is_success:
-                answer.read()
-                error = gateway.error_of(answer.status_code, answer.headers, answer.content)
-                raise BlobNotFetched(f"a blob cannot be fetched: {error}")
-            for part in answer.iter_raw(CHUNK_BYTES):
+        with closing(gateway.hub.parts(Request("GET", path), _SILENCE_S, refusal_of)) as parts:
+            for part in filter(None, parts):
                 found.update(part)
                 size += len(part)
                 if size > blob.bytes:
                     break
                 yield part
-    except httpx2.HTTPError as error:
-        raise BlobNotFetched(f"a blob did not come as a whole: {explained(error)}") from error
+    except TrunklineError as error:
+        raise BlobNotFetched(f"a blob did not come as a whole: {error}") from error
     if size != blob.bytes or found.hexdigest() != blob.digest:
         raise BlobNotFetched("a blob came with another content than that of its digest")
 

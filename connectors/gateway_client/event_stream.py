@@ -7,18 +7,20 @@ gateway still has it in memory; events that it no longer has are announced by an
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, NamedTuple, Self, cast
-
-import httpx2
-import orjson
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.gateway_client.gateway_tls import explained
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.hub.plans import Request
+from trunkline_agent.hub.server_events import EventParser
+
+if TYPE_CHECKING:
+    from trunkline_agent.hub.sync_client import HubClient
 
 SNAPSHOT: Final = "snapshot"
 SETTLED: Final = "settled"
@@ -78,7 +80,7 @@ class EventStream:
         self._on_lost = lost
         self._found: queue.Queue[ServerEvent | Exception] = queue.Queue(_WAITING)
         self._closed = threading.Event()
-        self._socket: socket.socket | None = None
+        self._hub: HubClient | None = None
         self._last_id = last_id
         self._thread = threading.Thread(target=self._run, name="event-stream", daemon=True)
 
@@ -121,10 +123,8 @@ class EventStream:
         `with` calls it at the end.
         """
         self._closed.set()
-        if self._socket is not None:
-            # Shut the socket down, because closing it does not wake up the thread that reads from it.
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._hub is not None:
+            self._hub.close()
         self._thread.join(_STOP_S)
 
     def _run(self) -> None:
@@ -146,9 +146,10 @@ class EventStream:
                         self._put(event)
                 why = "it ended the stream"
             except BackboneUnreachable as error:
-                why = str(error)
-            except httpx2.TransportError as error:
-                why = str(error) or type(error).__name__
+                why = explained(error.__cause__ or error)
+            except TrunklineError:
+                if not self._closed.is_set():
+                    raise
             if self._closed.is_set():
                 return
             if not is_lost:
@@ -167,38 +168,22 @@ class EventStream:
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache"}
         if self._last_id is not None:
             headers["Last-Event-ID"] = self._last_id
-        with (
-            # A client of its own, because another thread closes its connection.
-            self._client.connection(_SILENCE_S) as http,
-            http.stream("GET", self._path, params=self._parameters, headers=headers) as answer,
-        ):
-            if not answer.is_success:
-                answer.read()
-                raise self._client.error_of(answer.status_code, answer.headers, answer.content)
-            stream = answer.extensions.get("network_stream")
-            self._socket = None if stream is None else cast(Any, stream).get_extra_info("socket")
-            try:
-                yield None
-                yield from parse_events(answer)
-            finally:
-                self._socket = None
+        request = Request("GET", self._path, self._parameters, headers)
+        # A client of its own, because another thread closes its connection.
+        with self._client.new_hub() as hub:
+            self._hub = hub
+            if self._closed.is_set():
+                return
+            parser = EventParser()
+            with closing(hub.parts(request, _SILENCE_S, self._client.error_of)) as parts:
+                for part in parts:
+                    if not part:  # the answer has begun
+                        yield None
+                    for event in parser.feed(part):
+                        yield ServerEvent(event.name, event.json(), event.id)
 
     def _put(self, found: ServerEvent | Exception) -> None:
         while not self._closed.is_set():
             with suppress(queue.Full):
                 self._found.put(found, timeout=_TICK_S)
                 return
-
-
-def parse_events(answer: httpx2.Response) -> Iterator[ServerEvent]:
-    """Yield the server-sent events of an HTTP response, as its bytes arrive. Events without data are skipped.
-
-    An event that is incomplete when the stream ends is dropped. Raises TrunklineError for data that is not
-    JSON, and httpx2.TransportError when the connection breaks.
-    """
-    for event in httpx2.EventSource(answer, max_event_size=None):
-        if event.data:
-            try:
-                yield ServerEvent(event.event, orjson.loads(event.data), event.id or None)
-            except ValueError:
-                raise TrunklineError("the gateway's stream holds an event whose data is not JSON") from None

@@ -63,11 +63,19 @@ class GatewayClient:
         self._token = read_token(settings) if token is None else token
         self._timeout_s = settings.gateway.settle_timeout_s + _ANSWER_MARGIN_S
         trust(self.url, self._ca_certs)  # so that a file that cannot be read is named by its setting
-        self.hub = HubClient(
+        self.hub = self.new_hub()
+
+    def new_hub(self, answer_timeout_s: float | None = None) -> HubClient:
+        """Return another client of the same gateway, with connections of its own. The caller closes it.
+
+        It tries a request once, and raises the library's errors. `answer_timeout_s` is how long it waits for a
+        whole answer; None: as this client does.
+        """
+        return HubClient(
             HubAccess(self.url, self._token),
             self._ca_certs,
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            answer_timeout_s=self._timeout_s,
+            answer_timeout_s=self._timeout_s if answer_timeout_s is None else answer_timeout_s,
         )
 
     def connection(self, timeout_s: float) -> httpx2.Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 from typing import Final
 
 from schemas.settings.settings import Settings, SettingsError
@@ -46,18 +47,27 @@ def read_token(settings: Settings) -> str | None:
     token.
     """
     found = os.environ.get(TOKEN_VARIABLE, "").strip()
-    where = TOKEN_VARIABLE
-    if not found:
-        file = settings.operator_token_file
-        where = str(file)
-        try:
-            if stat.S_IMODE(file.stat().st_mode) & 0o077:
-                raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
-            found = file.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read the token in {file}: {type(error).__name__}") from None
+    return _checked(found, TOKEN_VARIABLE) if found else read_token_file(settings.operator_token_file)
+
+
+def read_token_file(file: Path) -> str | None:
+    """Return the token in a file, None if the file is empty or missing.
+
+    Raises UsageError for a file that cannot be read or that others can read, and for a text that cannot be a
+    token.
+    """
+    try:
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
+        found = file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token in {file}: {type(error).__name__}") from None
+    return _checked(found, str(file))
+
+
+def _checked(found: str, where: str) -> str | None:
     if not found.isascii() or not found.isprintable() or " " in found:
         raise UsageError(f"{where} holds no token: one printable ASCII word")
     return found or None

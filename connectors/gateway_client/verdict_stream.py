@@ -11,9 +11,9 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
-import httpx2
 import msgspec
 import structlog
 
@@ -24,6 +24,7 @@ from connectors.log.publisher import Position
 from connectors.retry.backoff import Backoff
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import Refused, TrunklineError
+from trunkline_agent.hub.plans import Request
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -37,7 +38,7 @@ _BACKOFF_MAX_S: Final = 2.0
 _KEPT: Final = 10_000
 _STOP_S: Final = 1.0
 _TICK_S: Final = 0.02
-_LOST: Final = (TrunklineError, httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, OSError)
+_LOST: Final = (TrunklineError, msgspec.MsgspecError, OSError)
 
 
 class _Line(msgspec.Struct):
@@ -128,7 +129,7 @@ class VerdictStream:
                 self._read()
                 why = "the gateway ended the stream"
             except _LOST as error:
-                why = explained(error)
+                why = explained(error.__cause__ or error)
             except Exception as error:  # any other error must not end the verdicts for good
                 log.exception("verdicts_failed")
                 why = type(error).__name__
@@ -148,18 +149,18 @@ class VerdictStream:
         decoder = msgspec.json.Decoder(_Line)
         with (
             GatewayClient(self._settings) as gateway,
-            gateway.connection(_SILENCE_S) as http,
-            http.stream("GET", VERDICTS_PATH, params=self._wanted) as answer,
+            gateway.new_hub(_SILENCE_S) as hub,
+            closing(hub.parts(Request("GET", VERDICTS_PATH, self._wanted), _SILENCE_S)) as parts,
         ):
-            if answer.status_code != 200:
-                raise Refused(f"{VERDICTS_PATH}: HTTP status {answer.status_code}")
+            rest = next(parts)
             with self._lock:
                 self._up = not self._stop.is_set()
             log.info("verdicts_open", gateway=self._settings.gateway_url)
-            for line in answer.iter_lines():
+            for part in parts:
                 if self._stop.is_set():
                     return
-                if line:
+                *lines, rest = (rest + part).split(b"\n")
+                for line in filter(None, lines):
                     self._take(decoder.decode(line))
 
     def _take(self, line: _Line) -> None:

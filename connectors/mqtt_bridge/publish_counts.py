@@ -16,6 +16,8 @@ import structlog
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub.hub_requests import post_json
+from trunkline_agent.hub.plans import Retries
 from trunkline_agent.wire.ids import AGENT, JOB
 
 log = structlog.stdlib.get_logger(__name__)
@@ -28,6 +30,8 @@ _COUNTED: Final = 10_000
 _ANSWER_S: Final = 2.0
 _AGAIN_S: Final = 1.0
 _END_S: Final = 5.0
+# A report that is repeated would count again.
+_ONE_ATTEMPT: Final = Retries(patience_s=0)
 _FIELDS: Final = {AGENT: "agents", JOB: "jobs"}
 
 
@@ -95,22 +99,13 @@ class LoadReports:
 
     def _report_all(self) -> None:
         """Report until `stop` is set, or until a report fails."""
-        import httpx2  # takes 100 ms
-
-        with GatewayClient(self._settings) as gateway, gateway.connection(_ANSWER_S) as http:
+        with GatewayClient(self._settings) as gateway, gateway.new_hub(_ANSWER_S) as hub:
             while not self._stop.wait(REPORT_S):
                 report = self._counts.take()
                 if report is None:
                     continue
-                # One attempt: a report that is repeated would count again.
-                try:
-                    answer = http.post(path_of("mqtt-load"), json=report)
-                    answer.raise_for_status()
-                except httpx2.HTTPError as error:
-                    self._complain(f"{type(error).__name__}: {error}")
-                    return
+                paused = hub.run(post_json(path_of("mqtt-load"), report, retries=_ONE_ATTEMPT))
                 self._complaint = ""
-                paused = answer.json()
                 if any(paused.values()):
                     log.warning("publishing_paused", **paused)
 

@@ -25,8 +25,8 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from connectors.terminal.terminal_text import escaped
 from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
-from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
-from trunkline_agent.mcp import KEY_UNUSABLE, REFUSED, UNREACHABLE, KeyFileError, agent_client
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.mcp import UNREACHABLE, agent_client, known_error
 
 OPERATOR: Final = "operator"
 FINISH: Final = "finish"
@@ -40,6 +40,8 @@ _BACKOFF_S: Final = (0.2, 5.0)
 _TEXT_LIMIT: Final = 4000
 # The reason of an error when the gateway runs, but its backbone does not.
 _AWAY: Final = "unreachable"
+# The codes of calls that another attempt may help.
+_AGAIN: Final = (UNREACHABLE, REQUEST_TIMEOUT, CONNECTION_CLOSED)
 # Two of these agents would otherwise answer each other for ever.
 _ANSWER: Final = re.compile(rf"\S+ {TOLD}")
 
@@ -132,12 +134,8 @@ class McpAgent:
             try:
                 result = await self._client.call_tool(tool, arguments)
             except MCPError as error:
-                if error.code == REFUSED:
-                    raise Refused(escaped(error.message)) from None
-                if error.code == KEY_UNUSABLE:
-                    raise KeyFileError(error.message) from None
-                if error.code not in (UNREACHABLE, REQUEST_TIMEOUT, CONNECTION_CLOSED):
-                    raise TrunklineError(f"{tool}: {escaped(error.message)[:300]}") from None
+                if error.code not in _AGAIN:
+                    raise known_error(error) from None
                 problem = escaped(error.message)
             else:
                 said = result.structured_content or {}

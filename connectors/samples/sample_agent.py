@@ -23,15 +23,11 @@ from collections.abc import Iterable
 from connectors.job_tools.job_files import with_job_broker
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import load_settings
-from trunkline_agent.errors import TrunklineError, UsageError
-from trunkline_agent.jobs.job import Job
-from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
-
-JOB_VARIABLE = "TRUNKLINE_JOB_ID"
-SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.jobs.job import JOB_VARIABLE, Job
 
 
-def work(publisher: Job, instructions: Iterable[str]) -> None:
+def work(job: Job, instructions: Iterable[str]) -> None:
     """Publish a job's events: `started`, the events of the instructions, and `completed` or `error`.
 
     Each instruction is a line of text: `progress TEXT`, `permission TEXT`, `wait SECONDS`, `fail TEXT` or
@@ -39,7 +35,7 @@ def work(publisher: Job, instructions: Iterable[str]) -> None:
     `quit`, which publishes no last event. Raises TrunklineError when an event cannot be delivered, and
     ValueError for a `wait` without a number.
     """
-    publisher.publish(STARTED, "the sample agent begins")
+    job.started("the sample agent begins")
     done = 0
     for line in instructions:
         word, _, rest = line.strip().partition(" ")
@@ -51,14 +47,14 @@ def work(publisher: Job, instructions: Iterable[str]) -> None:
         elif word == "quit":
             return
         elif word == "fail":
-            publisher.publish(ERROR, rest or "told to fail")
+            job.error(rest or "told to fail")
             return
         elif word == "permission":
-            publisher.publish(PERMISSION_REQUIRED, rest or "go on")
+            job.permission_required(rest or "go on")
         else:
             done += 1
-            publisher.publish(PROGRESS, rest if word == "progress" else line.strip(), {"done": done})
-    publisher.publish(COMPLETED, f"{done} steps done")
+            job.progress(rest if word == "progress" else line.strip(), {"done": done})
+    job.completed(f"{done} steps done")
 
 
 def main() -> int:
@@ -69,12 +65,10 @@ def main() -> int:
     printed to standard error, it is the error's own code.
     """
     try:
-        job_id, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")
-        if not job_id or not secret:
-            raise UsageError(f"set {JOB_VARIABLE} and {SECRET_VARIABLE}")
         settings = load_settings()
-        own = with_job_broker(settings, job_id)
-        work(Job(job_id, secret, mqtt=own.mqtt, state_dir=settings.data_path / "publisher"), sys.stdin)
+        job_id = os.environ.get(JOB_VARIABLE)
+        own = with_job_broker(settings, job_id) if job_id else settings
+        work(Job.from_environment(mqtt=own.mqtt, state_dir=settings.data_path / "publisher"), sys.stdin)
     except TrunklineError as error:
         print(f"sample agent: {error}", file=sys.stderr)
         return error.exit_code

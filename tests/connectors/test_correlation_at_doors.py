@@ -19,7 +19,6 @@ from tests.connectors.test_doors_to_doors import (
     FILE,
     HUB,
     MCP,
-    MESSAGES,
     MQTT,
     PERSON,
     READER,
@@ -109,11 +108,10 @@ def answer_of(doors: Doors, door: str, listener: str, thread: str | None) -> tup
     """Ask a listener by a door and wait for its answer; the id of the question, and what the asker got."""
     asker = SENDER[door]
     if door == HUB:
-        body = {"recipient": listener, "type": "ask", "payload": {"text": "?"}, "thread": thread}
-        answer = doors.clients[asker].post(MESSAGES, json=body, params={"wait_reply": 15})
-        assert answer.status_code == 200, answer.text
-        reply = answer.json()["reply"]
-        return answer.json()["message_id"], (reply["in_reply_to"], reply.get("thread"), reply["sender"])
+        answer = doors.hub[asker].ask(listener, "ask", {"text": "?"}, thread=thread, timeout_s=15)
+        asked = [row for row in doors.run.mailbox(listener).values() if row["sender"] == asker]
+        newest = max(asked, key=lambda row: row["posted_at"])
+        return newest["message_id"], (answer.in_reply_to, answer.thread, answer.sender)
     if door == MCP:
         given = {} if thread is None else {"thread": thread}
         about = {"targetAgentId": listener, "message": "?", "timeoutSeconds": 15, **given}
@@ -158,7 +156,7 @@ def test_a_thread_given_to_a_listener_names_one_conversation_of_its_sender(doors
 
 @pytest.mark.requirement("XP-10")
 def test_a_persons_answer_answers_the_askers_newest_message_also_when_it_is_sent_again(doors: Doors) -> None:
-    asker, operator = doors.clients[SENDER[HUB]], doors.run.operator
+    operator = doors.run.operator
 
     def answer(thread: str, key: str) -> Any:
         to, told = f"<to>{SENDER[HUB]}</to>", f"<thread>{thread}</thread>{note('yes')}"
@@ -176,8 +174,8 @@ def test_a_persons_answer_answers_the_askers_newest_message_also_when_it_is_sent
     # The request that is repeated is still the answer to the second.
     assert answer(thread, "k1") == "duplicate"
     assert answer(thread, "k2") == "accepted"
-    found = asker.get(MESSAGES).json()["messages"]
-    assert [(m["sender"], m["in_reply_to"], m["thread"]) for m in found] == [
+    found = doors.seen(HUB, SENDER[HUB])
+    assert [(one.got.sender, one.in_reply_to, one.thread) for one in found] == [
         (PERSON, question, "talk"),
         (PERSON, third, "talk"),
     ]

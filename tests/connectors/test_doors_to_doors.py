@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
-import httpx
 import pytest
 import yaml
 
@@ -19,13 +18,17 @@ from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until
 from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.file_bridge.bridge_run import BridgeRun
+from tests.connectors.gateway.hub_access import add_principal
 from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
 from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent import Agent as HubAgent
+from trunkline_agent import Credentials
+from trunkline_agent.credentials import HubAccess
 from trunkline_agent.mcp import agent_client
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.xml import XmlSender
 
-MESSAGES = "/api/hub/messages"
 HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")
 # One sender and one reader at each door.
 SENDER = {HUB: "hugo", FILE: "fil", MCP: "mia", MQTT: "mo", XML: "max"}
@@ -54,9 +57,8 @@ class Doors:
 
     def __init__(self, run: BridgeRun, folder: Path) -> None:
         self.run = run
-        self.clients: dict[str, httpx.Client] = {
-            name: run.principal(name) for name in (SENDER[HUB], READER[HUB], SENDER[XML])
-        }
+        self.hub = {name: HubAgent(name, self._credentials(name)) for name in (SENDER[HUB], READER[HUB])}
+        self.xml = XmlSender(self._credentials(SENDER[XML]))
         for name in (SENDER[FILE], READER[FILE]):
             run.principal(name).close()
         self.agents = {name: Agent(name, folder).joined(run.operator) for name in (SENDER[MCP], READER[MCP])}
@@ -65,6 +67,12 @@ class Doors:
         self.notes = folder / NOTES
         self.notes.touch()
         self._notes_read = 0
+
+    def _credentials(self, name: str) -> Credentials:
+        """Add a worker; its credentials at the hub."""
+        return Credentials(
+            name, HubAccess(self.run.settings.gateway_url, add_principal(self.run.operator, name, "worker"))
+        )
 
     def _mqtt(self, name: str, folder: Path) -> MqttAgent:
         told = self.run.operator.post(f"/api/hub/agents/{name}/mqtt", json={}).json()
@@ -79,8 +87,9 @@ class Doors:
         """End what is open."""
         for agent in self.mqtt.values():
             agent.close()
-        for client in self.clients.values():
-            client.close()
+        for hub_agent in self.hub.values():
+            hub_agent.close()
+        self.xml.close()
 
     def tool(self, agent: Agent, name: str, **arguments: Any) -> dict[str, Any]:
         """Call a tool as this agent and return the answer."""
@@ -96,14 +105,11 @@ class Doors:
     def send(
         self, door: str, recipient: str, text: str, in_reply_to: str | None = None, thread: str | None = None
     ) -> str:
-        """Send by a door, in the way of that door. Return the message's id, and for XML the answer."""
+        """Send by a door, in the way of that door. Return the message's id."""
         sender = SENDER[door]
         about = {"in_reply_to": in_reply_to, "thread": thread}
         if door == HUB:
-            body = {"recipient": recipient, "type": "note", "payload": {"text": text}, **about}
-            answer = self.clients[sender].post(MESSAGES, json=body)
-            assert answer.status_code == 200, answer.text
-            return str(answer.json()["message_id"])
+            return str(self.hub[sender].send(recipient, "note", {"text": text}, **about).message_id)
         if door == FILE:
             return self.run.queue.send(
                 "status", text, to=recipient, sender=sender, reply_to=in_reply_to, thread=thread
@@ -115,11 +121,7 @@ class Doors:
         if door == MQTT:
             return str(self.mqtt[sender].send(recipient, "hint", text, **about).message_id)
         if door == XML:
-            document = f'<message xmlns="urn:trunkline:envelope:1"><to>{recipient}</to>{note(text)}</message>'
-            headers = {"Content-Type": "application/xml"}
-            answer = self.clients[sender].post("/messages", content=document.encode(), headers=headers)
-            assert answer.status_code == 202, answer.text
-            return answer.text
+            return self.xml.send(recipient, note(text)).messages[recipient]
         raise AssertionError(door)
 
     def read(self, door: str) -> list[Got]:
@@ -129,8 +131,10 @@ class Doors:
     def seen(self, door: str, reader: str) -> list[Seen]:
         """All that a door gives this reader now, with the answered message and the thread."""
         if door == HUB:
-            found = self.clients[reader].get(MESSAGES).json()["messages"]
-            return [_seen(m, m["sender"], m["type"], m["payload"]["text"]) for m in found]
+            taken_for_good = self.hub[reader].messages(limit=100, lease_s=None, wait_s=0)
+            return [
+                Seen(Got(m.sender, m.type, m.payload["text"]), m.in_reply_to, m.thread) for m in taken_for_good
+            ]
         if door == FILE:
             return [_seen(m, m["from"], m["topic"], m["body"]) for m in self.run.queue.poll(reader)]
         if door == MCP:

@@ -17,12 +17,17 @@ from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called, known_at
 from tests.connectors.gateway.hub_access import add_principal, starting
 from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent import Agent as HubAgent
+from trunkline_agent import Credentials
+from trunkline_agent.credentials import HubAccess
+from trunkline_agent.errors import Refused
+from trunkline_agent.message import Message
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 pytestmark = [pytest.mark.requirement("DL-24"), pytest.mark.kafka, pytest.mark.mosquitto]
 
-MESSAGES, TOPICS = "/api/hub/messages", "/api/hub/topics"
+TOPICS = "/api/hub/topics"
 
 
 @pytest.fixture
@@ -42,6 +47,19 @@ def mqtt_agent(gateway: McpGateway, folder: Path, found: list[InboxMessage]) -> 
     return MqttAgent(credentials, folder / "mqtt", found.append, broker=gateway.settings.mqtt)
 
 
+def hub_agent(gateway: McpGateway, name: str, token: str) -> HubAgent:
+    """An agent over HTTP at one gateway."""
+    return HubAgent(name, Credentials(name, HubAccess(gateway.url, token)))
+
+
+def is_known(agent: HubAgent) -> bool:
+    """Return whether the gateway of an agent without messages knows it."""
+    try:
+        return agent.receive(lease_s=None, wait_s=0) is None
+    except Refused:
+        return False
+
+
 async def tool(agent: Agent, gateway: McpGateway, name: str, **arguments: Any) -> dict[str, Any]:
     """Call a tool as this agent."""
     async with agent.client(gateway) as client:
@@ -58,8 +76,10 @@ def test_subscribers_at_three_doors_get_each_message_once(
     came: list[InboxMessage] = []
     with ExitStack() as opened:
         operator, other = (opened.enter_context(one.client()) for one in gateways)
-        hanna = opened.enter_context(second.client(add_principal(operator, "hanna", "worker")))
-        wait_until(lambda: hanna.get(MESSAGES).status_code == 200, what="hanna is known at both")
+        publishers = [opened.enter_context(hub_agent(one, "operator", one.operator_token)) for one in gateways]
+        token = add_principal(operator, "hanna", "worker")
+        hanna = opened.enter_context(hub_agent(second, "hanna", token))
+        wait_until(lambda: is_known(hanna), what="hanna is known at both")
         mara = Agent("mara", tmp_path).joined(operator)
         known_at(second, mara)
         opened.enter_context(mqtt_agent(first, tmp_path, came))
@@ -67,27 +87,26 @@ def test_subscribers_at_three_doors_get_each_message_once(
             lambda: other.post(f"{TOPICS}/news/subscribe", json={"subscriber": "mina"}).is_success,
             what="mina is known at the second gateway",
         )
-        assert hanna.post(f"{TOPICS}/news/subscribe").is_success
+        hanna.subscribe("news")
         assert anyio.run(lambda: tool(mara, second, "subscribe", topic="news"))["subscribed"]
         ids = []
         for number in range(10):
-            client = (operator, other)[number % 2]
-            answer = client.post(f"{TOPICS}/news", json={"type": "note", "payload": {"text": str(number)}})
-            assert answer.json()["recipients"] == 3
-            ids.append(answer.json()["message_id"])
+            published = publishers[number % 2].publish("news", "note", {"text": str(number)})
+            assert published.recipients == 3
+            ids.append(published.message_id)
         sent = anyio.run(lambda: tool(mara, first, "publish_message", topic="news", message="by a tool"))
         ids.append(sent["messageId"])
         expected = Counter(ids)
-        over_http: list[dict[str, Any]] = []
+        over_http: list[Message] = []
 
         def drain() -> int:
-            over_http.extend(hanna.get(MESSAGES, params={"wait": 1}).json()["messages"])
+            over_http.extend(hanna.messages(limit=100, lease_s=None, wait_s=1))
             return len(over_http)
 
         wait_until(lambda: drain() >= len(ids), 30, "all messages over HTTP")
         wait_until(lambda: len(came) >= len(ids), 30, "all messages over MQTT")
         by_tool = anyio.run(lambda: tool(mara, second, "get_my_messages", limit=1000))["messages"]
-        assert {one["topic"] for one in (*over_http, *by_tool)} == {"news"}
+        assert {one.topic for one in over_http} | {one["topic"] for one in by_tool} == {"news"}
         assert Counter(one.fields["broadcast_id"] for one in came) == expected
         assert {one.fields["topic"] for one in came} == {"news"}
         assert len(over_http) == len(by_tool) == len(ids)

@@ -14,13 +14,12 @@ from connectors.gateway.feed.settled_stream import EventWriter
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.web.strict_request import StrictRequest
-from connectors.gateway_client.event_stream import parse_events
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
 from connectors.mqtt_bridge.bridge_standby import encode_presence, read_presence
 from connectors.mqtt_bridge.receipt_payloads import encode_receipt
 from schemas.settings.settings import MqttSettings
-from tests.connectors.gateway_client.test_gateway_client import event_stream
+from tests.connectors.gateway_client.test_gateway_client import parsed
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text
 from tests.schemas.job_records import signed
 from trunkline_agent.errors import TrunklineError
@@ -90,7 +89,7 @@ def test_a_stream_of_events_is_read_alike_however_it_is_cut(case: Any) -> str:
 
     def read(*pieces: bytes) -> list[Any] | str:
         try:
-            return list(parse_events(event_stream(pieces)))
+            return parsed(pieces)
         except TrunklineError:
             return "not JSON"
 

@@ -72,7 +72,7 @@ class Agent:
         ends. The lease is extended until then. For several messages at a time use several threads.
 
         Args:
-            limit: How many messages one request takes. Those that were not reached are given back.
+            limit: How many messages one request takes. The loop gives back the messages that it does not reach.
             lease_s: The duration of a lease. If the agent is killed, the message is handed out again after it.
                 None takes the messages for good: those that are not handled are lost.
             wait_s: How long to wait for the next message before the iteration ends. None waits without an end.

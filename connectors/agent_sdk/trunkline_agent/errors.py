@@ -17,7 +17,7 @@ class TrunklineError(Exception):
         args: The message, which says what happened, with which value. `str` of the error adds the advice.
         reason: A code for programs: of `trunkline_agent.wire.verdicts`, of the gateway, or of this library.
             None: that of the class.
-        advice: What to do next, for people. None: that of the class.
+        advice: The next step for people. None: that of the class.
     """
 
     exit_code = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final
 
+from trunkline_agent.errors import UsageError
+
 DISTRIBUTION: Final = "trunkline-agent"
 EXTRAS: Final = {
     "mqtt": {"paho": "paho-mqtt"},
@@ -14,28 +16,21 @@ EXTRAS: Final = {
 """For each extra, the modules that it needs, with the distributions that have them."""
 
 
-class MissingExtra(ImportError):
+class MissingExtra(UsageError, ImportError):
     """A part of the library was imported whose libraries are not installed.
 
     Attributes:
         extra: The extra to install, such as `mqtt`.
     """
 
+    reason = "missing_extra"
+
     def __init__(self, extra: str, distributions: list[str]) -> None:
         super().__init__(
-            f"trunkline_agent.{extra} needs {', '.join(distributions)}, not installed here. "
-            f"Install the extra '{extra}': pip install '{DISTRIBUTION}[{extra}]'",
-            name=f"trunkline_agent.{extra}",
+            f"trunkline_agent.{extra} needs {', '.join(distributions)}, not installed here",
+            advice=f"install the extra '{extra}': pip install '{DISTRIBUTION}[{extra}]'",
         )
-        self.extra, self._distributions = extra, distributions
-
-    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, list[str]]]:
-        return MissingExtra, (self.extra, self._distributions)
-
-
-def missing_distributions(extra: str) -> list[str]:
-    """Return the distributions of an extra, one of `EXTRAS`, that are not installed."""
-    return [distribution for module, distribution in EXTRAS[extra].items() if find_spec(module) is None]
+        self.extra = extra
 
 
 def require_extra(extra: str) -> None:
@@ -44,8 +39,8 @@ def require_extra(extra: str) -> None:
     The package of the extra calls this before it imports them. Nothing is imported by the check.
 
     Raises:
-        MissingExtra: One of them is not installed. The text names the extra and how to install it.
+        MissingExtra: One of them is not installed. The advice says how to install the extra.
     """
-    missing = missing_distributions(extra)
+    missing = [distribution for module, distribution in EXTRAS[extra].items() if find_spec(module) is None]
     if missing:
         raise MissingExtra(extra, missing)

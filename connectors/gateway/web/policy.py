@@ -144,6 +144,7 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.JOB_PICK: Reach.OWN,
         Action.JOB_REPORT: Reach.OWN,
         Action.JOB_READ: Reach.OWN,
+        Action.AGENT_READ: Reach.ALL,
         Action.MAILBOX_READ: Reach.OWN,
         Action.MESSAGE_REPLAY: Reach.OWN,
         Action.WEBHOOK_SET: Reach.OWN,

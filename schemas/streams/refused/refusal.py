@@ -15,7 +15,7 @@ from trunkline_agent.wire.ids import REFUSED
 REQUEST_REFUSED: Final = "request.refused"
 
 # Incremented when the rules of schemas/policy change, so that an auditor can tell which rules applied.
-POLICY_VERSION: Final = 11
+POLICY_VERSION: Final = 12
 ANONYMOUS: Final = "anonymous"
 RefusalReason = Literal[
     "unauthorized",

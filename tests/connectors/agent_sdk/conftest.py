@@ -28,7 +28,7 @@ def hub(kafka_broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(params=AGENTS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Whether the agents are sync or async."""
+    """The kind of the agents: sync or async."""
     return str(request.param)
 
 

@@ -1,4 +1,4 @@
-"""What an agent sends at a real gateway: messages, questions, answers, topics, schedules, blobs, its status."""
+"""An agent sends at a real gateway: messages, questions, answers, topics, schedules, blobs, its status."""
 
 from __future__ import annotations
 

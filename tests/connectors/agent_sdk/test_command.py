@@ -278,7 +278,7 @@ def test_events_are_published_with_a_secret_from_the_environment_or_a_file(
 
 @pytest.mark.requirement("AG-90")
 def test_a_program_that_is_a_job_reports_its_lines_and_its_end(hub: HubStack, job: TheJob, call: Call) -> None:
-    secret = "sk-ant-" + "api03-abcdefghijklmnopqrstuvwxyz"
+    secret = "sk-" + "ant-api03-" + "abcdefgh" * 3
     script = f"echo one; printf 'two\\r\\n\\n'; echo token={secret}; printf end"
     run = ("run", "--job", *job.options, "--", "sh", "-c")
     code, shown, _ = call(*run, script + "; exit 4", **job.environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import threading
@@ -46,7 +47,7 @@ def test_an_outbox_of_the_version_before_is_read_and_goes_on(tmp_path: Path) -> 
         outbox.confirm(pending)
     with JobOutbox(tmp_path, JOB, 1) as outbox:
         assert (outbox.pending, outbox.ended_seq) == ((), 3)
-    digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+    digest = hashlib.sha256(b"secret").hexdigest()
     mail = {"agent_name": "ann", "secret_sha256": digest, "last_seq": 7, "outbox": [{"seq": 7, "payload": "x"}]}
     (tmp_path / "ann.json").write_text(json.dumps(mail))
     with AgentOutbox(tmp_path, "ann", "secret", 1) as agents:

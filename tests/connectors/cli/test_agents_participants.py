@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from connectors.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
+from tests.forked_programs import forked_command
 from trunkline_agent.errors import Refused
 from trunkline_agent.mcp import REFUSED, agent_client
 from trunkline_agent.mcp.signing import key_id
@@ -177,9 +177,10 @@ def test_an_agents_host_takes_part_by_the_command_that_the_help_names(
 ) -> None:
     key = tmp_path / "ann.pem"
     trunkline.call("agents", "join", "ann", "--new-key", str(key))
+    program, *words = forked_command("connectors.cli")
     command = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "connectors.cli", "mcp", "agent", "--id", "ann", "--key", str(key)],
+        command=program,
+        args=[*words, "mcp", "agent", "--id", "ann", "--key", str(key)],
         env=trunkline.environment(),
         cwd=PROJECT_ROOT,
     )

@@ -57,7 +57,7 @@ EXPECTED = {
     "webhook.read": (ALL, OWN, OWN, NO, OWN),
     "webhook.list": (ALL, ALL, ALL, NO, ALL),
     "audit.read": (ALL, ALL, NO, ALL, NO),
-    "agent.read": (ALL, ALL, NO, ALL, ALL),
+    "agent.read": (ALL, ALL, ALL, ALL, ALL),
     "participant.add": (ALL, NO, NO, NO),
     "participant.stop": (ALL, NO, NO, NO),
     "mailbox.clear": (ALL, NO, NO, NO),

@@ -10,16 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from connectors.gateway_client.event_stream import EventStream, ServerEvent, parse_events
+from connectors.gateway_client.event_stream import EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.operator_token import read_token
 from connectors.local_stack import free_port
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.hub.server_events import EventParser
 
 TOKEN = "canary-token-4411"
 Answer = tuple[int, dict[str, str], bytes]
@@ -165,12 +165,10 @@ def _sse(*events: bytes) -> Answer:
     return 200, {"Content-Type": "text/event-stream"}, b"".join(events)
 
 
-def event_stream(pieces: Iterable[bytes]) -> httpx2.Response:
-    """Return an answer whose body arrives in these pieces."""
-    headers = {"Content-Type": "text/event-stream"}
-    return httpx2.Response(
-        200, headers=headers, content=pieces, request=httpx2.Request("GET", "http://gateway")
-    )
+def parsed(pieces: Iterable[bytes]) -> list[ServerEvent]:
+    """Return the events of a stream whose body arrives in these pieces."""
+    parser = EventParser()
+    return [ServerEvent(event.name, event.json(), event.id) for one in pieces for event in parser.feed(one)]
 
 
 def test_events_are_read_whole_however_they_are_cut_and_whatever_stands_in_them() -> None:
@@ -182,11 +180,11 @@ def test_events_are_read_whole_however_they_are_cut_and_whatever_stands_in_them(
     wanted = [
         ServerEvent("settled", {"a": 1}, "b-1"),
         ServerEvent("settled", text, "b-2"),
-        ServerEvent("message", [1, 2], "b-2"),
+        ServerEvent("message", [1, 2], None),
     ]
     for size in (1, 7, len(wire)):
         cut = (wire[i : i + size] for i in range(0, len(wire), size))
-        assert list(parse_events(event_stream(cut))) == wanted
+        assert parsed(cut) == wanted
 
 
 def test_a_lost_stream_goes_on_behind_the_last_event(server: ScriptedServer, client: GatewayClient) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import httpx2
 import pytest
 import yaml
 from deltalake import DeltaTable
@@ -33,7 +32,6 @@ from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, HUB_URL_VARIABLE
 from connectors.local_stack import LocalStack, child_process
 from connectors.local_stack.part import child_environment
 from connectors.local_stack.part_plan import STREAMS
-from connectors.samples.hub_agent import hub_client
 from connectors.tls_keys.tls_files import create
 from connectors.xml_pump.gateway_link import HttpConnections
 from connectors.xml_wire.posting import post_xml
@@ -42,7 +40,8 @@ from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 from tests.forked_programs import forked_command
-from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent import Agent, Credentials
+from trunkline_agent.errors import BackboneUnreachable, Refused
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.mcp import agent_client
 from trunkline_agent.mcp.signing import new_key_pair
@@ -199,10 +198,14 @@ def test_our_clients_name_the_setting_when_they_do_not_trust_the_gateway(
     ):
         gateway.check()
     agent = {HUB_URL_VARIABLE: settings.gateway_url, AGENT_TOKEN_VARIABLE: "x"}
-    with hub_client(agent) as hub, pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        hub.get("/healthz")
-    with hub_client({**agent, CA_VARIABLE: str(settings.gateway.ca_certs)}) as hub:
-        assert hub.get("/healthz").status_code == 200
+    with (
+        Agent(None, Credentials.from_environment(agent), patience_s=0) as stray,
+        pytest.raises(BackboneUnreachable, match=CA_VARIABLE),
+    ):
+        stray.discover()
+    trusted = Credentials.from_environment({**agent, CA_VARIABLE: str(settings.gateway.ca_certs)})
+    with Agent(None, trusted, patience_s=0) as known, pytest.raises(Refused, match="token"):
+        known.discover()
 
     async def pump(ca_certs: Path | None) -> int:
         connections = HttpConnections(settings.gateway_url, None, ca_certs)

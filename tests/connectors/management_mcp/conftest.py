@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +18,9 @@ from connectors.launcher.local_processes import stop_all
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import program_environment
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, McpGateway
+from tests.forked_programs import forked_command
 from tests.programs import start_program
 
-MANAGEMENT = (sys.executable, "-m", "connectors.cli", "mcp", "management")
 CHECK_S = 0.5
 # Beside the checkout's own: what is not there, and what only waits.
 _RULES = {
@@ -105,11 +104,17 @@ def environment(settings: Settings) -> dict[str, str]:
     return program_environment(settings) | own
 
 
+def management_command() -> list[str]:
+    """Return the command that starts the server."""
+    return [*forked_command("connectors.cli"), "mcp", "management"]
+
+
 def management(settings: Settings, mode: Any = "auto", **variables: str) -> Any:
     """The official client of a management server that it starts."""
+    words = management_command()
     command = StdioServerParameters(
-        command=MANAGEMENT[0],
-        args=list(MANAGEMENT[1:]),
+        command=words[0],
+        args=words[1:],
         env=environment(settings) | variables,
         cwd=PROJECT_ROOT,
     )
@@ -134,4 +139,4 @@ async def refused(client: Any, tool: str, **arguments: Any) -> tuple[str, str]:
 
 def started(settings: Settings) -> subprocess.Popen[str]:
     """A management server with its input and output in our hands."""
-    return start_program(MANAGEMENT, env=environment(settings), stdin=subprocess.PIPE)
+    return start_program(management_command(), env=environment(settings), stdin=subprocess.PIPE)

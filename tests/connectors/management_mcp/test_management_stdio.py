@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -16,9 +17,9 @@ from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK
 from tests.connectors.agent_mcp.conftest import McpGateway
 from tests.connectors.management_mcp.conftest import (
-    MANAGEMENT,
     environment,
     management,
+    management_command,
     participants,
     refused,
     started,
@@ -47,10 +48,10 @@ def called(identity: int, tool: str, **arguments: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": identity, "method": "tools/call", "params": params}
 
 
-def piped(settings: Settings, *lines: Any, command: tuple[str, ...] = MANAGEMENT) -> Any:
+def piped(settings: Settings, *lines: Any, command: Sequence[str] = ()) -> Any:
     """The server with this input, to its end."""
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    return run_program(command, timeout_s=90, env=environment(settings), input=text)
+    return run_program(command or management_command(), timeout_s=90, env=environment(settings), input=text)
 
 
 def answers(done: Any) -> dict[Any, dict[str, Any]]:
@@ -140,7 +141,7 @@ def test_a_signal_ends_it_at_once_and_without_a_word(settings: Settings, number:
 
 
 def test_wrong_settings_end_it_with_2_and_nothing_on_stdout(settings: Settings) -> None:
-    command = ("env", "TRUNKLINE__AGENT_MCP__COLOUR=red", *MANAGEMENT)
+    command = ["env", "TRUNKLINE__AGENT_MCP__COLOUR=red", *management_command()]
     done = piped(settings, command=command)
     assert (done.returncode, done.stdout) == (2, "")
     assert "agent_mcp.colour" in done.stderr

@@ -1,18 +1,20 @@
-"""The sample agent: what it needs, what it answers, and when it ends. The hub's answers come from a list here,
-for a hub that is away at a certain step; `test_hub_tasks.py` has it at a real one.
+"""The sample agent: what it needs, what it answers, and when it ends. The hub is a small server here, which is
+away at a certain step; `test_hub_tasks.py` has the agent at a real one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from typing import Any
 
-import httpx2
 import pytest
 
 from connectors.samples import hub_agent
+from tests.connectors.agent_sdk.small_server import Heard, answer, serving
+from trunkline_agent import Agent, Credentials
 from trunkline_agent.errors import Refused, TrunklineError
 
 pytestmark = pytest.mark.requirement("HH-05")
@@ -31,11 +33,12 @@ def agent_environment(**changes: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("changes", "code", "why"),
     [
-        ({TOKEN: "", "TRUNKLINE_TASK_ID": ""}, 2, f"set {TOKEN}, TRUNKLINE_TASK_ID"),
-        ({HUB: "127.0.0.1:9"}, 2, f"{HUB}: expected http://host:port"),
-        ({HUB: "http://127.0.0.1:x"}, 2, f"{HUB}: expected http://host:port"),
-        ({TOKEN: f"{CANARY}\n"}, 2, f"{TOKEN} holds no token"),
-        ({}, 5, "the hub does not answer (ConnectError), given up after 0.5 s"),
+        ({"TRUNKLINE_TASK_ID": ""}, 2, "set TRUNKLINE_TASK_ID"),
+        ({TOKEN: ""}, 2, f"no credentials: TRUNKLINE_CREDENTIALS and {TOKEN} are not set"),
+        ({HUB: "127.0.0.1:9"}, 2, "not the address of a hub: '127.0.0.1:9'"),
+        ({HUB: "http://127.0.0.1:x"}, 2, "not the address of a hub: "),
+        ({TOKEN: f"{CANARY}\n"}, 2, "the token "),
+        ({}, 5, "the hub at http://127.0.0.1:9 does not answer"),
     ],
 )
 def test_the_sample_agent_says_what_it_lacks_and_does_not_wait_for_the_hub_for_ever(
@@ -49,26 +52,42 @@ def test_the_sample_agent_says_what_it_lacks_and_does_not_wait_for_the_hub_for_e
     monkeypatch.setattr(sys, "argv", ["hub_agent"])
     for name, value in agent_environment(**changes).items():
         monkeypatch.setenv(name, value)
-    assert (hub_agent.main(), *capsys.readouterr()) == (code, "", f"hub agent: {why}\n")
+    assert hub_agent.main() == code
+    said, complained = capsys.readouterr()
+    assert said == ""
+    assert complained.startswith(f"hub agent: {why}")
+    assert CANARY not in complained
 
 
 class Hub:
-    """Answers the sample agent from a list, and keeps what it is sent."""
+    """A hub with a mailbox. It answers a request with each status in `statuses` first, at which step ever."""
 
-    def __init__(self, *answers: httpx2.Response | list[dict[str, Any]]) -> None:
-        self.answers = list(answers)
-        self.asked: list[httpx2.Request] = []
+    def __init__(self, *mailbox: dict[str, Any], statuses: dict[str, list[int]] | None = None) -> None:
+        self.mailbox = list(mailbox)
+        self.statuses = {step: list(found) for step, found in (statuses or {}).items()}
+        self.asked: list[tuple[str, Heard]] = []
 
-    def __call__(self, request: httpx2.Request) -> httpx2.Response:
-        self.asked.append(request)
-        answer = self.answers.pop(0) if self.answers else httpx2.Response(401)
-        return httpx2.Response(200, json={"messages": answer}) if isinstance(answer, list) else answer
+    async def __call__(self, heard: Heard, writer: asyncio.StreamWriter) -> None:
+        step = heard.method if heard.target.partition("?")[0].endswith("/messages") else heard.target[-4:]
+        self.asked.append((step, heard))
+        status = self.statuses[step].pop(0) if self.statuses.get(step) else 200
+        writer.write(answer(status, json.dumps(self._body(step) if status == 200 else {}).encode()))
+        await writer.drain()
+
+    def _body(self, step: str) -> object:
+        if step == "GET":
+            return {"messages": [self.mailbox.pop(0)] if self.mailbox else [], "lease_id": "l1"}
+        return {"message_id": "m9", "delivered": True} if step == "POST" else {"refused": []}
 
     def run(self) -> list[Any]:
         """Let the agent work to its end; what it has sent."""
-        with httpx2.Client(base_url="http://hub", transport=httpx2.MockTransport(self)) as client:
-            hub_agent.HubAgent(client, "ann", "t1", "some work").run()
-        return [json.loads(request.content) for request in self.asked if request.method == "POST"]
+        with serving(self) as server, Agent("ann", Credentials("ann", server.access)) as agent:
+            hub_agent.HubAgent(agent, "t1", "some work").run()
+        return [json.loads(heard.body) for step, heard in self.asked if step == "POST"]
+
+    def headers(self, step: str, name: str) -> list[str]:
+        """Return a header of each request of a step."""
+        return [heard.headers[name] for found, heard in self.asked if found == step]
 
 
 def message(number: int, kind: str, payload: object) -> dict[str, Any]:
@@ -83,29 +102,34 @@ def message(number: int, kind: str, payload: object) -> dict[str, Any]:
 
 
 def test_the_sample_agent_answers_all_it_is_asked_and_completes_its_task() -> None:
-    good, gone, away = (httpx2.Response(code) for code in (200, 404, 503))
     asks = [message(1, "ask", {"text": "a?"}), message(2, "finish", {}), message(3, "ask", ["b"])]
-    hub = Hub(away, [message(0, "news", {})], asks, away, good, gone, good)
-    answer = {"text": "ann was asked: a?", "in_reply_to": "m1"}
+    hub = Hub(message(0, "news", {}), *asks, statuses={"GET": [503], "POST": [503, 200, 404]})
+    first = {"text": "ann was asked: a?", "in_reply_to": "m1"}
+    second = {"text": 'ann was asked: ["b"]', "in_reply_to": "m3"}
     assert hub.run() == [
-        {"recipient": "bo", "type": "answer", "payload": answer},
-        {"recipient": "bo", "type": "answer", "payload": answer},
-        {"recipient": "bo", "type": "answer", "payload": {"text": 'ann was asked: ["b"]', "in_reply_to": "m3"}},
+        {"recipient": "bo", "type": "answer", "in_reply_to": "m1", "payload": first},
+        {"recipient": "bo", "type": "answer", "in_reply_to": "m1", "payload": first},
+        {"recipient": "bo", "type": "answer", "in_reply_to": "m3", "payload": second},
         {"recipient": "hub", "type": "event", "payload": {"event": "task.completed", "result": "answered 1"}},
     ]
-    drains = [request.headers["X-Request-ID"] for request in hub.asked[:3]]
+    drains = hub.headers("GET", "x-request-id")
     assert drains[0] == drains[1] != drains[2]
-    again = Hub(asks, good, good, good)
+    acknowledged = [json.loads(heard.body)["message_ids"] for step, heard in hub.asked if step == "/ack"]
+    assert acknowledged == [["m0"], ["m1"], ["m2"], ["m3"]]
+    again = Hub(*asks)
     again.run()
-    keys = [request.headers["Idempotency-Key"] for request in (*hub.asked[4:], *again.asked[1:])]
-    assert keys[:3] == keys[3:]
-    assert (len(set(keys)), hub.asked[3].headers["Idempotency-Key"]) == (3, keys[0])
+    keys = hub.headers("POST", "idempotency-key")
+    assert (keys[0], keys[1:]) == (keys[1], again.headers("POST", "idempotency-key"))
+    assert len(set(keys)) == 3
 
 
 def test_the_sample_agent_ends_when_its_token_is_refused_or_what_answers_is_no_hub() -> None:
     with pytest.raises(Refused) as refused:
-        Hub([]).run()
+        Hub(message(0, "news", {}), statuses={"GET": [200, 401]}).run()
     assert refused.value.exit_code == 4
-    for strange in (httpx2.Response(200, text="hello"), httpx2.Response(200, json=[]), httpx2.Response(404)):
-        with pytest.raises(TrunklineError):
-            Hub(strange).run()
+    with pytest.raises(TrunklineError):
+        Hub(statuses={"GET": [404]}).run()
+    stranger = Hub()
+    stranger._body = lambda _step: []  # type: ignore[method-assign]
+    with pytest.raises(TrunklineError):
+        stranger.run()

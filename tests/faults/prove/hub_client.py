@@ -1,7 +1,7 @@
 """A client of several gateways on the library's hub client. It asks again, with one key, until it is answered.
 
-The library decides what is sent again, and when. Here each attempt takes another gateway, and is counted,
-because the oracle has to know of which request the outcome is unknown.
+The library decides what is sent again, and when. Here each attempt takes another gateway, and each
+one is counted, because the oracle has to know of which request the outcome is unknown.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tests.faults.prove.schedule import LIBRARY
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.message import REPLY_TYPE
 
-# The client that asks, the agent that is killed, and the recipient of its messages about the questions.
+# The asker, the agent that is killed, the reader of its messages about the questions, and the killed worker.
 UWE, LARS, OLGA = "uwe", "lars", "olga"
 _MESSAGES, _JOBS = "/api/hub/messages", "/api/hub/jobs"
 _PAUSE_S: Final = 0.4
@@ -57,7 +57,7 @@ class Program:
     """A program of the library, which is started again whenever it has ended before its time.
 
     Args:
-        kind: Its work, `agent` or `job`.
+        kind: Its kind, `agent` or `job`.
         folder: The folder of its files, of its own.
         points: The folder of the crash points.
         config: Its configuration, to which the file `stop` is added.
@@ -252,7 +252,7 @@ def check_library(
     """Yield each question that is not answered and settled once, and each event that is not in the log once.
 
     Args:
-        notes: The questions and the jobs.
+        notes: The notes of questions and jobs.
         mail: The messages in the end.
         ledger: The ledger's rows.
         is_at_rest: False: what is not there yet may still come.

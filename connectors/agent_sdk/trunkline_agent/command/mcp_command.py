@@ -10,8 +10,6 @@ from typing import Any, Final
 from trunkline_agent.command.command_options import add_command, credentials_of
 from trunkline_agent.credentials import FILE_VARIABLE
 from trunkline_agent.environment import AGENT_ID_VARIABLE
-from trunkline_agent.errors import UsageError
-from trunkline_agent.extras import MissingExtra
 
 _HELP: Final = """\
 Serve the agent's tools as an MCP server on stdio: to find agents, write to them, and read the mailbox. Each
@@ -56,8 +54,6 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _wrapper() -> Any:
-    try:
-        from trunkline_agent.mcp import stdio_wrapper
-    except MissingExtra as error:
-        raise UsageError(str(error)) from None
+    from trunkline_agent.mcp import stdio_wrapper
+
     return stdio_wrapper

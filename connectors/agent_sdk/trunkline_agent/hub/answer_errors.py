@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from trunkline_agent.errors import (
     BackboneUnreachable,
@@ -15,6 +15,9 @@ from trunkline_agent.errors import (
     TrunklineError,
     UsageError,
 )
+
+RefusalOf: TypeAlias = Callable[[int, Mapping[str, str], bytes], Exception]
+"""A function that returns the error of an answer without success: its status, headers and body."""
 
 # The reason of a 502 that the program of an agent causes. Another 502 means that the gateway is away.
 LAUNCH_FAILED: Final = "launch_failed"

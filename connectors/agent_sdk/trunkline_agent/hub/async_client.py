@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
-from trunkline_agent.hub.answer_errors import error_of
+from trunkline_agent.hub.answer_errors import RefusalOf, error_of
 from trunkline_agent.hub.async_connection import AsyncConnection
 from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
 from trunkline_agent.hub.hub_address import HubAddress
@@ -78,18 +78,22 @@ class AsyncHubClient:
         finally:
             plan.close()
 
-    async def parts(self, request: Request, silence_s: float = SILENCE_S) -> AsyncIterator[bytes]:
+    async def parts(
+        self, request: Request, silence_s: float = SILENCE_S, refusal_of: RefusalOf = error_of
+    ) -> AsyncIterator[bytes]:
         """Send a request once, and yield the parts of its answer's body as they come, to its end.
 
-        Close the iterator (`aclose`) to end the stream earlier. The request has a connection of its own.
+        The first part is empty: the answer has begun. Close the iterator (`aclose`) to end the stream earlier.
+        The request has a connection of its own.
 
         Args:
             request: The request.
             silence_s: How long to wait for the next bytes.
+            refusal_of: Returns the error of an answer without success: its status, headers and body.
 
         Raises:
             BackboneUnreachable: No connection, it was lost, or it was silent for too long.
-            TrunklineError: The error of the answer's status, see `error_of`.
+            TrunklineError: The error of the answer's status, as `refusal_of` returns it.
         """
         connection = self._taken(AsyncConnection(self._head))
         http = connection.http
@@ -101,7 +105,8 @@ class AsyncHubClient:
                 is_complete = await connection.more(silence_s)
             if http.status >= 300:
                 answer = http.answer()
-                raise error_of(answer.status, answer.headers, answer.body)
+                raise refusal_of(answer.status, answer.headers, answer.body)
+            yield b""
             while True:
                 if found := http.take_parts():
                     yield found

@@ -54,7 +54,7 @@ class AsyncConnection(asyncio.Protocol):
 
         Raises:
             OSError: The connection was lost. TimeoutError: the time has passed.
-            ProtocolFault: What came is no HTTP, or ended too early.
+            ProtocolFault: The bytes are no HTTP, or ended too early.
         """
         self._write(request)
         await self._received(timeout_s)

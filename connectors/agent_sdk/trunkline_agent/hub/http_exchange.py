@@ -13,6 +13,7 @@ from trunkline_agent.hub.plans import Answer, Request
 # A drain of large messages is the longest answer. Without a bound, a broken server could fill the memory.
 ANSWER_BYTES_MOST: Final = 512 * 1024 * 1024
 _HEAD_BYTES_MOST: Final = 64 * 1024
+_NO_ANSWER: Final = "it disconnected without sending an answer"
 
 
 class ProtocolFault(Exception):
@@ -88,6 +89,8 @@ class HttpExchange:
         http = self._http
         if data:
             self.is_untouched = False
+        elif self.is_untouched:
+            raise ProtocolFault(_NO_ANSWER)
         try:
             http.receive_data(data)
             while True:
@@ -103,7 +106,7 @@ class HttpExchange:
                         name.decode("ascii"): value.decode("latin-1") for name, value in event.headers
                     }
                 elif isinstance(event, h11.ConnectionClosed):
-                    raise ProtocolFault("it closed the connection without an answer")
+                    raise ProtocolFault(_NO_ANSWER)
                 elif not isinstance(event, h11.InformationalResponse):
                     return False
         except h11.RemoteProtocolError as error:

@@ -113,7 +113,7 @@ class AgentInfo:
     Attributes:
         name: Its name, and that of its mailbox.
         status: `initializing`, `idle`, `working`, `blocked` or `stopped`.
-        task: What it does, in words.
+        task: A text about its work.
         capabilities: The names of what it can do.
         started_at: When it joined, in ISO 8601.
     """
@@ -174,7 +174,7 @@ class ReceivedMessage:
 
     @property
     def lease_lost(self) -> bool:
-        """Whether the hub has said that the message's lease is another consumer's now.
+        """True if the hub has reported that another consumer has the message's lease now.
 
         A long handling should look at it and stop: its work may be done a second time.
         """

@@ -75,7 +75,7 @@ def acknowledge(held: Held, retries: Retries) -> Plan[None]:
 
 
 def give_back(lease_id: str, message_ids: Sequence[str], reason: str, retries: Retries) -> Plan[None]:
-    """Give leased messages back, to be handed out again at once. Those whose lease is lost stay as they are."""
+    """Give leased messages back, to be handed out at once. A message whose lease is lost stays as it is."""
     printable = "".join(one if one.isprintable() else " " for one in reason)[:_REASON_MOST]
     body = {"lease_id": lease_id, "message_ids": list(message_ids), "reason": printable}
     yield from post_json(f"{MESSAGES}/nack", body, retries=retries)

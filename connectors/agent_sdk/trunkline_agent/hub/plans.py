@@ -83,7 +83,7 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is between 200 and 299."""
+        """True if the status is between 200 and 299."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:

@@ -39,7 +39,9 @@ class EventParser:
     """A parser of a stream's bytes into events. Comments, which keep a silent stream alive, are left out."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._end = b""
 
     def feed(self, data: bytes) -> list[ServerEvent]:
         """Take more bytes, and return the events that are complete now.
@@ -47,9 +49,18 @@ class EventParser:
         Raises:
             TrunklineError: An event is longer than 128 MiB.
         """
-        *blocks, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        if len(self._rest) > _EVENT_BYTES_MOST:
-            raise TrunklineError(f"an event of the stream has more than {_EVENT_BYTES_MOST} bytes")
+        self._parts.append(data)
+        self._bytes += len(data)
+        # The bytes that a blank line across two parts has in the earlier one.
+        near = self._end + data
+        self._end = near[-3:]
+        if b"\n\n" not in near and b"\n\r\n" not in near:
+            # A long event comes in many parts, which are joined once.
+            if self._bytes > _EVENT_BYTES_MOST:
+                raise TrunklineError(f"an event of the stream has more than {_EVENT_BYTES_MOST} bytes")
+            return []
+        *blocks, rest = b"".join(self._parts).replace(b"\r\n", b"\n").split(b"\n\n")
+        self._parts, self._bytes = [rest], len(rest)
         return [event for event in map(_event_of, blocks) if event is not None]
 
 
@@ -62,6 +73,6 @@ def _event_of(block: bytes) -> ServerEvent | None:
             data.append(value)
         elif field == "event":
             name = value
-        elif field == "id":
+        elif field == "id" and "\0" not in value:
             event_id = value
-    return ServerEvent(name, "\n".join(data), event_id) if data else None
+    return ServerEvent(name or "message", "\n".join(data), event_id) if data else None

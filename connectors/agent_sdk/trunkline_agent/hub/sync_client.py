@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
-from trunkline_agent.hub.answer_errors import error_of
+from trunkline_agent.hub.answer_errors import RefusalOf, error_of
 from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
 from trunkline_agent.hub.hub_address import HubAddress
 from trunkline_agent.hub.hub_limits import ANSWER_TIMEOUT_S, BUSY_MOST, CONNECT_TIMEOUT_S, IDLE_MOST, SILENCE_S
@@ -78,18 +78,22 @@ class HubClient:
         finally:
             plan.close()
 
-    def parts(self, request: Request, silence_s: float = SILENCE_S) -> Iterator[bytes]:
+    def parts(
+        self, request: Request, silence_s: float = SILENCE_S, refusal_of: RefusalOf = error_of
+    ) -> Generator[bytes, None, None]:
         """Send a request once, and yield the parts of its answer's body as they come, to its end.
 
-        Close the iterator to end the stream earlier. The request has a connection of its own.
+        The first part is empty: the answer has begun. Close the iterator to end the stream earlier. The request
+        has a connection of its own.
 
         Args:
             request: The request.
             silence_s: How long to wait for the next bytes.
+            refusal_of: Returns the error of an answer without success: its status, headers and body.
 
         Raises:
             BackboneUnreachable: No connection, it was lost, or it was silent for too long.
-            TrunklineError: The error of the answer's status, see `error_of`.
+            TrunklineError: The error of the answer's status, as `refusal_of` returns it.
         """
         connection = self._opened(SyncConnection(self.address, self._head, self._trust))
         try:
@@ -101,7 +105,8 @@ class HubClient:
                 is_complete = connection.receive(time.monotonic() + silence_s)
             if http.status >= 300:
                 answer = http.answer()
-                raise error_of(answer.status, answer.headers, answer.body)
+                raise refusal_of(answer.status, answer.headers, answer.body)
+            yield b""
             while True:
                 if found := http.take_parts():
                     yield found
@@ -109,7 +114,7 @@ class HubClient:
                     return
                 is_complete = connection.receive(time.monotonic() + silence_s)
         except (OSError, ProtocolFault) as error:
-            raise self._lost(error) from None
+            raise self._lost(error) from error
         finally:
             self._ended(connection, is_reusable=False)
 

@@ -87,7 +87,7 @@ class SyncConnection:
 
         Raises:
             OSError: The connection was lost. TimeoutError: the moment has passed.
-            ProtocolFault: What came is no HTTP, or ended too early.
+            ProtocolFault: The bytes are no HTTP, or ended too early.
         """
         left_s = until - time.monotonic()
         if left_s <= 0:

@@ -17,7 +17,6 @@ from trunkline_agent.credentials import (
     MqttAccess,
 )
 from trunkline_agent.errors import UsageError
-from trunkline_agent.extras import MissingExtra
 from trunkline_agent.outbox.delivery import EventDelivery
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -48,10 +47,7 @@ def over_mqtt(
     ca_certs: str | os.PathLike[str] | None,
 ) -> EventDelivery:
     """Return the delivery of a job's events over MQTT. See `Job` for the arguments."""
-    try:
-        from trunkline_agent.mqtt.event_delivery import MqttDelivery
-    except MissingExtra as error:
-        raise UsageError(str(error)) from None
+    from trunkline_agent.mqtt.event_delivery import MqttDelivery
 
     if isinstance(mqtt, Credentials):
         ca_certs = ca_certs or mqtt.ca_certs

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from trunkline_agent.extras import require_extra
 
 if TYPE_CHECKING:
-    from trunkline_agent.mcp.connection import agent_client
+    from trunkline_agent.mcp.connection import agent_client, connect, known_error
     from trunkline_agent.mcp.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE
     from trunkline_agent.mcp.private_keys import AgentKey, KeyFileError, KeyText
     from trunkline_agent.mcp.signed_auth import SignedAuth
     from trunkline_agent.mcp.tool_calls import AsyncToolCalls
+
+require_extra("mcp")
 
 __all__ = [
     "KEY_UNUSABLE",
@@ -35,10 +37,12 @@ __all__ = [
     "SignedAuth",
     "agent_client",
     "connect",
+    "known_error",
 ]
 _MODULES = {
     "agent_client": "connection",
     "connect": "connection",
+    "known_error": "connection",
     "KEY_UNUSABLE": "http_client",
     "REFUSED": "http_client",
     "UNREACHABLE": "http_client",

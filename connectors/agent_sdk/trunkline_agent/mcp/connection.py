@@ -102,11 +102,11 @@ async def agent_client(
         # The transports' task groups wrap errors in groups; the caller wants the error itself.
         if raised is not None and any(leaf is raised for leaf in _leaves(group)):
             raise raised from None
-        raise _known(_leaves(group)[0]) from group
+        raise known_error(_leaves(group)[0]) from group
     except (MCPError, httpx2.HTTPStatusError) as error:
         if error is raised:
             raise
-        raise _known(error) from error
+        raise known_error(error) from error
 
 
 def connect(
@@ -153,8 +153,11 @@ async def _streamable(address: str, auth: SignedAuth, ca_certs: str | None) -> A
         yield both
 
 
-def _known(error: BaseException) -> BaseException:
-    """Return our own error for an error of the library, or the error itself if there is none."""
+def known_error(error: BaseException) -> BaseException:
+    """Return our own error for an error of the official client, or the error itself if there is none.
+
+    The result is Refused, BackboneUnreachable, KeyFileError or TrunklineError.
+    """
     if isinstance(error, httpx2.HTTPStatusError):
         # The older transport reads only the status. The body has the text of our HTTP client.
         try:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from trunkline_agent.mqtt.inbox_message import InboxMessage
     from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
+require_extra("mqtt")
+
 __all__ = ["Broker", "InboxMessage", "MqttAgent"]
 
 _MODULES = {

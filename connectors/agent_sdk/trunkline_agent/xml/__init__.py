@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trunkline_agent.xml.posting import PostedXml
     from trunkline_agent.xml.sender import AsyncXmlSender, XmlSender
 
+require_extra("xml")
+
 __all__ = ["AsyncXmlSender", "PostedXml", "XmlSender"]
 _MODULES = {"AsyncXmlSender": "sender", "PostedXml": "posting", "XmlSender": "sender"}
 

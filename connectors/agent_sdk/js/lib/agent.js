@@ -1,0 +1,274 @@
+// An agent with a mailbox at the hub: it receives under leases, sends, asks, and uses topics and schedules.
+
+import { createHash, randomUUID } from "node:crypto";
+import { createReadStream } from "node:fs";
+
+import { NoReply, NotFound, Refused, TrunklineError, UsageError } from "./errors.js";
+import { HubClient, now, pathOf, PATIENCE_S } from "./hub_client.js";
+import { isName } from "./job_event.js";
+import { Message } from "./message.js";
+
+const REALM = "default";
+const POLL_S = 30;
+const REPLY_S = 60;
+const REPEATED = "seq_conflict";
+
+/** An agent: the mailbox of one principal of the hub. Close it, or use `await using`. */
+export class Agent {
+  #hub;
+  #closing = new AbortController();
+  #requests;
+
+  /**
+   * @param {string | null} name the agent's name; null: that of the credentials
+   * @param {import("./credentials.js").Credentials} credentials
+   * @param {{patienceS?: number}} [options] `patienceS`: how long a request is repeated while the gateway is away
+   *   or the caller is above its limits
+   */
+  constructor(name, credentials, { patienceS = PATIENCE_S } = {}) {
+    this.name = name ?? credentials.name;
+    if (this.name !== null && !isName(this.name)) throw new UsageError(`not an agent's name: ${this.name}`);
+    this.#hub = new HubClient(credentials.section("hub"), { caCerts: credentials.caCerts, patienceS });
+    this.#requests = {
+      settle: (message, how, fields) => this.#ofLease(message, how, fields),
+      extend: (message, leaseS) => this.#ofLease(message, "extend", { lease: leaseS }),
+      sendReply: (message, payload, options) => this.#replied(message, payload, options),
+      fetchBlob: (message, options) => this.blob(message, options),
+    };
+  }
+
+  /** End all loops over messages, and the waits for replies. A message that is handled can still be settled. */
+  async close() {
+    this.#closing.abort(new UsageError("the agent is closed"));
+    this.#hub.close();
+  }
+
+  async [Symbol.asyncDispose]() {
+    await this.close();
+  }
+
+  /**
+   * Iterate over the messages of the mailbox; wait for the next one. Each message is leased.
+   *
+   * When the loop asks for the next message, the last one is acknowledged, unless `message.handle` is still at it
+   * or it is settled. When the loop ends by `break`, `return` or an exception, the last one is given back:
+   * JavaScript does not tell an iterator which of them it was.
+   *
+   * @param {object} [options]
+   * @param {number} [options.limit] how many messages to lease at once
+   * @param {number} [options.leaseS] the duration of a lease, which is extended until the message is settled
+   * @param {number} [options.longestS] how long a lease is extended at most
+   * @param {number} [options.waitS] the loop ends when no message came for so long; without it, it never does
+   * @param {AbortSignal} [options.signal] the loop throws its reason when it aborts
+   * @returns {AsyncGenerator<Message, void>}
+   */
+  async *messages({ limit = 1, leaseS = 30, longestS = 3600, waitS, signal, patienceS } = {}) {
+    if (!(leaseS >= 1)) throw new UsageError(`leaseS: expected at least 1 s, found ${leaseS}`);
+    const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
+    const lease = { leaseS: Math.ceil(leaseS), longestS };
+    let taken = [];
+    try {
+      for (;;) {
+        taken = await this.#taken(limit, lease, waitS, stop, patienceS);
+        if (taken.length === 0) return;
+        for (; taken.length > 0; taken.shift()) {
+          yield taken[0];
+          await taken[0].settleByLoop();
+          if (stop.aborted) throw stop.reason;
+        }
+      }
+    } catch (error) {
+      if (!this.#closing.signal.aborted || error !== this.#closing.signal.reason) throw error;
+    } finally {
+      // Those that the loop never got are given back, too. Their leases end by themselves if that fails.
+      await Promise.allSettled(taken.map((message) => message.settleByEnd()));
+    }
+  }
+
+  /** Send a message and return when it is stored: `messageId`, `delivered`, `verdict`. */
+  async send(recipient, type, payload = {}, options = {}) {
+    const body = { recipient, type, payload, ...sentFields(options) };
+    const { key, signal } = options;
+    return sent(await this.#hub.post(pathOf("messages"), body, { key, signal, isMessage: true }));
+  }
+
+  /**
+   * Send a message, wait for the reply, and return it. Throws NoReply after `timeoutS`.
+   *
+   * @returns {Promise<Message>}
+   */
+  async ask(recipient, type, payload = {}, { timeoutS = 30, key = randomUUID(), signal, ...options } = {}) {
+    const body = { recipient, type, payload, ...sentFields(options) };
+    const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
+    const deadline = now() + timeoutS;
+    for (;;) {
+      const waitS = Math.max(0.001, Math.min(deadline - now(), REPLY_S));
+      const query = { wait_reply: waitS.toFixed(3) };
+      const answer = await this.#hub.post(pathOf("messages"), body, { key, query, waitS, signal: stop, isMessage: true });
+      if (answer.reply) return new Message(this.#requests, answer.reply, null);
+      if (now() >= deadline) {
+        const messageId = answer.message_id;
+        throw new NoReply(`no reply from ${recipient} within ${timeoutS} s to message ${messageId}`, { messageId });
+      }
+    }
+  }
+
+  /** Answer the sender of a message: the same as `message.reply`. */
+  async reply(message, payload = {}, options = {}) {
+    return message.reply(payload, options);
+  }
+
+  async #replied(message, payload, { type = "answer", ...options }) {
+    const place = { inReplyTo: message.id, ...(message.thread === null ? {} : { thread: message.thread }) };
+    try {
+      return await this.send(message.sender, type, payload, { ...place, ...options });
+    } catch (error) {
+      // The message was handed out again, and an earlier attempt has sent another reply under this key.
+      if (!(error instanceof Refused && error.reason === REPEATED && message.attempt > 1)) throw error;
+      return { messageId: null, delivered: true, verdict: "duplicate" };
+    }
+  }
+
+  /** Publish a message to a topic: each subscriber gets a copy. Throws NotFound if nobody ever subscribed. */
+  async publish(topic, type, payload = {}, options = {}) {
+    const { key, signal } = options;
+    const body = { type, payload, ...sentFields(options) };
+    const answer = await this.#hub.post(pathOf("topics", topic), body, { key, signal, isMessage: true });
+    return { messageId: answer.message_id, topic, recipients: answer.recipients, verdict: answer.verdict };
+  }
+
+  /** Subscribe the agent's mailbox to a topic. The first subscription makes the topic. */
+  async subscribe(topic, { signal } = {}) {
+    await this.#hub.post(pathOf("topics", topic, "subscribe"), {}, { signal });
+  }
+
+  /** End the subscription of the agent's mailbox to a topic. */
+  async unsubscribe(topic, { signal } = {}) {
+    await this.#hub.post(pathOf("topics", topic, "unsubscribe"), {}, { signal });
+  }
+
+  /**
+   * Set a schedule that posts a message again and again: `cron` in UTC, or `everyS`. Returns the schedule as the
+   * hub shows it, with `next_runs`.
+   */
+  async schedule(name, recipient, type, payload = {}, options = {}) {
+    const { cron, everyS, missed, priority, expiresInS, key, signal } = options;
+    if ((cron === undefined) === (everyS === undefined)) throw new UsageError("a schedule has `cron` or `everyS`");
+    const times = { cron, every_s: everyS, missed, priority, expires_in_s: expiresInS };
+    const body = { recipient, type, payload, ...times };
+    const { verdict: _verdict, ...shown } = await this.#hub.post(pathOf("schedules", name), body, { key, signal });
+    return shown;
+  }
+
+  /** Remove a schedule. Messages that it has posted stay. */
+  async unschedule(name, { key, signal } = {}) {
+    await this.#hub.post(pathOf("schedules", name, "remove"), {}, { key, signal });
+  }
+
+  /** List the agents that there are: participants that have not stopped, and definitions that tasks can use. */
+  async discover({ signal } = {}) {
+    const [{ participants }, { agents }] = await Promise.all(
+      ["participants", "agents"].map((kind) => this.#hub.get(pathOf(kind), { signal })),
+    );
+    const defined = agents.filter((one) => one.status === "defined");
+    return [
+      ...participants.map((one) => agentInfo("participant", one.id, one, one.task)),
+      ...defined.map((one) => agentInfo("definition", one.name, one, one.description)),
+    ];
+  }
+
+  /** Return whether the hub is ready, and if not why: `ready`, `message`. */
+  async status({ signal } = {}) {
+    const isAnswer = ({ status }) => status === 200 || status === 503;
+    const answer = await this.#hub.request("GET", "/readyz", { signal, isAnswer });
+    const { message = null } = this.#hub.decoded(answer);
+    return { ready: answer.status === 200, message };
+  }
+
+  /**
+   * Upload a large content, and return `digest`, `bytes`, `contentType` and `keepUntil`. Pass the result as `blob`
+   * to `send` or `publish`.
+   *
+   * @param {Uint8Array | string} content bytes, or the path of a file
+   */
+  async upload(content, { contentType = "application/octet-stream", signal } = {}) {
+    const isPath = typeof content === "string";
+    const { digest, size } = isPath ? await digestOfFile(content, signal) : digestOf(content);
+    const source = isPath ? { open: () => createReadStream(content) } : { bytes: content };
+    const headers = { "Content-Type": contentType, "Content-Length": size };
+    const answer = await this.#hub.request("PUT", pathOf("blobs"), { ...source, headers, query: { digest }, signal });
+    const stored = this.#hub.decoded(answer);
+    const { bytes, content_type: type, keep_until: until } = stored;
+    return { digest: stored.digest, bytes, contentType: type, keepUntil: new Date(until) };
+  }
+
+  /** Fetch the blob that a message refers to. Throws NotFound without one, or when it was removed. */
+  async blob(message, { signal } = {}) {
+    if (message.blobInfo === null) throw new NotFound(`message ${message.id} has no blob`);
+    const path = pathOf("mailboxes", REALM, message.recipient, "messages", message.id, "blob");
+    const { body } = await this.#hub.request("GET", path, { signal });
+    if (digestOf(body).digest !== message.blobInfo.digest) {
+      throw new TrunklineError(`the blob of message ${message.id} is damaged`, { reason: "blob_damaged" });
+    }
+    return body;
+  }
+
+  async #taken(limit, lease, waitS, stop, patienceS) {
+    const deadline = waitS === undefined ? Infinity : now() + waitS;
+    for (;;) {
+      const pollS = Math.max(0, Math.min(POLL_S, deadline - now()));
+      const { messages, lease_id: id } = await this.#hub.get(pathOf("messages"), {
+        query: { limit, wait: pollS.toFixed(3), lease: lease.leaseS },
+        headers: { "X-Request-ID": randomUUID() },
+        waitS: pollS,
+        signal: stop,
+        patienceS,
+      });
+      const found = messages.map((fields) => new Message(this.#requests, fields, { ...lease, id }));
+      if (found.length > 0 || now() >= deadline) return found;
+    }
+  }
+
+  async #ofLease(message, how, fields) {
+    const body = { lease_id: message.leaseId, message_ids: [message.id], ...fields };
+    return this.#hub.post(pathOf("messages", how), body);
+  }
+}
+
+function sentFields({ expiresInS, deliverAfterS, priority, thread, inReplyTo, blob }) {
+  return {
+    expires_in_s: expiresInS,
+    deliver_after_s: deliverAfterS,
+    priority,
+    thread,
+    in_reply_to: inReplyTo,
+    blob: blob?.digest ?? blob,
+  };
+}
+
+function sent(answer) {
+  return { messageId: answer.message_id, delivered: answer.delivered, verdict: answer.verdict };
+}
+
+function agentInfo(kind, name, { status, capabilities = [] }, task = "") {
+  return { kind, name, status, task, capabilities };
+}
+
+function digestOf(bytes) {
+  return { digest: createHash("sha256").update(bytes).digest("hex"), size: bytes.length };
+}
+
+async function digestOfFile(path, signal) {
+  const hash = createHash("sha256");
+  let size = 0;
+  try {
+    for await (const part of createReadStream(path, { signal })) {
+      hash.update(part);
+      size += part.length;
+    }
+  } catch (error) {
+    if (signal?.aborted) throw signal.reason;
+    throw new UsageError(`cannot read ${path}: ${error.code}`, { cause: error });
+  }
+  return { digest: hash.digest("hex"), size };
+}

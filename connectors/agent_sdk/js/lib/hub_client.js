@@ -1,0 +1,285 @@
+// Requests to the hub's HTTP API: repeated while the gateway is away, under the same idempotency key.
+
+import { randomUUID } from "node:crypto";
+import { readFileSync } from "node:fs";
+import http from "node:http";
+import https from "node:https";
+import { setTimeout as pause } from "node:timers/promises";
+
+import { canonicalBytes, decode } from "./canonical_json.js";
+import {
+  BackboneUnreachable,
+  MessageRejected,
+  NotFound,
+  RateLimited,
+  Refused,
+  TrunklineError,
+  UsageError,
+} from "./errors.js";
+
+const API = "/api/hub";
+export const PATIENCE_S = 30;
+const CONNECT_S = 5;
+const ANSWER_S = 45;
+const PAUSES_S = [0.2, 0.5, 1, 2, 5];
+const MESSAGE_LIMIT = 600;
+const BODY_LIMIT = 128 * 1024 * 1024;
+const CERTIFICATE = /CERT|SIGNATURE|ERR_TLS/;
+// A longer timer would fire at once.
+const LONGEST_MS = 2 ** 31 - 1;
+const LAUNCH_FAILED = "launch_failed";
+
+/** Return a path of the API; each part is quoted. */
+export function pathOf(...parts) {
+  return [API, ...parts.map(encodeURIComponent)].join("/");
+}
+
+/** Wait, or throw the signal's reason as soon as it aborts. */
+export async function sleep(seconds, signal) {
+  signal?.throwIfAborted();
+  try {
+    await pause(Math.min(1000 * seconds, LONGEST_MS), undefined, { signal });
+  } catch (error) {
+    throw signal?.aborted ? signal.reason : error;
+  }
+}
+
+/** The seconds of a clock that no one sets. */
+export function now() {
+  return performance.now() / 1000;
+}
+
+/** A client of one gateway with one token. It keeps connections open for further requests until `close`. */
+export class HubClient {
+  #access;
+  #patienceS;
+  #transport;
+  #sockets;
+  #base;
+
+  /**
+   * @param {import("./credentials.js").HubAccess} access
+   * @param {{caCerts?: string | null, patienceS?: number}} [options] `patienceS`: how long a failing request is
+   *   repeated
+   */
+  constructor(access, { caCerts = null, patienceS = PATIENCE_S } = {}) {
+    this.#access = access;
+    this.#patienceS = patienceS;
+    this.#base = new URL(access.url);
+    this.#transport = this.#base.protocol === "https:" ? https : http;
+    const trust = caCerts === null || this.#transport === http ? {} : { ca: authority(caCerts) };
+    this.#sockets = new this.#transport.Agent({ keepAlive: true, ...trust });
+  }
+
+  /** Close the connections that no request uses. Others close when their request has ended. */
+  close() {
+    this.#sockets.destroy();
+  }
+
+  /** Send a GET request and return the JSON of the answer. */
+  async get(path, options = {}) {
+    return this.decoded(await this.request("GET", path, options));
+  }
+
+  /** Send a POST request with a JSON body and return the JSON of the answer, and its verdict as `verdict`. */
+  async post(path, fields = {}, { key, ...options } = {}) {
+    const headers = { "Idempotency-Key": key ?? randomUUID(), ...options.headers };
+    const answer = await this.request("POST", path, { ...options, headers, json: fields });
+    return { verdict: answer.headers["trunkline-verdict"] ?? null, ...this.decoded(answer) };
+  }
+
+  /**
+   * Send a request, and return the gateway's answer: `status`, `headers` and the bytes `body`.
+   *
+   * It is sent again on a lost connection and on the statuses 429, 502, 503 and 504, with growing pauses of at
+   * least `Retry-After`, until it has failed for `patienceS`.
+   *
+   * @throws {TrunklineError} the error that belongs to the status of the answer
+   */
+  async request(method, path, options = {}) {
+    const { signal, patienceS = this.#patienceS, isAnswer = isSuccess } = options;
+    const job = this.#prepared(method, path, options);
+    let failingSince = null;
+    for (let attempt = 0; ; attempt += 1) {
+      signal?.throwIfAborted();
+      let [problem, pauseS] = [null, PAUSES_S[Math.min(attempt, PAUSES_S.length - 1)]];
+      try {
+        const answer = await whole(await this.#send(job), job);
+        if (isAnswer(answer)) return answer;
+        problem = errorOf(answer, options);
+        pauseS = Math.max(pauseS, retryAfterS(answer) ?? 0);
+      } catch (error) {
+        if (signal?.aborted) throw signal.reason;
+        if (error instanceof UsageError) throw error;
+        problem = this.unreachable(error);
+      }
+      failingSince ??= now();
+      const isFinal = problem.isFinal || !(problem instanceof BackboneUnreachable || problem instanceof RateLimited);
+      if (isFinal || now() + pauseS - failingSince > patienceS) throw problem;
+      await sleep(pauseS * (1 + 0.2 * Math.random()), signal);
+    }
+  }
+
+  /** Send a request once, and return the answer as a stream as soon as its headers are there. */
+  async stream(method, path, options = {}) {
+    const { signal } = options;
+    let response;
+    try {
+      response = await this.#send(this.#prepared(method, path, options));
+      if (response.statusCode === 200) return response;
+      const answer = await whole(response, { answerS: CONNECT_S });
+      throw errorOf(answer, options);
+    } catch (error) {
+      if (signal?.aborted) throw signal.reason;
+      throw error instanceof TrunklineError ? error : this.unreachable(error);
+    }
+  }
+
+  /** Return the error that the gateway does not answer. */
+  unreachable(cause) {
+    if (cause instanceof TrunklineError) return cause;
+    const code = String(cause?.code ?? "");
+    const why = oneLine(cause?.message || code || String(cause));
+    const error = new BackboneUnreachable(`the gateway at ${this.#base.origin} does not answer (${why})`, { cause });
+    if (CERTIFICATE.test(code)) {
+      error.advice = "the credentials' ca_certs must be the authority that signed the gateway's certificate";
+      Object.defineProperty(error, "isFinal", { value: true });
+    }
+    return error;
+  }
+
+  /** Return the JSON of an answer. */
+  decoded(answer) {
+    try {
+      return decode(answer.body);
+    } catch {
+      // Perhaps a number that only another door takes.
+    }
+    try {
+      return JSON.parse(answer.body.toString("utf8"));
+    } catch {
+      throw new TrunklineError(`the server at ${this.#base.origin} is not a Trunkline gateway`);
+    }
+  }
+
+  #prepared(method, path, { query = {}, json, open, bytes, headers = {}, waitS = 0, signal }) {
+    const url = new URL(this.#base);
+    url.pathname = url.pathname.replace(/\/$/, "") + path;
+    for (const [name, value] of Object.entries(query)) {
+      if (value !== undefined && value !== null) url.searchParams.set(name, String(value));
+    }
+    const content = json === undefined ? bytes : canonicalBytes(json);
+    const sent = { Authorization: `Bearer ${this.#access.token}`, ...headers };
+    if (json !== undefined) sent["Content-Type"] = "application/json";
+    if (content !== undefined) sent["Content-Length"] = content.length;
+    return { method, url, headers: sent, content, open, signal, answerS: ANSWER_S + waitS };
+  }
+
+  #send({ method, url, headers, content, open, signal, answerS }) {
+    return new Promise((resolve, reject) => {
+      let request;
+      try {
+        request = this.#transport.request(url, { method, headers, signal, agent: this.#sockets });
+      } catch (error) {
+        reject(new UsageError(`the request cannot be sent: ${error.message}`, { cause: error }));
+        return;
+      }
+      const timer = setTimeout(() => request.destroy(new Error(`no answer within ${answerS} s`)), 1000 * answerS);
+      const ended = (settle) => (value) => {
+        clearTimeout(timer);
+        settle(value);
+      };
+      request.on("socket", (socket) => limitConnecting(socket, request));
+      request.on("response", ended(resolve));
+      request.on("error", ended(reject));
+      if (open === undefined) {
+        request.end(content);
+      } else {
+        open().on("error", (error) => request.destroy(error)).pipe(request);
+      }
+    });
+  }
+}
+
+function limitConnecting(socket, request) {
+  if (!socket.connecting) return;
+  const timer = setTimeout(() => request.destroy(new Error(`no connection within ${CONNECT_S} s`)), 1000 * CONNECT_S);
+  const done = () => clearTimeout(timer);
+  socket.once("connect", done).once("close", done);
+}
+
+async function whole(response, { answerS }) {
+  const timer = setTimeout(() => response.destroy(new Error(`no whole answer within ${answerS} s`)), 1000 * answerS);
+  try {
+    let [size, parts] = [0, []];
+    for await (const part of response) {
+      size += part.length;
+      if (size > BODY_LIMIT) throw new Error("the answer is too long");
+      parts.push(part);
+    }
+    return { status: response.statusCode, headers: response.headers, body: Buffer.concat(parts) };
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function isSuccess(answer) {
+  return answer.status >= 200 && answer.status < 300;
+}
+
+function authority(path) {
+  try {
+    return readFileSync(path);
+  } catch (error) {
+    throw new UsageError(`ca_certs: cannot read ${path}: ${error.code}`, { cause: error });
+  }
+}
+
+/** Return the reason code of an answer, or undefined. */
+export function reasonOf(answer) {
+  try {
+    const { reason } = JSON.parse(answer.body.toString("utf8"));
+    return typeof reason === "string" ? reason : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function retryAfterS(answer) {
+  const seconds = Number(answer.headers["retry-after"]);
+  return answer.headers["retry-after"] !== undefined && seconds >= 0 ? seconds : null;
+}
+
+// `isMessage`: the request sends a message, so a refusal is one of the message.
+function errorOf(answer, { isMessage = false }) {
+  const { status } = answer;
+  const reason = reasonOf(answer);
+  const text = messageOf(answer, reason);
+  if (status === 401) {
+    return new Refused(text, { reason, advice: "the token is not valid, or has expired: get a new one" });
+  }
+  if (status === 429) return new RateLimited(text, { reason, retryAfterS: retryAfterS(answer) });
+  if (status === 403 || status === 409 || reason === LAUNCH_FAILED) {
+    return new (isMessage ? MessageRejected : Refused)(text, { reason });
+  }
+  if (status === 404 || status === 410) return new NotFound(text, { reason });
+  if (status === 400 || status === 413 || status === 415 || status === 422) return new UsageError(text, { reason });
+  if (status === 408 || (status >= 502 && status <= 504)) return new BackboneUnreachable(text, { reason });
+  return new TrunklineError(`the gateway answered ${status}: ${text}`, { reason });
+}
+
+function messageOf(answer, reason) {
+  let text;
+  try {
+    text = JSON.parse(answer.body.toString("utf8")).message;
+  } catch {
+    text = null;
+  }
+  if (typeof text !== "string" || text === "") text = `HTTP status ${answer.status}`;
+  const shown = reason !== undefined && !text.includes(reason) ? `${text} (${reason})` : text;
+  return oneLine(shown);
+}
+
+function oneLine(text) {
+  return text.replace(/[\u0000-\u001f\u007f-\u009f]+/g, " ").slice(0, MESSAGE_LIMIT);
+}

@@ -1,0 +1,198 @@
+// A message out of the mailbox: its fields, its lease, and what the agent does with it.
+
+import { LeaseLost, Refused, TrunklineError, UsageError } from "./errors.js";
+
+const OPEN = "open";
+const HANDLING = "handling";
+const ACKNOWLEDGED = "acknowledged";
+const GIVEN_BACK = "given back";
+const LOST = "lost";
+const NOT_LEASED = "not leased";
+const REASON_LIMIT = 500;
+
+/** One message. The agent makes it; `state` tells whether it is settled. */
+export class Message {
+  #agent;
+  #lease;
+  #state;
+  #timer = null;
+  #replies = 0;
+  #isReported = false;
+  #lost = new AbortController();
+
+  /**
+   * @param {object} agent the agent's requests: `settle`, `extend`, `sendReply`, `fetchBlob`
+   * @param {object} fields the message as the hub's API shows it
+   * @param {{id: string, leaseS: number, longestS: number} | null} lease null: the message was taken for good
+   */
+  constructor(agent, fields, lease) {
+    this.#agent = agent;
+    this.#lease = lease;
+    this.#state = lease === null ? NOT_LEASED : OPEN;
+    this.id = fields.id;
+    this.timestamp = new Date(fields.timestamp);
+    this.sender = fields.sender;
+    this.recipient = fields.recipient;
+    this.type = fields.type;
+    this.payload = fields.payload;
+    this.inReplyTo = fields.in_reply_to ?? null;
+    this.thread = fields.thread ?? null;
+    this.topic = fields.topic ?? null;
+    this.replayOf = fields.replay_of ?? null;
+    this.attempt = fields.attempt ?? 1;
+    this.blobInfo = blobInfo(fields.blob);
+    this.leaseId = lease?.id ?? null;
+    if (lease !== null) this.#extendLater(performance.now() + 1000 * lease.longestS);
+  }
+
+  /** The state: "open", "handling", "acknowledged", "given back", "lost" or "not leased". */
+  get state() {
+    return this.#state;
+  }
+
+  /** A signal that aborts when the lease is lost, so that a handler can stop. Its reason is a LeaseLost. */
+  get signal() {
+    return this.#lost.signal;
+  }
+
+  /**
+   * Run a handler. The message is acknowledged when it ends well. When it throws, the message is given back with
+   * the error's text, and the error is thrown on. The lease is extended while the handler runs.
+   *
+   * @template T
+   * @param {(message: Message) => T | Promise<T>} work
+   * @returns {Promise<T>} the handler's result
+   */
+  async handle(work) {
+    if (this.#state !== OPEN && this.#state !== NOT_LEASED) throw new UsageError(`the message is ${this.#state}`);
+    if (this.#state === OPEN) this.#state = HANDLING;
+    let result;
+    try {
+      result = await work(this);
+    } catch (error) {
+      // The lease ends by itself if the message cannot be given back: the handler's error counts more.
+      await this.#giveBack(error).catch(() => {});
+      throw error;
+    }
+    if (this.#state === LOST) throw this.#reported();
+    if (this.#state === HANDLING) await this.ack();
+    return result;
+  }
+
+  /** Acknowledge the message, so that it is never handed out again. Throws LeaseLost if another consumer has it. */
+  async ack() {
+    await this.#settle("ack", ACKNOWLEDGED, {});
+  }
+
+  /** Give the message back. It is handed out again at once, or is dead after the last attempt. */
+  async nack(reason = "") {
+    await this.#settle("nack", GIVEN_BACK, { reason: note(reason) });
+  }
+
+  /** Set a new end for the lease, so many seconds from now. It is also extended by itself. */
+  async extend(seconds = this.#lease?.leaseS) {
+    if (this.#lease === null) throw new UsageError("the message is not leased");
+    this.#refuseIfLost(await this.#agent.extend(this, Math.ceil(seconds)));
+  }
+
+  /**
+   * Answer the sender. The reply carries the message's id and its conversation.
+   *
+   * The idempotency key follows from the message and the number of the reply. When the message is handed out
+   * again, the first reply to it is thus not sent a second time.
+   */
+  async reply(payload = {}, options = {}) {
+    this.#replies += 1;
+    return this.#agent.sendReply(this, payload, { key: `reply/${this.id}/${this.#replies}`, ...options });
+  }
+
+  /** Fetch the blob that the message refers to, and check its SHA-256. */
+  async blob(options = {}) {
+    return this.#agent.fetchBlob(this, options);
+  }
+
+  // Acknowledge the message because the loop asks for the next one, unless a handler takes care of it.
+  async settleByLoop() {
+    if (this.#state === OPEN) {
+      // If the acknowledgement fails, the message is not given back: its work is done.
+      this.#state = HANDLING;
+      await this.ack();
+    }
+    if (this.#state === LOST && !this.#isReported) throw this.#reported();
+  }
+
+  // Give the message back because its loop has ended.
+  async settleByEnd() {
+    if (this.#state === OPEN) await this.nack("the loop over the messages has ended");
+  }
+
+  async #giveBack(error) {
+    if (this.#state === HANDLING) await this.nack(textOf(error));
+  }
+
+  async #settle(how, state, fields) {
+    if (this.#state === state || this.#state === NOT_LEASED) return;
+    if (this.#state === LOST) throw this.#reported();
+    if (this.#state === ACKNOWLEDGED || this.#state === GIVEN_BACK) {
+      throw new UsageError(`the message is ${this.#state} already`);
+    }
+    const before = this.#state;
+    this.#state = state;
+    clearTimeout(this.#timer);
+    try {
+      this.#refuseIfLost(await this.#agent.settle(this, how, fields));
+    } catch (error) {
+      if (error instanceof LeaseLost) throw this.#reported();
+      this.#state = before;
+      throw error;
+    }
+  }
+
+  #refuseIfLost(answer) {
+    const fault = answer.refused.find((one) => one.message_id === this.id);
+    if (fault === undefined) return;
+    const error = new LeaseLost(`message ${this.id}: ${fault.message}`, { reason: fault.reason });
+    this.#lose(error);
+    throw error;
+  }
+
+  #reported() {
+    this.#isReported = true;
+    return this.#lost.signal.reason;
+  }
+
+  #lose(error) {
+    this.#state = LOST;
+    clearTimeout(this.#timer);
+    this.#lost.abort(error);
+  }
+
+  #extendLater(end) {
+    this.#timer = setTimeout(async () => {
+      if (performance.now() >= end) return; // the handler hangs: let another consumer try
+      try {
+        await this.extend();
+      } catch (error) {
+        // Without an answer the lease may still be ours: the holder can acknowledge it until it is handed out.
+        if (error instanceof LeaseLost) return;
+        if (error instanceof Refused || !(error instanceof TrunklineError)) return;
+      }
+      if (this.#state === OPEN || this.#state === HANDLING) this.#extendLater(end);
+    }, (1000 * this.#lease.leaseS) / 3);
+    this.#timer.unref();
+  }
+}
+
+function blobInfo(blob) {
+  if (blob === undefined) return null;
+  return { digest: blob.digest, bytes: blob.bytes, contentType: blob.content_type };
+}
+
+function textOf(error) {
+  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+}
+
+function note(text) {
+  const clean = String(text).replace(/[\u0000-\u001f\u007f-\u009f]+/g, " ");
+  return [...clean].slice(0, REASON_LIMIT).join("").replace(/\p{Surrogate}/gu, "?");
+}

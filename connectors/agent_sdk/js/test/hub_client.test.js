@@ -1,0 +1,154 @@
+// Requests against a server of the test, whose answers a real gateway gives only when something is broken.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { mkdtempSync } from "node:fs";
+import { createServer } from "node:http";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { Agent, Credentials, Delegator, errors, Job } from "../trunkline_agent.js";
+
+const SENT = { delivered: true, message_id: "m-1" };
+const CUT = Symbol("cut the connection");
+
+// A server that gives these answers, one after the other; the last one again and again.
+async function serving(t, ...answers) {
+  const requests = [];
+  const server = createServer(async (request, response) => {
+    let body = "";
+    for await (const part of request) body += part;
+    requests.push({ method: request.method, url: request.url, headers: request.headers, body });
+    const answer = answers[Math.min(requests.length, answers.length) - 1];
+    if (answer === CUT) return request.socket.destroy();
+    const { status = 200, headers = {}, json, text } = typeof answer === "function" ? answer(requests.at(-1)) : answer;
+    response.writeHead(status, { "Content-Type": "application/json", ...headers });
+    if (text === undefined) return response.end(JSON.stringify(json));
+    // In two parts, and then the connection is lost.
+    response.write(text.slice(0, text.length / 2));
+    await sleep(30);
+    return response.write(text.slice(text.length / 2), () => response.destroy());
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const url = `http://127.0.0.1:${server.address().port}`;
+  const credentials = new Credentials({ name: "ann", hub: { url, token: "canary-token" } });
+  const agent = new Agent("ann", credentials, { patienceS: 1.5 });
+  t.after(async () => {
+    await agent.close();
+    server.closeAllConnections();
+    server.close();
+  });
+  return { agent, credentials, requests, url };
+}
+
+test("a lost connection and a gateway that is away are met with the same request and the same key", async (t) => {
+  const away = { status: 503, json: { reason: "not_ready", message: "Kafka is away" } };
+  const { agent, requests } = await serving(t, CUT, away, { json: SENT, headers: { "Trunkline-Verdict": "accepted" } });
+  const sent = await agent.send("bo", "note", { n: 1 });
+  assert.deepEqual(sent, { messageId: "m-1", delivered: true, verdict: "accepted" });
+  assert.equal(requests.length, 3);
+  assert.equal(new Set(requests.map(({ headers }) => headers["idempotency-key"])).size, 1);
+  assert.equal(new Set(requests.map(({ body }) => body)).size, 1);
+  assert.equal(requests[0].headers.authorization, "Bearer canary-token");
+  assert.equal(requests[0].body, '{"payload":{"n":1},"recipient":"bo","type":"note"}');
+});
+
+test("a gateway that stays away is unreachable in the end, and the error says which one", async (t) => {
+  const { agent, requests, url } = await serving(t, CUT);
+  const error = await agent.send("bo", "note").then(assert.fail, (found) => found);
+  assert.ok(error instanceof errors.BackboneUnreachable);
+  assert.ok(error.message.includes(url) && !error.message.includes("canary-token"));
+  // Pauses of 0.2 and 0.5 s, and no third one of 1 s within 1.5 s.
+  assert.equal(requests.length, 3);
+});
+
+test("Retry-After is respected", async (t) => {
+  const busy = { status: 429, headers: { "Retry-After": "1" }, json: { reason: "rate_limited", message: "too fast" } };
+  const { agent, requests } = await serving(t, busy, { json: SENT });
+  const begin = performance.now();
+  await agent.send("bo", "note");
+  assert.ok(performance.now() - begin >= 1000);
+  assert.equal(requests.length, 2);
+});
+
+test("a limit whose wait is longer than the patience is reported at once, with its time", async (t) => {
+  const busy = { status: 429, headers: { "Retry-After": "60" }, json: { reason: "mailbox_full", message: "full" } };
+  const { agent, requests } = await serving(t, busy);
+  const error = await agent.send("bo", "note").then(assert.fail, (found) => found);
+  assert.ok(error instanceof errors.RateLimited);
+  assert.deepEqual([error.reason, error.retryAfterS, requests.length], ["mailbox_full", 60, 1]);
+});
+
+test("each status of a refusal has its error, and none is sent again", async (t) => {
+  const kinds = { 400: "UsageError", 401: "Refused", 403: "MessageRejected", 404: "NotFound", 409: "MessageRejected", 410: "NotFound", 413: "UsageError", 418: "TrunklineError", 500: "TrunklineError" };
+  for (const [status, name] of Object.entries(kinds)) {
+    const { agent, requests } = await serving(t, { status: Number(status), json: { reason: "why_not", message: "a\nb" } });
+    await assert.rejects(agent.send("bo", "note"), (error) => {
+      assert.deepEqual([error.name, error.reason, requests.length], [name, "why_not", 1]);
+      return error.message.includes("a b (why_not)");
+    });
+  }
+});
+
+test("a server that is no gateway is reported as such", async (t) => {
+  const { agent } = await serving(t, { text: "<html>" , headers: { "Content-Length": "6" } });
+  await assert.rejects(agent.send("bo", "note"), /not a Trunkline gateway/);
+});
+
+test("a signal ends a request and a pause at once", async (t) => {
+  const { agent } = await serving(t, { status: 503, headers: { "Retry-After": "1" }, json: {} });
+  const begin = performance.now();
+  const reason = new Error("enough");
+  await assert.rejects(agent.send("bo", "note", {}, { signal: AbortSignal.abort(reason) }), reason);
+  const stop = new AbortController();
+  setTimeout(() => stop.abort(reason), 100);
+  await assert.rejects(agent.send("bo", "note", {}, { signal: stop.signal }), reason);
+  assert.ok(performance.now() - begin < 900);
+});
+
+test("a lease that is repeated has the same request id, and the next one another", async (t) => {
+  const message = { id: "m-1", timestamp: "2026-01-01T00:00:00Z", sender: "bo", recipient: "ann", type: "note", payload: 1 };
+  const answers = ({ method, url }) =>
+    method === "POST" ? { json: { done: ["m-1"], refused: [] } } : { json: { lease_id: "l-1", messages: url.includes("lease=7") ? [message] : [] } };
+  const { agent, requests } = await serving(t, CUT, answers);
+  let count = 0;
+  for await (const found of agent.messages({ leaseS: 7, waitS: 0 })) {
+    assert.equal(found.leaseId, "l-1");
+    count += 1;
+    if (count === 2) break;
+  }
+  const [first, again, ack, second, nack] = requests;
+  assert.equal(first.headers["x-request-id"], again.headers["x-request-id"]);
+  assert.notEqual(first.headers["x-request-id"], second.headers["x-request-id"]);
+  assert.deepEqual([ack.url, JSON.parse(ack.body)], ["/api/hub/messages/ack", { lease_id: "l-1", message_ids: ["m-1"] }]);
+  assert.equal(nack.url, "/api/hub/messages/nack");
+});
+
+test("a stream goes on after the last event when its connection is lost, and pieces of events are joined", async (t) => {
+  const event = (seq, status, ending = "\n") => {
+    const data = { type: "job.event", verdict: "accepted", seq, status_after: status, position: [0, seq], body: { event: "progress", detail: "é", data: {} } };
+    return [`event: settled`, `id: b-${seq}`, `data: ${JSON.stringify(data)}`, "", ""].join(ending);
+  };
+  const first = { text: `: ping\n\nevent: snapshot\nid: b-0\ndata: {"row":\ndata: null}\n\n${event(1, "running", "\r\n")}event: settled\nid: b-9\ndata: {"cut` };
+  const { credentials, requests } = await serving(t, first, CUT, { text: event(2, "running") + `${event(3, "completed", "\r")}: ping\n` });
+  const delegator = new Delegator(credentials, { patienceS: 3 });
+  t.after(() => delegator.close());
+  const found = [];
+  for await (const { seq, isEnd } of delegator.watch("0a1b2c3d")) found.push([seq, isEnd]);
+  assert.deepEqual(found, [[1, false], [2, false], [3, true]]);
+  assert.deepEqual(requests.map(({ headers }) => headers["last-event-id"]), [undefined, "b-1", "b-1"]);
+});
+
+test("an event of a job without an answer is sent again with the same bytes; one that is too large is not", async (t) => {
+  const told = { ce_id: "c-1", seq: 1, verdict: "accepted", reason: null, position: [0, 7], status: "running" };
+  const large = { status: 413, json: { reason: "too_large", message: "too large" } };
+  const { credentials, requests } = await serving(t, CUT, { status: 502, json: {} }, { json: told }, large);
+  const job = new Job("0a1b2c3d", "secret", { hub: credentials, stateDir: mkdtempSync(join(tmpdir(), "job-")), patienceS: 3 });
+  const receipt = await job.started("begins");
+  assert.deepEqual(receipt, { ceId: "c-1", seq: 1, verdict: "accepted", reason: null, position: { partition: 0, offset: 7 } });
+  assert.equal(new Set(requests.map(({ body }) => body)).size, 1);
+  await assert.rejects(job.progress(), { name: "EventRejected", reason: "too_large" });
+  assert.equal(await job.resend(), 0);
+});
