@@ -6,14 +6,12 @@ import sys
 import threading
 import time
 
-import httpx
-
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
+from trunkline_agent import Agent, Credentials, HubAccess
 from trunkline_agent.errors import TrunklineError
 
 RECIPIENTS = 20
-MESSAGES = "/api/hub/messages"
 
 
 class MessageSender(threading.Thread):
@@ -35,21 +33,15 @@ class MessageSender(threading.Thread):
     def run(self) -> None:
         """Post until `stop` is set."""
         began = time.monotonic()
-        headers = {"Authorization": f"Bearer {self._token}"}
-        with httpx.Client(base_url=self._url, headers=headers, timeout=20, trust_env=False) as client:
+        with Agent(None, Credentials("", hub=HubAccess(self._url, self._token)), patience_s=0) as agent:
             number = 0
             while not self.stop.wait(max(0.0, began + number / self._rate - time.monotonic())):
-                body = {
-                    "recipient": self._names[number % RECIPIENTS],
-                    "type": "note",
-                    "payload": {"text": "step 7 of 12 done, reading the index", "n": number},
-                }
+                payload = {"text": "step 7 of 12 done, reading the index", "n": number}
                 moment = time.time()
                 try:
-                    answer = client.post(MESSAGES, json=body)
-                    answer.raise_for_status()
-                except (httpx.HTTPError, TrunklineError) as error:
+                    sent = agent.send(self._names[number % RECIPIENTS], "note", payload)
+                except TrunklineError as error:
                     print(f"messages: the load ended: {error}", file=sys.stderr)
                     return
-                self.sent[answer.json()["message_id"]] = moment
+                self.sent[str(sent.message_id)] = moment
                 number += 1

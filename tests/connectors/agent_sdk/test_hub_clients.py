@@ -160,6 +160,21 @@ def test_what_is_no_http_is_an_unreachable_hub(kind, garbage):
 
 
 @pytest.mark.requirement("AG-04")
+@pytest.mark.parametrize("shown", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1"])
+def test_a_hub_that_closes_the_connection_before_its_answer_is_complete_is_reported_so(kind, shown):
+    async def cut(_, writer):
+        writer.write(shown)
+        writer.close()
+
+    with (
+        serving(cut) as server,
+        running(kind, server.access) as client,
+        pytest.raises(BackboneUnreachable, match="closed the connection before the answer was complete"),
+    ):
+        client.run(get_json("/x", retries=NO_RETRY))
+
+
+@pytest.mark.requirement("AG-04")
 def test_other_json_than_a_gateways_is_reported(kind):
     with serving(always(answer(200, b"<html>"))) as server, running(kind, server.access) as client:
         with pytest.raises(TrunklineError, match="not that of a Trunkline gateway") as failed:

@@ -164,7 +164,7 @@ class HubClient:
         url = self._draw.choice(list(self.urls))
         self.sends += 1
         # So the library does not repeat it over a new connection either, which would not be counted.
-        outcome = self._gateway(url, token).run(_single(replace(request, is_repeatable=False)))
+        outcome = self._gateway(url, token).run(single(replace(request, is_repeatable=False)))
         if isinstance(outcome, Answer) and self._is_final(outcome):
             self.answers_elsewhere += url != self.urls[0]
             self.answered_by = url
@@ -190,7 +190,7 @@ class HubClient:
             gateway.close()
 
 
-def _single(request: Request) -> Plan[Answer | Lost]:
+def single(request: Request) -> Plan[Answer | Lost]:
     """The plan of one attempt."""
     return (yield request)
 

@@ -1,4 +1,8 @@
-"""A client of the agent MCP door that signs its calls by hand, and calls again until it is answered."""
+"""A client of several agent MCP doors on the library's HTTP and signature. It calls until it is answered.
+
+The library's own call of a tool takes one door, signs by the machine's clock and calls once. Here each attempt
+takes another door, and the clock may be wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,16 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import httpx
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from tests.agent_signatures import signed_headers
-from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, single
+from trunkline_agent.credentials import HubAccess
+from trunkline_agent.hub import sync_client
+from trunkline_agent.hub.plans import Answer, Request
 from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 
-_TIMEOUT_S: Final = 8.0
+_CONNECT_S, _ANSWER_S = 2.0, 6.0
 _PAUSE_S: Final = 0.15
 _CLOCKS_APART_S: Final = 300
 _ACCEPT: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
@@ -39,7 +45,10 @@ class McpClient:
     def __init__(self, urls: Sequence[str], name: str, key: RSAPrivateKey, clock: Clock, seed: int) -> None:
         self._urls, self._name, self._key, self._clock = urls, name, key, clock
         self._draw = random.Random(f"mcp/{name}/{seed}")
-        self._http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False)
+        self._doors = {
+            url: sync_client.HubClient(HubAccess(url), connect_timeout_s=_CONNECT_S, answer_timeout_s=_ANSWER_S)
+            for url in urls
+        }
         self._numbers = itertools.count(1)
         self.skew_s = 0.0
         self.skewed = 0
@@ -51,7 +60,7 @@ class McpClient:
         skew_s = self.skew_s
         while True:
             answer = self._once(tool, arguments, skew_s)
-            if answer is not None and answer.status_code == 200:
+            if answer is not None and answer.status == 200:
                 if abs(skew_s) > _CLOCKS_APART_S + 30:
                     raise AssertionError(f"a call signed {skew_s:g} s off was taken")
                 result = answer.json().get("result")
@@ -60,9 +69,9 @@ class McpClient:
                 reason = json.dumps(answer.json())
                 if not self._may_pass(reason):
                     raise AssertionError(f"{tool}: {reason}")
-            elif answer is not None and answer.status_code in (401, 403):
+            elif answer is not None and answer.status in (401, 403):
                 if abs(skew_s) < _CLOCKS_APART_S - 30 and len(self._urls) == 1:
-                    raise AssertionError(f"{tool}, signed {skew_s:g} s off: {answer.text}")
+                    raise AssertionError(f"{tool}, signed {skew_s:g} s off: {shown(answer)}")
                 self.skewed += bool(skew_s)
                 skew_s = 0.0
             if not self._clock.has_patience():
@@ -75,20 +84,21 @@ class McpClient:
         is_not_read = len(self._urls) > 1 and "unknown_recipient" in reason
         return "unreachable" in reason or "503" in reason or is_not_read
 
-    def _once(self, tool: str, arguments: dict[str, Any], skew_s: float) -> httpx.Response | None:
+    def _once(self, tool: str, arguments: dict[str, Any], skew_s: float) -> Answer | None:
         params = {"name": tool, "arguments": arguments}
         call = {"jsonrpc": "2.0", "id": next(self._numbers), "method": "tools/call", "params": params}
         body = json.dumps(call).encode()
         signed = signed_headers(self._name, self._key, body, str(int(time.time() + skew_s)))
         self.sends += 1
         url = self._draw.choice(list(self._urls))
-        try:
-            answer = self._http.post(f"{url}/mcp", content=body, headers={**_ACCEPT, **signed})
-        except httpx.TransportError:
+        request = Request("POST", "/mcp", None, {**_ACCEPT, **signed}, body, is_repeatable=False)
+        outcome = self._doors[url].run(single(request))
+        if not isinstance(outcome, Answer):
             return None
         self.answered_by = url
-        return answer
+        return outcome
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        for door in self._doors.values():
+            door.close()
