@@ -102,7 +102,6 @@ EXEMPT = (
         "examples of what the mask must find",
     ),
     Exempt("schemas/settings/reference.py", (KEYWORD,), "the name of a type", "secret"),
-    Exempt("connectors/.*", (KEYWORD,), "the name of a variable", "TRUNKLINE_[A-Z_]+"),
 )
 FILTERS = (
     "heuristic.is_likely_id_string",
