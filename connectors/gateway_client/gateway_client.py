@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 from connectors.gateway_client.gateway_tls import explained, trust
 from connectors.gateway_client.operator_token import TOKEN_VARIABLE, read_token
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.credentials import HubAccess
@@ -29,6 +28,7 @@ from trunkline_agent.hub.answer_errors import error_of, retry_after_of
 from trunkline_agent.hub.hub_requests import API, path_of
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
 from trunkline_agent.hub.sync_client import HubClient
+from trunkline_agent.terminal_text import escaped
 
 __all__ = ["API", "CONNECT_TIMEOUT_S", "GatewayClient", "path_of", "reachable"]
 

@@ -31,10 +31,10 @@ from connectors.launcher.launcher_file import LAUNCHERS_FILE, LaunchRule
 from connectors.launcher.protocol import LaunchFailed, LaunchSpec, Started
 from connectors.processes import process_tree
 from connectors.processes.session_host import host_name
-from connectors.terminal.terminal_text import escaped
 from schemas.keys.umask import PRIVATE_UMASK, user_umask
 from schemas.settings.settings import Settings
 from trunkline_agent.private_files import replace_file
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import is_name
 
 # An agent that ends within this time with an exit code other than 0 has failed to start.

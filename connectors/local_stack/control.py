@@ -22,10 +22,10 @@ from connectors.local_stack.part_plan import ALL_PARTS
 from connectors.local_stack.stack import PLANS, StackRuns, check_addition, check_parts, shown_settings
 from connectors.local_stack.supervisor import ANOTHER_RUNS
 from connectors.processes.process_tree import open_private_log, start_process
-from connectors.terminal.terminal_text import escaped
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from trunkline_agent.errors import Refused, TrunklineError
+from trunkline_agent.terminal_text import escaped
 
 _POLL_S = 0.1
 # A start fails when it makes no progress. This limits the wait for a start that makes progress for long.

@@ -23,10 +23,10 @@ from pydantic import ValidationError
 
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.management_mcp.management_tools import ARGUMENTS, TOOLS, ManagementTools
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from schemas.wire.wire_body import first_fault
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.verdicts import MALFORMED
 
 NAME: Final = "trunkline-management"

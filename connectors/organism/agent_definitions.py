@@ -18,10 +18,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from connectors.terminal.terminal_text import escaped
 from schemas.streams.agents.agent_registry import DESCRIPTION_LIMIT
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.wire.wire_body import IMAGE_LIMIT, Capabilities, Name, Printable, first_fault
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 DEFINITION_BYTES: Final = 64 * 1024

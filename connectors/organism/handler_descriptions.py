@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT
+from trunkline_agent.terminal_text import escaped
 
 PAYLOAD_FIELDS: Final = ("root_tag", "namespace", "xsd", "example")
 DESCRIBE_S: Final = 30.0

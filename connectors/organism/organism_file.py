@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from connectors.organism.agent_definitions import FreeName, read_definitions
 from connectors.organism.handler_descriptions import PAYLOAD_FIELDS, Described, describe_handlers
 from connectors.organism.unique_yaml import InvalidYaml, PlainLoader, load_yaml
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import (
     CONCURRENCY,
@@ -33,6 +32,7 @@ from schemas.streams.control.organism import (
 )
 from schemas.wire.wire_body import Name, Note, words_of
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.strict_json import canonical
 
 FILE_BYTES: Final = 1024 * 1024

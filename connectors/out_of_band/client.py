@@ -22,10 +22,10 @@ from connectors.out_of_band.command_keys import (
     private_key_file,
     sign,
 )
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from schemas.streams.control.organism import TIMEOUT_MS_MOST
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.unix_address import address_of
 
 PATH: Final = "/commands"

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.terminal.terminal_text import escaped
 from connectors.xml_wire.faults import XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import repair
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.verdicts import MALFORMED
 
 NAMESPACE: Final = "urn:trunkline:commands:1"

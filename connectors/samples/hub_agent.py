@@ -20,11 +20,11 @@ import time
 from typing import Final
 
 from connectors.launcher.protocol import AGENT_NAME_VARIABLE, TASK_DESCRIPTION_VARIABLE, TASK_ID_VARIABLE
-from connectors.terminal.terminal_text import escaped
 from schemas.streams.principal.principals import HUB
 from trunkline_agent import Agent, Credentials
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 from trunkline_agent.message import Message
+from trunkline_agent.terminal_text import escaped
 
 ASK, ANSWER, GREET, FINISH, EVENT = "ask", "answer", "greet", "finish", "event"
 TASK_COMPLETED: Final = "task.completed"

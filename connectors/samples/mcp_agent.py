@@ -23,10 +23,10 @@ import anyio
 from mcp import Client, MCPError
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 from trunkline_agent.mcp import UNREACHABLE, agent_client, known_error
+from trunkline_agent.terminal_text import escaped
 
 OPERATOR: Final = "operator"
 FINISH: Final = "finish"

@@ -1,4 +1,4 @@
-"""Output of programs: JSON logs, their rate limit, and text that is safe to display on a terminal.
+"""Output of programs: JSON logs, their rate limit, and colours on a terminal.
 
 Must not import anything else of `connectors`.
 """

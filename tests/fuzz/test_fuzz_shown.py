@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from connectors.cli.organism.console_lines import Known, document_of, shown_xml
 from connectors.cli.shared.text_table import aligned, fields
-from connectors.terminal.terminal_text import escaped
 from connectors.xml_wire.faults import XmlRefused
 from connectors.xml_wire.safe_xml import repair
 from tests.fuzz.fuzzing import JSON, fuzzed, mutated, mutated_text
 from trunkline_agent.errors import UsageError
+from trunkline_agent.terminal_text import escaped
 
 SAID = ("done 3/10", "\x1b[2J\x1b]0;title\x07", "grün \u202e\u200b", "a\r\nb\u2028c", "x" * 200)
 TEXTS = st.one_of(st.text(max_size=60), st.sampled_from(SAID), mutated_text("<a x='1'>b<c/></a>"))

@@ -33,8 +33,8 @@ from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, name_of, r
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.terminal_text import escaped
 
 _PARTICIPANTS: Final = "participants"
 _STATES: Final = ("initializing", "idle", "working", "blocked", "stopped")

@@ -15,10 +15,10 @@ from typing import Any, Final
 from connectors.cli.agents.join_draft import JoinDraft
 from connectors.cli.agents.join_options import DOORS, HUB, MCP, MQTT, ROLES
 from connectors.cli.shared.call import Call
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.terminal_text import escaped
 
 _AGAIN: Final = "the same command again goes on where this one broke off"
 _BROKER_WAIT_S: Final = 2.0

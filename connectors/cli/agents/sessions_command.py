@@ -23,8 +23,8 @@ from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import REASON, job_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.text_table import age_of
-from connectors.terminal.terminal_text import escaped
 from schemas.streams.session.session_registry import SESSION_STATES
+from trunkline_agent.terminal_text import escaped
 
 _STOP_MODES: Final = ("stop", "hard", "soft")
 _COLUMNS: Final[Columns] = {

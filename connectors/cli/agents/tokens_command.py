@@ -19,8 +19,8 @@ from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import REASON, limit
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import age_of
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import UsageError
+from trunkline_agent.terminal_text import escaped
 
 _STATES: Final = ("active", "revoked", "expired")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{12}").fullmatch

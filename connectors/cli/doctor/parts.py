@@ -33,12 +33,12 @@ from connectors.local_stack import control
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.kafka_settings import missing_login
 from schemas.settings.settings import MqttSettings, Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context
+from trunkline_agent.terminal_text import escaped
 
 _HTTP_TIMEOUT_S = 5.0
 _CONNECT_S = 2.0

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from connectors.cli.doctor.findings import Checks, Finding, is_started, ok, warn
 from connectors.local_stack.part_plan import GATEWAY
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.terminal_text import escaped
 
 CHECKS: Final = Checks()
 # As many as one answer of the gateway has.

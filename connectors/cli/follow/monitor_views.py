@@ -17,9 +17,9 @@ from connectors.cli.shared.text_table import age_of
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange
 from connectors.ledger_files.ledger_lines import iso_time
 from connectors.processes.registry_drift import Drift
-from connectors.terminal.terminal_text import escaped
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from schemas.streams.session.session_registry import TERMINATED
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import JOB
 
 _ROWS_MOST: Final = 15

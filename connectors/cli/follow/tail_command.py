@@ -21,7 +21,7 @@ from connectors.cli.shared.arguments import job_id, stream_key
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.notes import Notes, refuse_without_reader
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
-from connectors.terminal.terminal_text import is_coloured
+from connectors.terminal.colours import is_coloured
 from schemas.streams.kinds import RECORD_TYPES
 from trunkline_agent.errors import UsageError
 from trunkline_agent.wire.ids import JOB

@@ -28,8 +28,8 @@ from connectors.cli.shared.arguments import BROKER, JOB, REASON, duration, limit
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
-from connectors.terminal.terminal_text import escaped
 from schemas.streams.job.job_registry import JOB_STATES
+from trunkline_agent.terminal_text import escaped
 
 _SECRET_FILE: Final = path(
     "--secret-file",

@@ -26,11 +26,11 @@ from connectors.job_tools.job_files import secret_path, store_broker, store_secr
 from connectors.processes.process_tree import clean_environment
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from connectors.processes.session_registry_client import create_session, refuse_taken
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from trunkline_agent.errors import TrunklineError, UsageError
 from trunkline_agent.jobs.job import JOB_VARIABLE, SECRET_VARIABLE
+from trunkline_agent.terminal_text import escaped
 
 EXIT_FAILED: Final = 1
 EXIT_TIMED_OUT: Final = 2

@@ -26,10 +26,10 @@ from connectors.cli.shared.arguments import REASON, duration_s, limit, name_of, 
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
 from connectors.cli.shared.text_table import age_of, fields, print_json
-from connectors.terminal.terminal_text import escaped
 from schemas.fold.life_cycles import COMPLETED
 from schemas.streams.task.task_registry import TASK_STATES, TASK_TERMINAL
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
+from trunkline_agent.terminal_text import escaped
 
 if TYPE_CHECKING:
     from connectors.gateway_client.gateway_client import GatewayClient

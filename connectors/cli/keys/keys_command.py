@@ -32,8 +32,8 @@ from typing import Any, Final
 from connectors.cli.shared.actions import Action, Actions, argument, flag, one_of
 from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, path, request_id
 from connectors.cli.shared.call import Call
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import NotFound, Refused, UsageError
+from trunkline_agent.terminal_text import escaped
 
 ACTIONS: Final = Actions()
 _KINDS: Final = Actions()

@@ -13,8 +13,8 @@ from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import read_given
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import BackboneUnreachable, UsageError
+from trunkline_agent.terminal_text import escaped
 
 if TYPE_CHECKING:
     from connectors.gateway_client.gateway_client import GatewayClient

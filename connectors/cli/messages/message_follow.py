@@ -17,8 +17,8 @@ from connectors.cli.shared.actions import Actions, argument, flag, one_of
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call, Row
 from connectors.cli.shared.notes import Notes, refuse_without_reader
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import BackboneUnreachable, UsageError
+from trunkline_agent.terminal_text import escaped
 
 if TYPE_CHECKING:
     from connectors.gateway_client.event_stream import EventStream, ServerEvent

@@ -12,8 +12,8 @@ from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Row
 from connectors.cli.shared.text_table import fields, print_json
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import NotFound, Refused
+from trunkline_agent.terminal_text import escaped
 
 _LIMIT: Final = argument("--limit", "at most (default: 100)", type=int, metavar="N")
 _LEASE: Final = (

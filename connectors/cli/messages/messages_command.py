@@ -57,8 +57,8 @@ from connectors.cli.shared.arguments import duration, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import read_given
 from connectors.cli.shared.text_table import age_of
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import NotFound, Refused
+from trunkline_agent.terminal_text import escaped
 
 # Written out, because the module of the life cycle is slow to import and help must be quick.
 STATUSES: Final = ("delayed", "unread", "leased", "claimed", "read", "expired", "cleared", "dead")

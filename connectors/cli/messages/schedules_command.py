@@ -28,8 +28,8 @@ from connectors.cli.shared.actions import Actions, argument, one_of
 from connectors.cli.shared.arguments import duration_s, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import UNIT_S, aligned, fields
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import UsageError
+from trunkline_agent.terminal_text import escaped
 
 # Written out, because the module of the schedules is slow to import and help must be quick.
 _MISSED: Final = ("skip", "latest", "all")

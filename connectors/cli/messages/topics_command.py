@@ -29,7 +29,7 @@ from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.text_table import age_of
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.terminal_text import escaped
 
 _TOPIC: Final = argument("topic", "the topic", type=name_of("a topic"))
 _AS: Final = argument(

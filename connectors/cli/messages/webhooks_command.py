@@ -28,8 +28,8 @@ from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration_s, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import fields
-from connectors.terminal.terminal_text import escaped
 from trunkline_agent.errors import UsageError
+from trunkline_agent.terminal_text import escaped
 
 _NAME: Final = argument("name", "the webhook, which has the name of its mailbox", type=name_of("a webhook"))
 _FAILED: Final = 1

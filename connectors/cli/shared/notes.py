@@ -6,7 +6,7 @@ import select
 import sys
 from collections.abc import Callable
 
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.terminal_text import escaped
 
 
 class Notes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from connectors.terminal.terminal_text import escaped
+from trunkline_agent.terminal_text import escaped
 
 UNIT_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 CELL_LIMIT: Final = 60

@@ -71,7 +71,7 @@ def _progress() -> Callable[[int], None]:
 
 def _print_report(report: Report, took_s: float) -> None:
     from connectors.audit.anchor_check import moment_text
-    from connectors.terminal.terminal_text import escaped
+    from trunkline_agent.terminal_text import escaped
 
     for finding in report.findings[:_SHOWN]:
         print(f"WRONG  {escaped(finding.text)}")

@@ -106,7 +106,7 @@ def _show_list(call: Call, checks: Sequence[tuple[str, str, list[str]]]) -> int:
 
 
 def _show_misbehaved(call: Call, why: str) -> int:
-    from connectors.terminal.terminal_text import escaped
+    from trunkline_agent.terminal_text import escaped
 
     if call.json:
         print(json.dumps({"client": None, "why": why, "results": []}))
@@ -118,7 +118,7 @@ def _show_misbehaved(call: Call, why: str) -> int:
 def _show(call: Call, client: Client, results: Sequence[Result]) -> None:
     from connectors.cli.shared.text_table import aligned
     from connectors.conformance.run import FAILED, NOT_SUPPORTED, PASSED
-    from connectors.terminal.terminal_text import escaped
+    from trunkline_agent.terminal_text import escaped
 
     counts = {
         outcome: sum(one.outcome == outcome for one in results) for outcome in (PASSED, FAILED, NOT_SUPPORTED)

@@ -13,8 +13,8 @@ from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned
 from connectors.local_stack import control
 from connectors.local_stack.control import PartStatus
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.kafka_settings import missing_login
+from trunkline_agent.terminal_text import escaped
 
 ARGUMENTS = (flag("--json", "one JSON object instead of a table"),)
 

@@ -22,9 +22,9 @@ from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
 from connectors.local_stack.private_data import describe_repair, find_open
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.terminal_text import escaped
 
 _SHOW_EVERY_S = 10.0
 _LINE_CHARACTERS = 100

@@ -15,12 +15,12 @@ import pytest
 
 from connectors.cli.main import main
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS
-from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import COLUMNS
 from tests.connectors.ledger_tables import SECRET, LedgerTable, settings_below
 from tests.forked_programs import forked_command
 from tests.programs import start_program
+from trunkline_agent.terminal_text import escaped
 
 JOB = "0a1b2c3d"
 WAIT_S = 20.0
