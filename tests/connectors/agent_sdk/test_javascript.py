@@ -105,7 +105,7 @@ def tokens(run: MailRun) -> dict[str, str]:
     """The variables of the programs: the gateway's address and the tokens of its principals."""
     roles = {"ann": "worker", "bo": "worker", "delegator": "delegator"}
     made = {f"{name.upper()}_TOKEN": add_principal(run.operator, name, role) for name, role in roles.items()}
-    return {"HUB_URL": run.gateway.url, "OPERATOR_TOKEN": run.gateway.operator_token, **made}
+    return {"HUB_URL": run.gateway.url, **made}
 
 
 def node_tests(node: str, folder: Path, *files: str, **variables: str) -> None:

@@ -67,8 +67,8 @@ def questions(held, free, mine, role):
         f"{hub}/messages GET": Ask("odw", "GET", f"{hub}/messages"),
         f"{hub}/blobs PUT": Ask("odw", "PUT", f"{hub}/blobs", {}),
         f"{hub}/audit GET": Ask("odv", "GET", f"{hub}/audit"),
-        f"{hub}/agents GET": Ask("odv", "GET", f"{hub}/agents"),
-        f"{hub}/agents/{{name}} GET": Ask("odv", "GET", f"{hub}/agents/nobody", found=False),
+        f"{hub}/agents GET": Ask("odwv", "GET", f"{hub}/agents"),
+        f"{hub}/agents/{{name}} GET": Ask("odwv", "GET", f"{hub}/agents/nobody", found=False),
         f"{hub}/containers GET": Ask("odv", "GET", f"{hub}/containers"),
         f"{hub}/tasks GET": Ask("odv", "GET", f"{hub}/tasks"),
         f"{hub}/tasks POST": Ask("od", "POST", f"{hub}/tasks", _TASK, found=False),
@@ -176,8 +176,8 @@ def participant_questions(hub, role):
     return {
         f"{hub}/agents/{{name}}/mqtt POST": Ask("o", "POST", f"{hub}/agents/by-mqtt-{role}/mqtt"),
         f"{hub}/agents/{{name}}/mqtt/remove POST": Ask("o", "POST", f"{hub}/agents/by-mqtt-{role}/mqtt/remove"),
-        f"{hub}/mqtt-agents GET": Ask("odv", "GET", f"{hub}/mqtt-agents"),
-        f"{hub}/participants GET": Ask("odv", "GET", f"{hub}/participants"),
+        f"{hub}/mqtt-agents GET": Ask("odwv", "GET", f"{hub}/mqtt-agents"),
+        f"{hub}/participants GET": Ask("odwv", "GET", f"{hub}/participants"),
         f"{hub}/participants POST": Ask(
             "o", "POST", f"{hub}/participants", {"agent_name": "ann", "public_key": PUBLIC_KEY}
         ),
@@ -185,7 +185,7 @@ def participant_questions(hub, role):
         f"{hub}/participants/spawn POST": Ask(
             "o", "POST", f"{hub}/participants/spawn", {"task": "x", "agent_name": "ann"}, status=409
         ),
-        f"{hub}/participants/{{name}} GET": Ask("odv", "GET", f"{hub}/participants/nobody", found=False),
+        f"{hub}/participants/{{name}} GET": Ask("odwv", "GET", f"{hub}/participants/nobody", found=False),
         f"{hub}/participants/{{name}}/stop POST": Ask(
             "o", "POST", f"{hub}/participants/nobody/stop", {}, found=False
         ),

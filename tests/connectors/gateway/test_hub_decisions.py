@@ -160,9 +160,9 @@ def test_each_route_refuses_whoever_has_no_right_with_a_reason_that_the_log_has_
                 expected[refusal(ask(client, one), 403, name, one)] += 1
                 refused[role].add(one.action)
     assert {row.reason for row in expected} == {"policy"}
-    # Each of them may not do something, and only topics are shown to all of them.
+    # Each of them may not do something, and only topics and agents are shown to all of them.
     assert all(refused.values())
-    assert set.union(*refused.values()) == set(Action) - {Action.TOPIC_READ}
+    assert set.union(*refused.values()) == set(Action) - {Action.TOPIC_READ, Action.AGENT_READ}
     check_rows(hub, expected, {name for name, _ in callers.values()})
     hub.operator.post(f"{TASKS}/{task.id}/cancel", json={})
 
