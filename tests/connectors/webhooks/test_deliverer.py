@@ -337,7 +337,8 @@ def test_a_new_address_is_called_at_once_although_the_old_one_was_down():
             hub.post("ann", 6)
             await until(lambda: hub.webhook_health.of("ann").failures_in_a_row >= 3)
             hub.set("ann", receiver.url)
-            await until(lambda: len(receiver.calls) == 2, 5)
+            # Well before the next attempt at the old address, which would be after 30 s.
+            await until(lambda: len(receiver.calls) >= 2)
 
     with receiving() as receiver:
         asyncio.run(run())
