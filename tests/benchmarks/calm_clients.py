@@ -23,6 +23,7 @@ from tests.agent_signatures import signed_headers
 from tests.benchmarks.mcp_load import request
 from tests.connectors.gateway.hub_access import add_principal
 from tests.mailbox_credentials import mailbox_credentials
+from trunkline_agent import Agent, Credentials, HubAccess
 from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
@@ -30,35 +31,30 @@ from trunkline_agent.queue import Queue
 
 PAUSE_S: Final = 0.05
 WITHIN_S: Final = 20.0
-_MESSAGES: Final = "/api/hub/messages"
 _MCP: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 
 Trip = Callable[[], None]
 """Makes one round trip. Raises if it fails or is not over within WITHIN_S."""
 
 
-def worker_client(settings: Settings, operator: httpx.Client, name: str) -> httpx.Client:
-    """Add a worker; return its client of the hub."""
-    headers = {"Authorization": f"Bearer {add_principal(operator, name, 'worker')}"}
-    return httpx.Client(base_url=settings.gateway_url, headers=headers, timeout=WITHIN_S, trust_env=False)
+def worker_agent(settings: Settings, operator: httpx.Client, name: str) -> Agent:
+    """Add a worker; return its agent."""
+    access = HubAccess(settings.gateway_url, add_principal(operator, name, "worker"))
+    return Agent(name, Credentials(name, hub=access), patience_s=WITHIN_S)
 
 
 @contextmanager
 def http_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
     """Send, lease and acknowledge over HTTP."""
     name = "calm_http"
-    with worker_client(settings, operator, name) as hub:
+    with worker_agent(settings, operator, name) as agent:
 
         def trip() -> None:
-            body = {"recipient": name, "type": "note", "payload": {"text": "next step"}}
-            sent = hub.post(_MESSAGES, json=body).raise_for_status().json()["message_id"]
-            asked = {"limit": 1, "lease": 60, "wait": 10}
-            leased = hub.get(_MESSAGES, params=asked).raise_for_status().json()
-            ids = [one["id"] for one in leased["messages"]]
-            if ids != [sent]:
-                raise RuntimeError(f"leased {len(ids)} messages instead of the one that was sent")
-            done = {"lease_id": leased["lease_id"], "message_ids": ids}
-            hub.post(f"{_MESSAGES}/ack", json=done).raise_for_status()
+            sent = agent.send(name, "note", {"text": "next step"})
+            message = agent.receive(lease_s=60, wait_s=10)
+            if message is None or message.id != sent.message_id:
+                raise RuntimeError("leased another message than the one that was sent")
+            message.ack()
 
         yield trip
 
@@ -112,7 +108,7 @@ def mcp_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
 def file_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
     """Write a line into the file queue, and take the message from the mailbox over HTTP."""
     name, files = "calm_file", Queue(queue_root(settings))
-    with worker_client(settings, operator, name) as hub:
+    with worker_agent(settings, operator, name) as agent:
 
         def trip() -> None:
             sent, deadline = (
@@ -120,9 +116,8 @@ def file_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
                 time.monotonic() + WITHIN_S,
             )
             while time.monotonic() < deadline:
-                asked = {"limit": 10, "wait": 10}
-                found = hub.get(_MESSAGES, params=asked).raise_for_status().json()["messages"]
-                if any(one["id"] == sent for one in found):
+                message = agent.receive(lease_s=None, wait_s=10)
+                if message is not None and message.id == sent:
                     return
             raise RuntimeError(f"no message within {WITHIN_S:g} s")
 

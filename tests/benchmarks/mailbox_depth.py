@@ -33,9 +33,9 @@ from tests.benchmarks.stack_figures import memory_mb
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
+from trunkline_agent import Agent, Credentials, HubAccess
 
 AT_MOST = {"batch_ratio": 1.2, "claim_ratio": 2.0}
-MESSAGES = "/api/hub/messages"
 FILL_S = 300.0
 # Micro-batches at both ends of a turn may have records of the mailbox before and after.
 EDGE_S = 2.0
@@ -56,13 +56,8 @@ class Mailbox:
     def __init__(self, stack: LocalStack, settings: Settings, operator: httpx.Client, depth: int) -> None:
         self.depth, self.name = depth, f"depth-{depth}"
         self._operator = operator
-        token = add_principal(operator, self.name, "worker")
-        self._owner = httpx.Client(
-            base_url=settings.gateway_url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=60,
-            trust_env=False,
-        )
+        access = HubAccess(settings.gateway_url, add_principal(operator, self.name, "worker"))
+        self._owner = Agent(self.name, Credentials(self.name, hub=access))
         limits = {"pending_most": 2 * depth}
         operator.post(f"/api/hub/limits/name/{self.name}", json=limits).raise_for_status()
         fill(settings, posts(self.name, depth))
@@ -80,14 +75,13 @@ class Mailbox:
     def turn(self, seconds: float) -> None:
         """Send a message and take one, again and again."""
         began = time.time()
-        body = {"recipient": self.name, "type": "note", "payload": {}}
         while time.time() - began < seconds:
-            self._operator.post(MESSAGES, json=body).raise_for_status()
+            self._owner.send(self.name, "note", {})
             asked = time.perf_counter()
-            found = self._owner.get(MESSAGES, params={"limit": 1}).raise_for_status().json()
+            message = self._owner.receive(lease_s=None, wait_s=0)
             self.claims_ms.append((time.perf_counter() - asked) * 1000)
-            if len(found["messages"]) != 1:
-                raise RuntimeError(f"a claim got {len(found['messages'])} messages")
+            if message is None:
+                raise RuntimeError("a claim got no message")
         self.turns.append((began + EDGE_S, time.time()))
 
     def batches_ms(self, times: BatchTimes) -> list[float]:

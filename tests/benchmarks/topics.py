@@ -27,7 +27,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 
 from connectors.local_stack import LocalStack
@@ -38,10 +37,13 @@ from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.hub import second_gateway
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
+from trunkline_agent import AsyncAgent, Credentials, HubAccess
+from trunkline_agent.hub.hub_requests import get_json, path_of
+from trunkline_agent.hub.plans import Retries
 
 SUBSCRIBERS, AT_ONCE = 1000, 30
 AT_MOST = {"cpu_ratio": 0.5}
-MESSAGES, TOPIC, MAILBOXES = "/api/hub/messages", "/api/hub/topics/news", "/api/hub/mailboxes/default"
+TOPIC = "news"
 # How long a copy may take to be there, before it counts as missing.
 WITHIN_S = 30.0
 # The other gateway and the reactor's last records come a moment after the reader's message.
@@ -73,8 +75,9 @@ class Load:
 
     def __init__(self, url: str, token: str, reader_token: str, names: Sequence[str]) -> None:
         self._names = names
-        self._operator = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {token}"})
-        self._reader = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {reader_token}"})
+        self._operator = AsyncAgent("operator", Credentials("operator", hub=HubAccess(url, token)))
+        reader = names[-1]
+        self._reader = AsyncAgent(reader, Credentials(reader, hub=HubAccess(url, reader_token)))
 
     async def __aenter__(self) -> Load:
         return self
@@ -86,11 +89,10 @@ class Load:
     async def publish(self) -> tuple[str, float]:
         """Publish a message; return its id, and the moment before the request in seconds since 1970."""
         began = time.time()
-        async with self._operator.post(TOPIC, json={"type": "note", "payload": _PAYLOAD}) as answer:
-            found = await _checked(answer)
-        if found["recipients"] != len(self._names):
-            raise RuntimeError(f"{found['recipients']} recipients instead of {len(self._names)}")
-        return str(found["message_id"]), began
+        found = await self._operator.publish(TOPIC, "note", _PAYLOAD)
+        if found.recipients != len(self._names):
+            raise RuntimeError(f"{found.recipients} recipients instead of {len(self._names)}")
+        return str(found.message_id), began
 
     async def publish_steadily(self, count: int) -> dict[str, float]:
         """Publish a message a second; return the ids with the moments before the requests."""
@@ -106,9 +108,9 @@ class Load:
         found: list[float] = []
         deadline = time.monotonic() + count + WITHIN_S
         while len(found) < count and time.monotonic() < deadline:
-            async with self._reader.get(MESSAGES, params={"wait": 5}) as answer:
-                messages = (await _checked(answer))["messages"]
-            found += [time.time() for one in messages if one.get("topic")]
+            message = await self._reader.receive(lease_s=None, wait_s=5)
+            if message is not None and message.topic:
+                found.append(time.time())
         return found
 
     async def send_to_each(self) -> None:
@@ -117,9 +119,7 @@ class Load:
 
         async def some() -> None:
             while left:
-                body = {"recipient": left.pop(), "type": "note", "payload": _PAYLOAD}
-                async with self._operator.post(MESSAGES, json=body) as answer:
-                    await _checked(answer)
+                await self._operator.send(left.pop(), "note", _PAYLOAD)
 
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
@@ -132,15 +132,8 @@ class Load:
 
     async def mailbox(self, name: str) -> list[dict[str, Any]]:
         """The messages of topics in a mailbox, whatever their state."""
-        async with self._operator.get(f"{MAILBOXES}/{name}", params={"limit": 1000}) as answer:
-            return [row for row in (await _checked(answer))["messages"] if row["topic"]]
-
-
-async def _checked(answer: aiohttp.ClientResponse) -> Any:
-    if answer.status != 200:
-        said = (await answer.text())[:500]
-        raise RuntimeError(f"{answer.method} {answer.url}: {answer.status} {said}")
-    return await answer.json()
+        plan = get_json(path_of("mailboxes", "default", name), {"limit": 1000}, retries=Retries())
+        return [row for row in (await self._operator.hub.run(plan))["messages"] if row["topic"]]
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
@@ -228,7 +221,7 @@ def measure(settings: Settings, work: Path, subscribers: int, counts: Sequence[i
         token = settings.operator_token_file.read_text().strip()
         tokens = {name: add_principal(operator, name, "worker") for name in names}
         for name in names:
-            operator.post(f"{TOPIC}/subscribe", json={"subscriber": name}).raise_for_status()
+            operator.post(f"/api/hub/topics/{TOPIC}/subscribe", json={"subscriber": name}).raise_for_status()
         say(f"{subscribers} are subscribed")
         first = stack[GATEWAY].pid
         assert first is not None
