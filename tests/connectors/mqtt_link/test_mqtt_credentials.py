@@ -1,4 +1,4 @@
-"""Which MQTT user a program is: the settings' own, a job's, a role's, or nobody."""
+"""The MQTT user of a program: the settings' own, a job's, a role's, or nobody."""
 
 from __future__ import annotations
 
