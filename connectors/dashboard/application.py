@@ -108,7 +108,7 @@ class Dashboard:
         add_detail_routes(app, hub, entrance, self.mailboxes, self.tasks)
         where = hub.settings.dashboard
         guarded = Guard(app, where.host, where.port, hub.settings.http_scheme)
-        return AccessLog(guarded, hub.metrics, hub.strangers)
+        return AccessLog(guarded, hub.metrics, hub.strangers, hub.answer_memory)
 
     @asynccontextmanager
     async def _living(self, app: FastAPI) -> AsyncIterator[None]:

@@ -101,7 +101,8 @@ class HubApplication(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Return the ASGI application behind this object. Starlette calls it before the first request."""
         lean = LeanRoutes(super().build_middleware_stack(), self.routes, self._gate)
-        return AccessLog(lean, self._hub.metrics, self._hub.strangers)
+        hub = self._hub
+        return AccessLog(lean, hub.metrics, hub.strangers, hub.answer_memory)
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:

@@ -94,6 +94,8 @@ class LimitSettings(Section):
 
     payload_bytes: int = Field(default=1024 * 1024, ge=1024)
     """Largest body. A larger one is rejected as `too_large`."""
+    answer_bytes: int = Field(default=8 * 1024 * 1024, ge=64 * 1024, le=64 * 1024 * 1024)
+    """Largest sum of bodies in one answer. One body always fits, and the rest comes with the next answer."""
     # No more than the wire form allows (TASK_TEXT_LIMIT).
     task_characters: int = Field(default=32_000, ge=1, le=32_000)
     """Longest text of a task. The agent gets it as an environment variable."""
@@ -121,6 +123,8 @@ class ConnectionSettings(Section):
     # Longer than clients keep an idle connection, so that they close it and never meet a closed one.
     idle_timeout_s: int = Field(default=75, ge=1)
     """Time between two requests of an authenticated connection. For others `head_timeout_s` counts."""
+    answer_memory_bytes: int = Field(default=256 * 1024 * 1024, ge=1024 * 1024)
+    """Bytes of all answers and streams under way together. Further ones wait, then get 503 `busy`."""
 
 
 class GatewaySettings(ConnectionSettings):

@@ -13,6 +13,7 @@ import structlog
 from connectors.background.background_service import BackgroundService
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
+from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.publish_pauses import PublishPauses
 from connectors.gateway.fairness.refusal_pace import RefusalPace
@@ -102,6 +103,7 @@ class Hub:
         self.appender = LogAppender(settings, live_view)
         self.own_answers = OwnAnswers()
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
+        self.answer_memory = ByteBudget(settings.gateway.answer_memory_bytes)
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from connectors.gateway.fairness.byte_budget import ByteBudget, rooms_of_request, send_in_pieces
 from connectors.gateway.web.metrics import Metrics
 from connectors.terminal.log_limit import LogLimit
 
@@ -52,13 +53,23 @@ class StrangersRequests(LogLimit[tuple[str, int]]):
 class AccessLog:
     """ASGI middleware that writes a log line for each HTTP request and counts it in the metrics.
 
-    `strangers` limits the lines of requests without a principal. Other ASGI messages than HTTP are passed on.
+    It also sends long bodies in pieces, and gives the bytes back that a request has reserved, once it is
+    answered. Other ASGI messages than HTTP are passed on.
+
+    Args:
+        app: The application.
+        metrics: The metrics.
+        strangers: Limits the lines of requests without a principal.
+        budget: The budget in which requests reserve the bytes of their answers.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests, budget: ByteBudget
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._strangers = strangers
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application, then log and count its status and duration."""
@@ -66,16 +77,19 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         begun, status = time.monotonic(), 0
+        rooms = rooms_of_request()
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            await send_in_pieces(send, message)
 
         try:
             await self._app(scope, receive, watched)
         finally:
+            for room in rooms:
+                self._budget.give_back(room)
             route = scope.get("trunkline_route", "no route")
             method, seconds = scope["method"] if scope["method"] in _METHODS else "?", time.monotonic() - begun
             self._metrics.answered(method, route, status, seconds)
