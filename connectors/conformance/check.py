@@ -16,6 +16,8 @@ FEATURES: Final = (
     "keeps_leases",
     "ask",
     "topics",
+    "handlings",
+    "discovery",
     "job_http",
     "job_mqtt",
 )

@@ -9,12 +9,14 @@ import base64
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from trunkline_agent import Agent, Credentials, HubAccess, Message, errors
+from trunkline_agent import Agent, Credentials, HubAccess, Message, Sent, errors
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
@@ -23,7 +25,18 @@ Fields = dict[str, Any]
 
 _PROTOCOL: Final = 1
 # Without `extend`: the library extends leases by itself.
-_FEATURES: Final = ["canonical", "signing", "hub", "keeps_leases", "ask", "topics", "job_http"]
+_FEATURES: Final = [
+    "canonical",
+    "signing",
+    "hub",
+    "keeps_leases",
+    "ask",
+    "topics",
+    "handlings",
+    "discovery",
+    "job_http",
+]
+_SHOWN_AGENT: Final = ("name", "status", "task", "capabilities")
 _SHOWN: Final = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
 # The kind of an error by its class; a class comes before those that it is below.
 _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
@@ -83,8 +96,16 @@ class Adapter:
 
     def send(self, request: Fields) -> Fields:
         """Send a message."""
-        sent = self.agent.send(request["to"], request["type"], request["payload"])
-        return {"message_id": sent.message_id}
+        content = (request["to"], request["type"], request["payload"])
+        handled = request.get("while_handling")
+
+        def send() -> Sent:
+            if handled is not None:
+                # As the block of a `with` statement that has not ended.
+                self._messages[handled].__enter__()
+            return self.agent.send(*content)
+
+        return {"message_id": copy_context().run(send).message_id}
 
     def lease(self, request: Fields) -> Fields:
         """Lease the next message."""
@@ -101,6 +122,12 @@ class Adapter:
     def nack(self, request: Fields) -> Fields:
         """Give a message back."""
         self._messages[request["message_id"]].nack(request["error"])
+        return {}
+
+    def fail(self, request: Fields) -> Fields:
+        """End the handling of a message by an exception."""
+        with suppress(RuntimeError), self._messages[request["message_id"]]:
+            raise RuntimeError(request["text"])
         return {}
 
     def reply(self, request: Fields) -> Fields:
@@ -127,6 +154,15 @@ class Adapter:
         """End a subscription."""
         self.agent.unsubscribe(request["topic"])
         return {}
+
+    def status(self, request: Fields) -> Fields:
+        """Report what the agent does."""
+        return {"message_id": self.agent.status(request["state"], request["text"]).message_id}
+
+    def discover(self, request: Fields) -> Fields:
+        """Find agents."""
+        found = self.agent.discover(request.get("capability"), request.get("status"))
+        return {"agents": [{name: getattr(one, name) for name in _SHOWN_AGENT} for one in found]}
 
     def job_open(self, request: Fields) -> Fields:
         """Make the publisher of a job."""
@@ -183,11 +219,14 @@ _OPERATIONS: Final = [
     "lease",
     "ack",
     "nack",
+    "fail",
     "reply",
     "ask",
     "publish",
     "subscribe",
     "unsubscribe",
+    "status",
+    "discover",
     "job_open",
     "job_publish",
     "job_resend",

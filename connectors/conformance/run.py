@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.conformance import hub_checks, job_checks, lease_checks, mqtt_checks, vector_checks
+from connectors.conformance import (
+    handling_checks,
+    hub_checks,
+    job_checks,
+    lease_checks,
+    mqtt_checks,
+    vector_checks,
+)
 from connectors.conformance.check import FEATURES, Check
 from connectors.conformance.client_process import PROTOCOL, ClientMisbehaved, ClientProcess, ClientRefused
 from connectors.conformance.scene import CheckFailed, Scene
@@ -25,6 +32,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *vector_checks.CHECKS,
     *hub_checks.CHECKS,
     *lease_checks.CHECKS,
+    *handling_checks.CHECKS,
     *job_checks.CHECKS,
     *mqtt_checks.CHECKS,
 )

@@ -1,6 +1,7 @@
 // The adapter of this library for `./trunkline conformance -- node conformance.js`. The protocol is described in
 // docs/reference/conformance_protocol.md. An argument names the package to check instead of the one beside this file.
 
+import { AsyncResource } from "node:async_hooks";
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 
@@ -24,7 +25,7 @@ const {
   UsageError,
 } = await import(process.argv[2] ?? "./trunkline_agent.js");
 
-const FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "job_http"];
+const FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "handlings", "discovery", "job_http"];
 // The kind of an error by its class; a class comes before those that it is below.
 const KINDS = [
   [MalformedJsonError, "malformed"],
@@ -40,6 +41,8 @@ const KINDS = [
 ];
 
 const messages = new Map();
+// By the message's id, a function that runs another one in the round of the loop that got the message.
+const rounds = new Map();
 const jobs = new Map();
 let agent = null;
 
@@ -65,8 +68,9 @@ const operations = {
     return {};
   },
 
-  async send({ to, type, payload }) {
-    const { messageId } = await agent.send(to, type, payload);
+  async send({ to, type, payload, while_handling: handled }) {
+    const round = handled === undefined ? (work) => work() : rounds.get(handled);
+    const { messageId } = await round(() => agent.send(to, type, payload));
     return { message_id: messageId };
   },
 
@@ -75,6 +79,7 @@ const operations = {
     const { value, done } = await agent.messages({ leaseS, waitS }).next();
     if (done) return { message: null };
     messages.set(value.id, value);
+    rounds.set(value.id, AsyncResource.bind((work) => work()));
     return { message: shown(value) };
   },
 
@@ -85,6 +90,14 @@ const operations = {
 
   async nack({ message_id: id, error }) {
     await messages.get(id).nack(error);
+    return {};
+  },
+
+  async fail({ message_id: id, text }) {
+    const error = new Error(text);
+    await messages.get(id).handle(() => Promise.reject(error)).catch((found) => {
+      if (found !== error) throw found;
+    });
     return {};
   },
 
@@ -115,6 +128,16 @@ const operations = {
   async unsubscribe({ topic }) {
     await agent.unsubscribe(topic);
     return {};
+  },
+
+  async status({ state, text }) {
+    const { messageId } = await agent.status(state, text);
+    return { message_id: messageId };
+  },
+
+  async discover({ capability, status }) {
+    const found = await agent.discover({ capability, status });
+    return { agents: found.map(({ startedAt: _startedAt, ...fields }) => fields) };
   },
 
   async job_open({ job_id: id, secret, state_dir: stateDir, via, hub, mqtt, ...times }) {

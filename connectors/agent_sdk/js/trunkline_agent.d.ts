@@ -106,12 +106,15 @@ export interface SendOptions extends Signalled {
   inReplyTo?: string;
   /** An uploaded blob, or its digest. */
   blob?: StoredBlob | string;
-  /** The idempotency key. Without it, each call is a message of its own. */
+  /**
+   * The idempotency key. Without it, each call is a message of its own; within the handling of a message, the same
+   * content of a repeated handling is the same message.
+   */
   key?: string;
 }
 
 export interface Sent {
-  /** Null: an earlier attempt at the same message has sent another reply. */
+  /** Null: an earlier handling of the same message has sent another content at this place, and this one was not. */
   messageId: string | null;
   /** False: the message is delayed. */
   delivered: boolean;
@@ -119,7 +122,8 @@ export interface Sent {
 }
 
 export interface Published {
-  messageId: string;
+  /** Null: as in `Sent`. */
+  messageId: string | null;
   topic: string;
   recipients: number;
   verdict: "accepted" | "duplicate" | null;
@@ -136,11 +140,11 @@ export interface StoredBlob extends BlobInfo {
 }
 
 export interface AgentInfo {
-  kind: "participant" | "definition";
   name: string;
-  status: string;
+  status: "initializing" | "idle" | "working" | "blocked" | "stopped";
   task: string;
   capabilities: string[];
+  startedAt: Date;
 }
 
 export interface ScheduleOptions extends Signalled {
@@ -224,8 +228,8 @@ export class Agent implements AsyncDisposable {
     options: ScheduleOptions,
   ): Promise<Record<string, any>>;
   unschedule(name: string, options?: Signalled & { key?: string }): Promise<void>;
-  discover(options?: Signalled): Promise<AgentInfo[]>;
-  status(options?: Signalled): Promise<{ ready: boolean; message: string | null }>;
+  discover(options?: Signalled & { capability?: string; status?: AgentInfo["status"] }): Promise<AgentInfo[]>;
+  status(state: string, text?: string, options?: Signalled): Promise<Sent>;
   upload(content: Uint8Array | string, options?: Signalled & { contentType?: string }): Promise<StoredBlob>;
   blob(message: Message, options?: Signalled): Promise<Buffer>;
   close(): Promise<void>;

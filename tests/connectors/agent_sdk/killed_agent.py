@@ -1,7 +1,8 @@
 """A program with an agent that kills itself: arguments are the credentials, the point, another agent's name.
 
-It handles one message: it answers, and sends a message to the other agent. `after_send` kills it before it
-acknowledges the message, `before_send` before it sends; `never` lets it end. It prints the attempt.
+It handles one message: it answers, and sends messages to the other agent and to a topic. `after_send` kills it
+before it acknowledges the message, `before_send` before it sends; `never` lets it end. It prints the attempt.
+killed.mjs is the same program in JavaScript.
 `wait` waits for messages without an end, and prints them.
 """
 
@@ -29,6 +30,8 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             message.reply({"done": message.payload})
             agent.send(other, "note", {"about": message.payload})
+            agent.publish("killed-agents", "note", {"of": message.payload, "half": 0.5})
+            agent.send(other, "note", {"n": 1}, key="mine")
             if point == "after_send":
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,11 @@ import pytest
 
 from tests.connectors.agent_sdk import killed_agent
 from tests.connectors.gateway.hub_stack import MESSAGES, post
+from tests.programs import required_program
 from tests.source_files import ROOT
+
+PYTHON, JAVASCRIPT = "python", "javascript"
+TOPIC = "killed-agents"
 
 
 @pytest.fixture
@@ -20,32 +25,53 @@ def kind():
     return "sync"
 
 
-def program(path, point, other):
+def program(path, point, other, language=PYTHON):
     """The command of the program, and its environment."""
-    command = [sys.executable, killed_agent.__file__, str(path), point, other]
+    if language == PYTHON:
+        run_by = [sys.executable, killed_agent.__file__]
+    else:
+        run_by = [
+            required_program("nodejs", "node"),
+            f"{ROOT}/tests/connectors/agent_sdk/javascript/killed.mjs",
+        ]
+    command = [*run_by, str(path), point, other]
     return command, {**os.environ, "PYTHONPATH": str(ROOT / "connectors/agent_sdk")}
 
 
-def run(path, point, other):
+def run(path, point, other, language=PYTHON):
     """Run the program to its end; its exit code and what it printed."""
-    command, environment = program(path, point, other)
+    command, environment = program(path, point, other, language)
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     return ended.returncode, ended.stdout.strip() or ended.stderr
 
 
 @pytest.mark.requirement("AG-10")
-def test_an_agent_that_is_killed_loses_no_message_and_sends_none_twice(hub, joined, tmp_path):
+@pytest.mark.requirement("AG-92")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (PYTHON, PYTHON),
+        pytest.param(PYTHON, JAVASCRIPT, marks=pytest.mark.node),
+        pytest.param(JAVASCRIPT, PYTHON, marks=pytest.mark.node),
+    ],
+)
+def test_an_agent_that_is_killed_loses_no_message_and_sends_none_twice(hub, joined, tmp_path, first, second):
     agent, other = joined(), joined()
     path = tmp_path / "agent.json"
     agent.credentials.save(path)
+    other.subscribe(TOPIC)
     post(hub.operator, agent.name, 42)
-    assert run(path, "before_send", other.name) == (-signal.SIGKILL, "1")
-    assert run(path, "after_send", other.name) == (-signal.SIGKILL, "2")
-    assert run(path, "after_send", other.name) == (-signal.SIGKILL, "3")
-    assert run(path, "never", other.name) == (0, "4")
+    in_a_loop = (PYTHON, "after_send") if first == second else (JAVASCRIPT, "loop_after_send")
+    assert run(path, "before_send", other.name, first) == (-signal.SIGKILL, "1")
+    assert run(path, "after_send", other.name, first) == (-signal.SIGKILL, "2")
+    third = run(path, in_a_loop[1], other.name, in_a_loop[0])
+    assert third == (-signal.SIGKILL, "3")
+    assert run(path, "never", other.name, second) == (0, "4")
     answers = hub.operator.get(MESSAGES).json()["messages"]
     assert [(one["payload"], one["type"]) for one in answers] == [({"done": 42}, "answer")]
-    assert [one.payload for one in other.iterate(wait_s=0)] == [{"about": 42}]
+    found = sorted(json.dumps(one.payload, sort_keys=True) for one in other.iterate(wait_s=1))
+    assert found == ['{"about": 42}', '{"half": 0.5, "of": 42}', '{"n": 1}']
+    other.unsubscribe(TOPIC)
     assert agent.receive(wait_s=0) is None
 
 

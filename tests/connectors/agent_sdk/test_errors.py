@@ -51,6 +51,7 @@ def test_each_kind_has_a_reason_and_an_exit_code_of_its_branch():
     [
         (400, "malformed", errors.UsageError),
         (413, "too_large", errors.UsageError),
+        (415, "unsupported_media_type", errors.UsageError),
         (422, None, errors.UsageError),
         (401, "unauthorized", errors.Refused),
         (403, "policy", errors.Refused),

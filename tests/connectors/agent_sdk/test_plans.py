@@ -143,6 +143,8 @@ def test_a_path_is_quoted():
 
 @pytest.mark.requirement("AG-10")
 def test_keys_of_a_handling_come_from_the_message_the_content_and_the_count():
+    a, b = b'"a"', b'"b"'
+
     def keys(*contents, message="m-1", attempt=1):
         token = HANDLED.set(Handling(message, attempt))
         try:
@@ -150,12 +152,12 @@ def test_keys_of_a_handling_come_from_the_message_the_content_and_the_count():
         finally:
             HANDLED.reset(token)
 
-    first = keys(b"a", b"b", b"a")
+    first = keys(a, b, a)
     assert len({one.text for one in first}) == 3 and not any(one.may_stand for one in first)
-    assert keys(b"b", b"a", b"a", attempt=2) == [first[1], first[0], first[2]]
-    assert not {one.text for one in keys(b"a", message="m-2")} & {one.text for one in first}
-    assert send_key("message", b"a", None) != send_key("message", b"a", None)
-    assert send_key("message", b"a", "mine").text == "mine"
+    assert keys(b, a, a, attempt=2) == [first[1], first[0], first[2]]
+    assert not {one.text for one in keys(a, message="m-2")} & {one.text for one in first}
+    assert send_key("message", a, None) != send_key("message", a, None)
+    assert send_key("message", a, "mine").text == "mine"
 
 
 @pytest.mark.requirement("AG-10")

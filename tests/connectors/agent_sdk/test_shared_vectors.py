@@ -1,17 +1,25 @@
-"""The vectors that the libraries share follow from the Python code: canonical JSON, signatures, ids, logins."""
+"""The vectors that the libraries share follow from the Python code.
+
+They are canonical JSON, signatures, ids, logins, keys of handlings, errors of refusals and times to wait.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import struct
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from schemas.settings.settings import PROJECT_ROOT
+from trunkline_agent import errors
+from trunkline_agent.hub.answer_errors import error_of, rejection_of
+from trunkline_agent.hub.derived_keys import Handling
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
+from trunkline_agent.wire.retry_after import retry_after_s
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly
 
 pytestmark = pytest.mark.requirement("AG-61")
@@ -61,3 +69,39 @@ def test_the_ids_and_logins_of_the_vectors_are_those_of_python() -> None:
     for one in found["mqtt_logins"]:
         user = job_user(one["job_id"], one["secret"])
         assert (user, mqtt_password(one["secret"], user)) == (one["user"], one["password"])
+
+
+@pytest.mark.requirement("AG-92")
+def test_a_handling_makes_the_keys_of_the_vectors() -> None:
+    for one in vectors("hub")["derived_keys"]:
+        handling = Handling(one["message_id"], one["attempt"])
+        for call in one["calls"]:
+            if call["call"] == "content":
+                made = handling.content_key(call["what"], call["body"].encode())
+            else:
+                made = handling.reply_key() if call["call"] == "reply" else handling.own_key(call["own"])
+            assert made == (call["key"], call["may_stand"]), call["name"]
+
+
+@pytest.mark.requirement("AG-93")
+def test_each_refusal_of_the_vectors_has_its_error_and_exit_code() -> None:
+    for one in vectors("hub")["refusals"]:
+        status, reason = one["status"], one["reason"]
+        body = b"<html>" if reason is None else json.dumps({"reason": reason, "message": "so it is"}).encode()
+        found = error_of(status, {}, body)
+        kind = getattr(errors, one["error"])
+        assert (type(found), found.exit_code) == (kind, one["exit_code"]), one
+        assert found.reason == reason or (reason is None and found.reason == kind.reason)
+        rejected = rejection_of(found)
+        assert (type(rejected).__name__, rejected.exit_code) == (one["error_of_a_message"], one["exit_code"])
+        assert str(rejected) == str(found)
+
+
+@pytest.mark.requirement("AG-94")
+def test_retry_after_is_read_in_each_form_in_utc() -> None:
+    found = vectors("hub")["retry_after"]
+    now_s = datetime.fromisoformat(found["now"]).timestamp()
+    for one in found["waits"]:
+        headers = {"retry-after": one["retry_after"], **({"date": one["date"]} if one["date"] else {})}
+        assert retry_after_s(headers, now_s) == (one["wait_s"] or 0), one["name"]
+    assert retry_after_s({}) == 0

@@ -12,13 +12,16 @@ import re
 import time
 import uuid
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from tests.connectors.conformance.reference_jobs import Failed, ReferenceJob
+from trunkline_agent.hub.derived_keys import Handling
+from trunkline_agent.wire.retry_after import retry_after_s
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode_slowly
 
-FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "job_http", "job_mqtt"]
+FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "handlings", "discovery"]
+FEATURES += ["job_http", "job_mqtt"]
 # Each fault, and the check that finds it.
 FAULTS = {
     "writes_whole_floats_as_integers": "canonical_numbers",
@@ -47,6 +50,14 @@ FAULTS = {
     "extends_nothing": "extends",
     "lets_leases_end": "keeps_leases",
     "returns_early": "an_empty_mailbox_is_waited_for",
+    "sends_again_after_a_kill": "repeated_handlings_send_once",
+    "answers_again_after_a_kill": "repeated_handlings_reply_once",
+    "shows_the_text_of_errors": "failures_hide_their_text",
+    "parses_texts": "texts_stay_texts",
+    "has_no_kind_for_415": "refusals_follow_the_table",
+    "reads_no_dates": "send_waits_until_a_date",
+    "reports_no_text": "reports_its_status",
+    "ignores_the_capability": "discovers_by_capability",
     "hides_the_ce_id": "job_http_life",
     "renews_repeated_events": "job_http_repeats_the_same_bytes",
     "forgets_outbox": "job_http_killed_before_send",
@@ -65,6 +76,8 @@ FAULTS = {
 # A fault that other checks meet as well: an acknowledged message is not given back, lost or extended any more.
 ALSO = {"acks_before_handling": {"gives_back", "lost_leases_are_reported", "extends"}}
 KINDS = {404: "not_found", 410: "not_found", 429: "rate_limited", 400: "usage", 413: "usage", 422: "usage"}
+KINDS |= {401: "refused", 403: "refused", 409: "refused", 415: "usage"}
+AGAIN = {408, 429, 502, 503, 504}
 MESSAGES = "/api/hub/messages"
 
 
@@ -97,9 +110,10 @@ class Hub:
             except (OSError, http.client.HTTPException):
                 reason, retry_after = "unreachable", None
             else:
-                if status < 429 or status == 500:
+                reason = found.get("reason")
+                if status not in AGAIN or (reason == "launch_failed" and status == 502):
                     return status, found
-                reason, retry_after = found.get("reason"), float(more or 1)
+                retry_after = self._retry_after(more)
                 kind = KINDS.get(status, kind)
                 if "ignores_retry_after" not in self.faults:
                     pause_s = retry_after
@@ -108,6 +122,16 @@ class Hub:
             time.sleep(pause_s)
             given = again(given)
         raise AssertionError
+
+    def _retry_after(self, header: str | None) -> float:
+        if header is None or header[0].isdigit():
+            return float(header or 0.1)
+        return 0.1 if "reads_no_dates" in self.faults else retry_after_s({"retry-after": header})
+
+    def _kind(self, status: int, reason: str | None) -> str:
+        if status == 415 and "has_no_kind_for_415" in self.faults:
+            return "failed"
+        return "refused" if reason == "launch_failed" and status == 502 else KINDS.get(status, "failed")
 
     def _once(
         self, method: str, path: str, content: bytes, headers: dict[str, str], wait_s: float
@@ -126,7 +150,7 @@ class Hub:
             more.setdefault("headers", {"Idempotency-Key": str(uuid.uuid4())})
         status, answer = self.call(method, path, body, **more)
         if status >= 300:
-            raise Failed(KINDS.get(status, "refused"), answer.get("reason"))
+            raise Failed(self._kind(status, answer.get("reason")), answer.get("reason"))
         return answer
 
 
@@ -139,6 +163,7 @@ class ReferenceClient:
         self.leases: dict[str, tuple[str, dict[str, Any], float, float]] = {}
         self.hub: Hub
         self.one_key = str(uuid.uuid4())
+        self.handlings: dict[str, Handling] = {}
 
     def hello(self, **_: Any) -> dict[str, Any]:
         return {"protocol": 1, "name": "reference", "version": "1", "features": FEATURES}
@@ -176,10 +201,22 @@ class ReferenceClient:
         self.hub = Hub(hub, patience_s, self.faults)
         return {}
 
-    def send(self, to: str, type: str, payload: Any, **more: Any) -> dict[str, Any]:  # noqa: A002
+    def send(
+        self,
+        to: str,
+        type: str,  # noqa: A002
+        payload: Any,
+        while_handling: str | None = None,
+        key: str | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
         if "drops_nulls" in self.faults and isinstance(payload, dict):
             payload = {key: value for key, value in payload.items() if value is not None}
-        key = self.one_key if "reuses_the_idempotency_key" in self.faults else str(uuid.uuid4())
+        if while_handling is not None and "sends_again_after_a_kill" not in self.faults:
+            content = json.dumps({"recipient": to, "type": type, "payload": payload}).encode()
+            key = self.handlings[while_handling].content_key("message", content).text
+        new_key = self.one_key if "reuses_the_idempotency_key" in self.faults else str(uuid.uuid4())
+        is_reply, key = key is not None, key or new_key
         renewed = "ignores_idempotency_key" in self.faults
         again = (lambda h: {**h, "Idempotency-Key": str(uuid.uuid4())}) if renewed else (lambda h: h)
         body = {"recipient": to, "type": type, "payload": payload, **more}
@@ -191,6 +228,8 @@ class ReferenceClient:
         except Failed as error:
             if error.kind == "unreachable" and "invents_success" in self.faults:
                 return {"message_id": key}
+            if is_reply and error.reason == "seq_conflict":
+                return {"message_id": None}
             if error.kind == "not_found" and "has_one_kind_of_error" in self.faults:
                 raise Failed("failed", error.reason) from None
             if "hides_retry_after" in self.faults:
@@ -212,6 +251,9 @@ class ReferenceClient:
         self.leases[message["id"]] = (answer["lease_id"], message, lease_s, time.monotonic() + lease_s / 3)
         if "acks_before_handling" in self.faults:
             self._of_lease("ack", message["id"])
+        self.handlings[message["id"]] = Handling(message["id"], message["attempt"])
+        if "parses_texts" in self.faults and isinstance(message["payload"], str):
+            message["payload"] = {"42": 42, "true": True}.get(message["payload"], message["payload"])
         names = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
         return {"message": {name: message.get(name) for name in names}}
 
@@ -223,6 +265,10 @@ class ReferenceClient:
         if "acknowledges_failures" in self.faults:
             return self._settled("ack", message_id)
         return self._settled("nack", message_id, {"reason": error})
+
+    def fail(self, message_id: str, text: str) -> dict[str, Any]:
+        reason = text if "shows_the_text_of_errors" in self.faults else "RuntimeError"
+        return self._settled("nack", message_id, {"reason": reason})
 
     def extend(self, message_id: str, lease_s: int) -> dict[str, Any]:
         if "extends_nothing" not in self.faults:
@@ -258,7 +304,10 @@ class ReferenceClient:
         about = {"in_reply_to": message_id, "thread": message.get("thread")}
         if "replies_without_reference" in self.faults:
             about = {}
-        return self.send(message["sender"], type, payload, **about)
+        key = self.handlings[message_id].reply_key().text
+        if "answers_again_after_a_kill" in self.faults:
+            key = str(uuid.uuid4())
+        return self.send(message["sender"], type, payload, key=key, **about)
 
     def ask(self, to: str, type: str, payload: Any, wait_s: float) -> dict[str, Any]:  # noqa: A002
         body = {"recipient": to, "type": type, "payload": payload}
@@ -285,6 +334,17 @@ class ReferenceClient:
         if "forgets_to_unsubscribe" not in self.faults:
             self.hub.done("POST", f"/api/hub/topics/{quote(topic)}/unsubscribe", {})
         return {}
+
+    def status(self, state: str, text: str) -> dict[str, Any]:
+        payload = {"status": state} if "reports_no_text" in self.faults else {"status": state, "text": text}
+        return self.send("hub", "status", payload)
+
+    def discover(self, capability: str | None = None, status: str | None = None) -> dict[str, Any]:
+        if "ignores_the_capability" in self.faults:
+            capability = None
+        query = {name: one for name, one in (("capability", capability), ("status", status)) if one}
+        found = self.hub.done("GET", f"/api/hub/participants?{urlencode(query)}")["participants"]
+        return {"agents": [{"name": one.pop("id"), **one} for one in found]}
 
     def job_open(self, **fields: Any) -> dict[str, Any]:
         hub = Hub(fields["hub"], fields["patience_s"], self.faults) if fields["via"] == "http" else None

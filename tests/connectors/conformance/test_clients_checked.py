@@ -117,6 +117,9 @@ def by_fault(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.requirement("CF-02")
+@pytest.mark.requirement("CF-07")
+@pytest.mark.requirement("CF-08")
+@pytest.mark.requirement("CF-09")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_fails_the_check_that_is_named_for_it(by_fault: dict[str, Result], fault: str) -> None:
     result = by_fault[fault]
@@ -152,7 +155,7 @@ def test_the_command_checks_a_client_against_a_stack_that_is_named(
 
 AREAS = {
     "vectors": {"canonical", "signing"},
-    "hub": {"hub", "ask", "topics", "extend", "keeps_leases"},
+    "hub": {"hub", "ask", "topics", "extend", "keeps_leases", "handlings", "discovery"},
     "jobs": {"job_http", "job_mqtt"},
 }
 

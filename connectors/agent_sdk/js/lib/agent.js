@@ -4,6 +4,7 @@ import { createHash, randomUUID } from "node:crypto";
 import { createReadStream } from "node:fs";
 
 import { NoReply, NotFound, Refused, TrunklineError, UsageError } from "./errors.js";
+import { inHandlings, sendKey } from "./handling.js";
 import { HubClient, now, pathOf, PATIENCE_S } from "./hub_client.js";
 import { isName } from "./job_event.js";
 import { Message } from "./message.js";
@@ -12,6 +13,9 @@ const REALM = "default";
 const POLL_S = 30;
 const REPLY_S = 60;
 const REPEATED = "seq_conflict";
+const DUPLICATE = "duplicate";
+const HUB = "hub";
+const STATUS_TYPE = "status";
 
 /** An agent: the mailbox of one principal of the hub. Close it, or use `await using`. */
 export class Agent {
@@ -51,7 +55,7 @@ export class Agent {
    * Iterate over the messages of the mailbox; wait for the next one. Each message is leased.
    *
    * When the loop asks for the next message, the last one is acknowledged, unless `message.handle` is still at it
-   * or it is settled. When the loop ends by `break`, `return` or an exception, the last one is given back:
+   * or it is settled. In the body of a `for await` loop, what is sent has keys that a repeated handling makes again. When the loop ends by `break`, `return` or an exception, the last one is given back:
    * JavaScript does not tell an iterator which of them it was.
    *
    * @param {object} [options]
@@ -62,7 +66,11 @@ export class Agent {
    * @param {AbortSignal} [options.signal] the loop throws its reason when it aborts
    * @returns {AsyncGenerator<Message, void>}
    */
-  async *messages({ limit = 1, leaseS = 30, longestS = 3600, waitS, signal, patienceS } = {}) {
+  messages(options = {}) {
+    return inHandlings(this.#messages(options));
+  }
+
+  async *#messages({ limit = 1, leaseS = 30, longestS = 3600, waitS, signal, patienceS } = {}) {
     if (!(leaseS >= 1)) throw new UsageError(`leaseS: expected at least 1 s, found ${leaseS}`);
     const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
     const lease = { leaseS: Math.ceil(leaseS), longestS };
@@ -85,11 +93,15 @@ export class Agent {
     }
   }
 
-  /** Send a message and return when it is stored: `messageId`, `delivered`, `verdict`. */
+  /**
+   * Send a message and return when it is stored: `messageId`, `delivered`, `verdict`.
+   *
+   * The same `key` is the same message, which is sent once. Without it this call has one of its own; within the
+   * handling of a message it is one that a repeated handling makes again for the same content.
+   */
   async send(recipient, type, payload = {}, options = {}) {
     const body = { recipient, type, payload, ...sentFields(options) };
-    const { key, signal } = options;
-    return sent(await this.#hub.post(pathOf("messages"), body, { key, signal, isMessage: true }));
+    return this.#sent(body, sendKey("message", body, options.key), options.signal);
   }
 
   /**
@@ -97,8 +109,9 @@ export class Agent {
    *
    * @returns {Promise<Message>}
    */
-  async ask(recipient, type, payload = {}, { timeoutS = 30, key = randomUUID(), signal, ...options } = {}) {
+  async ask(recipient, type, payload = {}, { timeoutS = 30, key: own, signal, ...options } = {}) {
     const body = { recipient, type, payload, ...sentFields(options) };
+    const { text: key } = sendKey("question", body, own);
     const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
     const deadline = now() + timeoutS;
     for (;;) {
@@ -118,22 +131,35 @@ export class Agent {
     return message.reply(payload, options);
   }
 
-  async #replied(message, payload, { type = "answer", ...options }) {
+  async #replied(message, payload, { type = "answer", key, signal, ...options }) {
     const place = { inReplyTo: message.id, ...(message.thread === null ? {} : { thread: message.thread }) };
+    const body = { recipient: message.sender, type, payload, ...sentFields({ ...place, ...options }) };
+    const found = key === undefined ? message.handling.replyKey() : message.handling.ownKey(key);
+    return this.#sent(body, found, signal);
+  }
+
+  async #sent(body, key, signal) {
+    const answer = await this.#posted(pathOf("messages"), body, key, signal);
+    if (answer === null) return { messageId: null, delivered: false, verdict: DUPLICATE };
+    return { messageId: answer.message_id, delivered: answer.delivered, verdict: answer.verdict };
+  }
+
+  // The answer is null if an earlier handling has sent another content under this key, which then stands.
+  async #posted(path, body, { text: key, mayStand }, signal) {
     try {
-      return await this.send(message.sender, type, payload, { ...place, ...options });
+      return await this.#hub.post(path, body, { key, signal, isMessage: true });
     } catch (error) {
-      // The message was handed out again, and an earlier attempt has sent another reply under this key.
-      if (!(error instanceof Refused && error.reason === REPEATED && message.attempt > 1)) throw error;
-      return { messageId: null, delivered: true, verdict: "duplicate" };
+      if (mayStand && error instanceof Refused && error.reason === REPEATED) return null;
+      throw error;
     }
   }
 
   /** Publish a message to a topic: each subscriber gets a copy. Throws NotFound if nobody ever subscribed. */
   async publish(topic, type, payload = {}, options = {}) {
-    const { key, signal } = options;
     const body = { type, payload, ...sentFields(options) };
-    const answer = await this.#hub.post(pathOf("topics", topic), body, { key, signal, isMessage: true });
+    const key = sendKey(`topic/${topic}`, body, options.key);
+    const answer = await this.#posted(pathOf("topics", topic), body, key, options.signal);
+    if (answer === null) return { messageId: null, topic, recipients: 0, verdict: DUPLICATE };
     return { messageId: answer.message_id, topic, recipients: answer.recipients, verdict: answer.verdict };
   }
 
@@ -152,10 +178,11 @@ export class Agent {
    * hub shows it, with `next_runs`.
    */
   async schedule(name, recipient, type, payload = {}, options = {}) {
-    const { cron, everyS, missed, priority, expiresInS, key, signal } = options;
+    const { cron, everyS, missed, priority, expiresInS, signal } = options;
     if ((cron === undefined) === (everyS === undefined)) throw new UsageError("a schedule has `cron` or `everyS`");
     const times = { cron, every_s: everyS, missed, priority, expires_in_s: expiresInS };
-    const body = { recipient, type, payload, ...times };
+    const body = given({ recipient, type, payload, ...times });
+    const { text: key } = sendKey(`schedule/${name}`, body, options.key);
     const { verdict: _verdict, ...shown } = await this.#hub.post(pathOf("schedules", name), body, { key, signal });
     return shown;
   }
@@ -165,24 +192,17 @@ export class Agent {
     await this.#hub.post(pathOf("schedules", name, "remove"), {}, { key, signal });
   }
 
-  /** List the agents that there are: participants that have not stopped, and definitions that tasks can use. */
-  async discover({ signal } = {}) {
-    const [{ participants }, { agents }] = await Promise.all(
-      ["participants", "agents"].map((kind) => this.#hub.get(pathOf(kind), { signal })),
-    );
-    const defined = agents.filter((one) => one.status === "defined");
-    return [
-      ...participants.map((one) => agentInfo("participant", one.id, one, one.task)),
-      ...defined.map((one) => agentInfo("definition", one.name, one, one.description)),
-    ];
+  /** Return the agents that take part, sorted by name; by default all that have not stopped. */
+  async discover({ capability, status, signal } = {}) {
+    const { participants } = await this.#hub.get(pathOf("participants"), { query: { capability, status }, signal });
+    return participants.map(({ id: name, status: state, task, capabilities, started_at: startedAt }) => {
+      return { name, status: state, task, capabilities, startedAt: new Date(startedAt) };
+    });
   }
 
-  /** Return whether the hub is ready, and if not why: `ready`, `message`. */
-  async status({ signal } = {}) {
-    const isAnswer = ({ status }) => status === 200 || status === 503;
-    const answer = await this.#hub.request("GET", "/readyz", { signal, isAnswer });
-    const { message = null } = this.#hub.decoded(answer);
-    return { ready: answer.status === 200, message };
+  /** Report what the agent does, by a message of the type `status` to the hub, which the log keeps. */
+  async status(state, text, { signal } = {}) {
+    return this.send(HUB, STATUS_TYPE, given({ status: state, text }), { signal });
   }
 
   /**
@@ -235,23 +255,20 @@ export class Agent {
   }
 }
 
+// The fields that were given: a field without a value is left out.
+function given(fields) {
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null));
+}
+
 function sentFields({ expiresInS, deliverAfterS, priority, thread, inReplyTo, blob }) {
-  return {
+  return given({
     expires_in_s: expiresInS,
     deliver_after_s: deliverAfterS,
     priority,
     thread,
     in_reply_to: inReplyTo,
     blob: blob?.digest ?? blob,
-  };
-}
-
-function sent(answer) {
-  return { messageId: answer.message_id, delivered: answer.delivered, verdict: answer.verdict };
-}
-
-function agentInfo(kind, name, { status, capabilities = [] }, task = "") {
-  return { kind, name, status, task, capabilities };
+  });
 }
 
 function digestOf(bytes) {

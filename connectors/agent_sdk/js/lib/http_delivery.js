@@ -1,6 +1,7 @@
 // Sends a job's events to the hub over HTTP: in the order of seq, with the same bytes at every attempt.
 
-import { HubClient, pathOf, reasonOf } from "./hub_client.js";
+import { reasonOf } from "./answer_errors.js";
+import { HubClient, pathOf } from "./hub_client.js";
 import { TrunklineError } from "./errors.js";
 import { contentId } from "./signing.js";
 

@@ -6,28 +6,19 @@ import http from "node:http";
 import https from "node:https";
 import { setTimeout as pause } from "node:timers/promises";
 
+import { errorOf, oneLine, retryAfterS } from "./answer_errors.js";
 import { canonicalBytes, decode } from "./canonical_json.js";
-import {
-  BackboneUnreachable,
-  MessageRejected,
-  NotFound,
-  RateLimited,
-  Refused,
-  TrunklineError,
-  UsageError,
-} from "./errors.js";
+import { BackboneUnreachable, RateLimited, TrunklineError, UsageError } from "./errors.js";
 
 const API = "/api/hub";
 export const PATIENCE_S = 30;
 const CONNECT_S = 5;
 const ANSWER_S = 45;
 const PAUSES_S = [0.2, 0.5, 1, 2, 5];
-const MESSAGE_LIMIT = 600;
 const BODY_LIMIT = 128 * 1024 * 1024;
 const CERTIFICATE = /CERT|SIGNATURE|ERR_TLS/;
 // A longer timer would fire at once.
 const LONGEST_MS = 2 ** 31 - 1;
-const LAUNCH_FAILED = "launch_failed";
 
 /** Return a path of the API; each part is quoted. */
 export function pathOf(...parts) {
@@ -107,7 +98,7 @@ export class HubClient {
         const answer = await whole(await this.#send(job), job);
         if (isAnswer(answer)) return answer;
         problem = errorOf(answer, options);
-        pauseS = Math.max(pauseS, retryAfterS(answer) ?? 0);
+        pauseS = Math.max(pauseS, retryAfterS(answer.headers) ?? 0);
       } catch (error) {
         if (signal?.aborted) throw signal.reason;
         if (error instanceof UsageError) throw error;
@@ -233,53 +224,4 @@ function authority(path) {
   } catch (error) {
     throw new UsageError(`ca_certs: cannot read ${path}: ${error.code}`, { cause: error });
   }
-}
-
-/** Return the reason code of an answer, or undefined. */
-export function reasonOf(answer) {
-  try {
-    const { reason } = JSON.parse(answer.body.toString("utf8"));
-    return typeof reason === "string" ? reason : undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-function retryAfterS(answer) {
-  const seconds = Number(answer.headers["retry-after"]);
-  return answer.headers["retry-after"] !== undefined && seconds >= 0 ? seconds : null;
-}
-
-// `isMessage`: the request sends a message, so a refusal is one of the message.
-function errorOf(answer, { isMessage = false }) {
-  const { status } = answer;
-  const reason = reasonOf(answer);
-  const text = messageOf(answer, reason);
-  if (status === 401) {
-    return new Refused(text, { reason, advice: "the token is not valid, or has expired: get a new one" });
-  }
-  if (status === 429) return new RateLimited(text, { reason, retryAfterS: retryAfterS(answer) });
-  if (status === 403 || status === 409 || reason === LAUNCH_FAILED) {
-    return new (isMessage ? MessageRejected : Refused)(text, { reason });
-  }
-  if (status === 404 || status === 410) return new NotFound(text, { reason });
-  if (status === 400 || status === 413 || status === 415 || status === 422) return new UsageError(text, { reason });
-  if (status === 408 || (status >= 502 && status <= 504)) return new BackboneUnreachable(text, { reason });
-  return new TrunklineError(`the gateway answered ${status}: ${text}`, { reason });
-}
-
-function messageOf(answer, reason) {
-  let text;
-  try {
-    text = JSON.parse(answer.body.toString("utf8")).message;
-  } catch {
-    text = null;
-  }
-  if (typeof text !== "string" || text === "") text = `HTTP status ${answer.status}`;
-  const shown = reason !== undefined && !text.includes(reason) ? `${text} (${reason})` : text;
-  return oneLine(shown);
-}
-
-function oneLine(text) {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f]+/g, " ").slice(0, MESSAGE_LIMIT);
 }

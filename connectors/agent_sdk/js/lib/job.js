@@ -12,6 +12,7 @@ import { eventBody, isJobId, isSameEvent, safeDetail, signedEvent } from "./job_
 import { MqttDelivery } from "./mqtt_delivery.js";
 import { JobOutbox } from "./outbox.js";
 import { signEvent, verifyEvent } from "./signing.js";
+import { typeName } from "./unsafe_text.js";
 import { canonicalBytes } from "./canonical_json.js";
 
 const PAYLOAD_BYTES = 1024 * 1024;
@@ -198,7 +199,7 @@ export class Job {
 
   async #endWith(error) {
     await this.#last.catch(() => {});
-    if (!this.#hasEnded) await this.error(safeDetail(error instanceof Error ? error.name : "error"));
+    if (!this.#hasEnded) await this.error(safeDetail(typeName(error)));
   }
 }
 

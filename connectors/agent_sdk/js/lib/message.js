@@ -1,6 +1,8 @@
 // A message out of the mailbox: its fields, its lease, and what the agent does with it.
 
 import { LeaseLost, Refused, TrunklineError, UsageError } from "./errors.js";
+import { Handling, within } from "./handling.js";
+import { typeName } from "./unsafe_text.js";
 
 const OPEN = "open";
 const HANDLING = "handling";
@@ -16,7 +18,6 @@ export class Message {
   #lease;
   #state;
   #timer = null;
-  #replies = 0;
   #isReported = false;
   #lost = new AbortController();
 
@@ -41,6 +42,8 @@ export class Message {
     this.replayOf = fields.replay_of ?? null;
     this.attempt = fields.attempt ?? 1;
     this.blobInfo = blobInfo(fields.blob);
+    // What is sent while the message is handled has keys that a repeated handling makes again.
+    this.handling = new Handling(this.id, this.attempt);
     this.leaseId = lease?.id ?? null;
     if (lease !== null) this.#extendLater(performance.now() + 1000 * lease.longestS);
   }
@@ -57,7 +60,8 @@ export class Message {
 
   /**
    * Run a handler. The message is acknowledged when it ends well. When it throws, the message is given back with
-   * the error's text, and the error is thrown on. The lease is extended while the handler runs.
+   * the name of the error's type, and the error is thrown on. The lease is extended while the handler runs, and the
+   * keys of what it sends are derived from the message's id, so that a repeated handling sends nothing twice.
    *
    * @template T
    * @param {(message: Message) => T | Promise<T>} work
@@ -68,7 +72,7 @@ export class Message {
     if (this.#state === OPEN) this.#state = HANDLING;
     let result;
     try {
-      result = await work(this);
+      result = await within(this.handling, () => work(this));
     } catch (error) {
       // The lease ends by itself if the message cannot be given back: the handler's error counts more.
       await this.#giveBack(error).catch(() => {});
@@ -102,8 +106,7 @@ export class Message {
    * again, the first reply to it is thus not sent a second time.
    */
   async reply(payload = {}, options = {}) {
-    this.#replies += 1;
-    return this.#agent.sendReply(this, payload, { key: `reply/${this.id}/${this.#replies}`, ...options });
+    return this.#agent.sendReply(this, payload, options);
   }
 
   /** Fetch the blob that the message refers to, and check its SHA-256. */
@@ -127,7 +130,7 @@ export class Message {
   }
 
   async #giveBack(error) {
-    if (this.#state === HANDLING) await this.nack(textOf(error));
+    if (this.#state === HANDLING) await this.nack(typeName(error));
   }
 
   async #settle(how, state, fields) {
@@ -186,10 +189,6 @@ export class Message {
 function blobInfo(blob) {
   if (blob === undefined) return null;
   return { digest: blob.digest, bytes: blob.bytes, contentType: blob.content_type };
-}
-
-function textOf(error) {
-  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
 }
 
 function note(text) {

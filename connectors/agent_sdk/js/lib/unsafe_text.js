@@ -37,3 +37,8 @@ export function unsafePattern(text) {
   }
   return null;
 }
+
+/** Return the name of the type of what was thrown. Its text may have a secret, its type has none. */
+export function typeName(thrown) {
+  return (thrown === null ? "" : thrown?.constructor?.name) || "Error";
+}

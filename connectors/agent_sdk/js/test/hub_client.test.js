@@ -82,7 +82,7 @@ test("a limit whose wait is longer than the patience is reported at once, with i
 });
 
 test("each status of a refusal has its error, and none is sent again", async (t) => {
-  const kinds = { 400: "UsageError", 401: "Refused", 403: "MessageRejected", 404: "NotFound", 409: "MessageRejected", 410: "NotFound", 413: "UsageError", 418: "TrunklineError", 500: "TrunklineError" };
+  const kinds = { 400: "UsageError", 401: "Refused", 403: "Refused", 404: "NotFound", 409: "Refused", 410: "NotFound", 413: "UsageError", 418: "TrunklineError", 500: "TrunklineError" };
   for (const [status, name] of Object.entries(kinds)) {
     const { agent, requests } = await serving(t, { status: Number(status), json: { reason: "why_not", message: "a\nb" } });
     await assert.rejects(agent.send("bo", "note"), (error) => {
@@ -151,4 +151,18 @@ test("an event of a job without an answer is sent again with the same bytes; one
   assert.equal(new Set(requests.map(({ body }) => body)).size, 1);
   await assert.rejects(job.progress(), { name: "EventRejected", reason: "too_large" });
   assert.equal(await job.resend(), 0);
+});
+
+test("a handler that throws sends the type of its error, and no text of it", async (t) => {
+  class LoginFailed extends Error {}
+  const secret = "sk-live-hunter2";
+  const named = Object.assign(new Error(secret), { name: secret });
+  const message = { id: "m-1", timestamp: "2026-01-01T00:00:00Z", sender: "bo", recipient: "ann", type: "note", payload: 1 };
+  for (const [thrown, reason] of [[new LoginFailed(secret), "LoginFailed"], [named, "Error"], [secret, "String"], [null, "Error"]]) {
+    const { agent, requests } = await serving(t, { json: { lease_id: "l-1", messages: [message] } }, { json: { done: ["m-1"], refused: [] } });
+    const { value } = await agent.messages().next();
+    await value.handle(() => Promise.reject(thrown)).then(assert.fail, (error) => assert.equal(error, thrown));
+    assert.equal(JSON.parse(requests.at(-1).body).reason, reason);
+    assert.ok(!JSON.stringify(requests).includes(secret));
+  }
 });

@@ -1,4 +1,8 @@
-"""The errors that belong to the hub's answers, with the hub's own text, reason and time to wait."""
+"""The errors that belong to the hub's answers, with the hub's own text, reason and time to wait.
+
+The library for JavaScript has the same table. Both are tested with `refusals` of
+connectors/agent_sdk/vectors/hub.json.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,15 @@ from typing import Any, Final, TypeAlias
 
 from trunkline_agent.errors import (
     BackboneUnreachable,
+    MessageRejected,
     NotFound,
     RateLimited,
     Refused,
     TrunklineError,
     UsageError,
 )
+from trunkline_agent.wire.retry_after import retry_after_s
+from trunkline_agent.wire.verdicts import POLICY, SEQ_CONFLICT
 
 RefusalOf: TypeAlias = Callable[[int, Mapping[str, str], bytes], Exception]
 """A function that returns the error of an answer without success: its status, headers and body."""
@@ -25,6 +32,7 @@ _TEXT_MOST: Final = 600
 _KINDS: Final[dict[int, type[TrunklineError]]] = {
     HTTPStatus.BAD_REQUEST: UsageError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: UsageError,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: UsageError,
     HTTPStatus.UNPROCESSABLE_ENTITY: UsageError,
     HTTPStatus.UNAUTHORIZED: Refused,
     HTTPStatus.FORBIDDEN: Refused,
@@ -47,7 +55,7 @@ _ADVICE: Final[dict[int, str]] = {
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TrunklineError:
     """Return the error, for the caller to raise, of an answer without success.
 
-    It is UsageError (400, 413, 422), Refused (401, 403, 409, and 502 `launch_failed`), RateLimited (429),
+    It is UsageError (400, 413, 415, 422), Refused (401, 403, 409, and 502 `launch_failed`), RateLimited (429),
     NotFound (404, 410), BackboneUnreachable (408, 502, 503, 504), or TrunklineError. `.reason` is that of the
     answer, if it has one.
     """
@@ -57,7 +65,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TrunklineE
         message = f"{message} ({reason})"
     advice = _ADVICE.get(status)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        wait_s = _retry_after_s(headers)
+        wait_s = retry_after_s(headers)
         return RateLimited(
             message,
             retry_after_s=wait_s,
@@ -73,7 +81,14 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TrunklineE
 
 def retry_after_of(outcome: Any) -> float:
     """Return the seconds that an answer asks to wait, 0 without such a header or without an answer."""
-    return _retry_after_s(getattr(outcome, "headers", {}))
+    return retry_after_s(getattr(outcome, "headers", {}))
+
+
+def rejection_of(error: TrunklineError) -> TrunklineError:
+    """Return the error of a request that sends a message: MessageRejected if the message itself was refused."""
+    if type(error) is Refused and error.reason in (SEQ_CONFLICT, POLICY):
+        return MessageRejected(*error.args, reason=error.reason, advice=error.advice)
+    return error
 
 
 def said_in(body: bytes) -> tuple[str | None, str | None]:
@@ -93,10 +108,3 @@ def _plain(text: Any) -> str | None:
         return None
     # A terminal obeys control characters, and the text may quote another client's.
     return "".join(one if one.isprintable() else "�" for one in text[:_TEXT_MOST])
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    try:
-        return max(0.0, float(headers.get("retry-after", "0")))
-    except ValueError:
-        return 0.0

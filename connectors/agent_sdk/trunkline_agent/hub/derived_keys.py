@@ -4,18 +4,24 @@ The key comes from the id of the message that is handled. So a second handling, 
 keys, and the hub recognizes the requests. A key also has the hash of the request and a count of equal requests:
 a handling that sends another content makes another request, and no message is lost. With a `key` of the caller,
 and for a reply, the place counts instead of the content: the message of the first handling stands.
+
+The library for JavaScript makes the same keys, so the second handling may be in the other language. Both are
+tested with `derived_keys` of connectors/agent_sdk/vectors/hub.json.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from contextvars import ContextVar
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trunkline_agent.hub.hub_requests import checked_key, new_key
 
 _KEY_MOST: Final = 255
+# JavaScript writes a whole number below this one without a fraction, whatever computed it.
+_WHOLE_MOST: Final = 2**53
 
 
 class SendKey(NamedTuple):
@@ -43,9 +49,10 @@ class Handling:
 
         Args:
             what: The kind of the request, and what its path names.
-            content: Its body.
+            content: Its body, a JSON text.
         """
-        digest = hashlib.sha256(what.encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()[:32]
+        hashed = what.encode("utf-8", "surrogatepass") + b"\0" + _in_one_form(content)
+        digest = hashlib.sha256(hashed).hexdigest()[:32]
         return SendKey(f"{self._message_id}/{digest}/{self._next(digest)}")
 
     def reply_key(self) -> SendKey:
@@ -62,6 +69,17 @@ class Handling:
     def _next(self, what: str) -> int:
         # Both calls are atomic in CPython.
         return next(self._counts.setdefault(what, count(1)))
+
+
+def _in_one_form(content: bytes) -> bytes:
+    """Return a JSON text in the one form that equal contents have in every language: sorted keys, no spaces."""
+    found = json.loads(content, parse_float=_number)
+    return json.dumps(found, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _number(text: str) -> Any:
+    number = float(text)
+    return int(number) if number.is_integer() and number and abs(number) < _WHOLE_MOST else number
 
 
 HANDLED: Final[ContextVar[Handling | None]] = ContextVar("trunkline_handled_message", default=None)

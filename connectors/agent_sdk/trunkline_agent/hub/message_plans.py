@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trunkline_agent.errors import MessageRejected, NoReply, Refused, UsageError
+from trunkline_agent.errors import NoReply, Refused, UsageError
+from trunkline_agent.hub.answer_errors import rejection_of
 from trunkline_agent.hub.derived_keys import Handling, SendKey
 from trunkline_agent.hub.hub_requests import IDEMPOTENCY_KEY, JSON_CONTENT, encoded, path_of
 from trunkline_agent.hub.hub_values import BlobReference, Published, Sent, not_a_gateway
 from trunkline_agent.hub.mailbox_plans import MESSAGES
 from trunkline_agent.hub.plans import Answer, Plan, Request, Retries, exchange
-from trunkline_agent.wire.verdicts import DUPLICATE, POLICY, SEQ_CONFLICT
+from trunkline_agent.wire.verdicts import DUPLICATE, SEQ_CONFLICT
 
 # Each wait for a reply is one request; proxies end connections that are silent for a minute.
 _REPLY_POLL_S: Final = 30.0
@@ -114,9 +115,7 @@ def _post(path: str, body: bytes, key: SendKey, retries: Retries, wait_s: float 
     except Refused as error:
         if key.may_stand and error.reason == SEQ_CONFLICT:
             return None
-        if error.reason in (SEQ_CONFLICT, POLICY):
-            raise MessageRejected(str(error), reason=error.reason) from None
-        raise
+        raise rejection_of(error) from None
 
 
 def _verdict(answer: Answer) -> str:

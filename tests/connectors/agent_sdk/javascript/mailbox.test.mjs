@@ -54,7 +54,7 @@ test("the same key is the same message, and another content under it is rejected
   await isEmpty(bo);
 });
 
-test("a handler that throws gives the message back with its text, and one that ends well acknowledges it", async () => {
+test("a handler that throws gives the message back, and one that ends well acknowledges it", async () => {
   const { messageId } = await ann.send("bo", "ask", {});
   const attempts = [];
   for await (const message of bo.messages({ waitS: 0.2 })) {
@@ -200,12 +200,10 @@ test("refusals have a class, a reason and an advice, and show no token", async (
     assert.ok(error.advice.length > 5);
     assert.ok(!`${error.stack}${JSON.stringify(error)}`.includes("not-a-token"));
   }
-  const { ready } = await ann.status();
-  assert.equal(ready, true);
 });
 
-test("a worker discovers agents", async () => {
-  const found = await bo.discover();
-  const echo = found.find(({ name }) => name === "echo");
-  assert.deepEqual([echo.kind, echo.status], ["definition", "defined"]);
+test("a worker finds agents by capability and status, and reports what it does", async () => {
+  assert.deepEqual(await bo.discover({ capability: "no-such-capability" }), []);
+  const { messageId, verdict } = await bo.status("working", "step 3");
+  assert.deepEqual([typeof messageId, verdict], ["string", "accepted"]);
 });
