@@ -24,6 +24,8 @@ _LENGTH_DIGITS: Final = 19
 _END: Final = b"\r\n\r\n"
 _BARE_END: Final = re.compile(rb"\n\r?\n")
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+# The absolute form of a target, which a client sends that takes us for its proxy (RFC 9112, section 3.2.2).
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)([/?].*)?", re.IGNORECASE)
 _PROTOCOLS: Final = {b" HTTP/1.0": "1.0", b" HTTP/1.1": "1.1"}
 _INVALID: Final = "Invalid HTTP request received."
 
@@ -59,6 +61,7 @@ class StrictHttp(HttpToolsProtocol):
         self._method = ""
         self._keeps_alive = False
         self._is_whole = False
+        self._may_skip_line = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the connection. asyncio calls it."""
@@ -132,6 +135,14 @@ class StrictHttp(HttpToolsProtocol):
     def _read_head(self) -> bool:
         """Start the application if the head is complete. Otherwise return False."""
         unread = self.unread
+        if self._may_skip_line and unread[:2] in (b"\r", b"\r\n"):
+            # One empty line before a request, which some clients send after a body (RFC 9112, section 2.2).
+            if len(unread) == 1:
+                return False
+            del unread[:2]
+            self._may_skip_line = False
+            if not unread:
+                return False
         end = unread.find(_END) + len(_END)
         is_open = end < len(_END)
         if unread[0] <= 0x20 or (is_open and _BARE_END.search(unread)):
@@ -142,6 +153,7 @@ class StrictHttp(HttpToolsProtocol):
             return False
         head = bytes(unread[:end])
         del unread[:end]
+        self._may_skip_line = True
         self._unset_keepalive_if_required()
         self._parse(head)
         self._start(head[: head.index(b"\r\n")])
@@ -168,11 +180,11 @@ class StrictHttp(HttpToolsProtocol):
         version = _PROTOCOLS.get(request_line[-9:])
         fields = dict(self.headers)
         self._left = self._body_bytes(version, fields)
-        raw_path, _, query = self.url.partition(b"?")
         # The parser accepts several spaces between the three words of the line.
         expected = len(self._method) + 1 + len(self.url) + len(b" HTTP/1.1")
         if version is None or not self._method or not self.url.isascii() or len(request_line) != expected:
             raise _RefusedError(400)
+        raw_path, _, query = self._origin_form().partition(b"?")
         root = self.root_path
         self.scope = {
             "type": "http",
@@ -189,7 +201,7 @@ class StrictHttp(HttpToolsProtocol):
             "headers": self.headers,
             "state": self.app_state.copy(),
         }
-        kind = RequestResponseCycle if version == "1.1" else _AnswerOfHttp10
+        kind = _Answer if version == "1.1" else _AnswerOfHttp10
         self.cycle = kind(
             scope=self.scope,
             transport=_JoinedWrites(self.transport, self.loop),  # type: ignore[arg-type]
@@ -208,6 +220,17 @@ class StrictHttp(HttpToolsProtocol):
         self.reading = "body"
         if self._is_whole:
             self._end_request()
+
+    def _origin_form(self) -> bytes:
+        """Return path and query of the target. The host of a target in absolute form replaces the header."""
+        if self.url.startswith((b"/", b"*")):
+            return self.url
+        found = _ABSOLUTE.fullmatch(self.url)
+        if found is None:
+            raise _RefusedError(400)
+        authority, rest = found.groups()
+        self.headers = [(b"host", authority), *(one for one in self.headers if one[0] != b"host")]
+        return b"/" + rest.removeprefix(b"/") if rest else b"/"
 
     def _body_bytes(self, version: str | None, fields: dict[bytes, bytes]) -> int | None:
         """Return the length of the body, None for a chunked one. Refuse a head from which it is not clear."""
@@ -299,6 +322,20 @@ class _BoundedReading(FlowControl):
         connection = self._connection
         if connection.reading != "nothing" or len(connection.unread) <= HEAD_BYTES:
             super().resume_reading()
+
+
+class _Answer(RequestResponseCycle):
+    """An answer, which ends the connection if the client still waits for leave to send its body.
+
+    Such a client (`Expect: 100-continue`) may leave the body out after an answer. Then its next request would
+    be read as the body (RFC 9110, section 10.1.1).
+    """
+
+    async def send(self, message: Any) -> None:
+        """Send the head of the answer, or a part of its body. The application calls it."""
+        if self.waiting_for_100_continue and self.more_body:
+            self.keep_alive = False
+        await super().send(message)
 
 
 class _AnswerOfHttp10(RequestResponseCycle):

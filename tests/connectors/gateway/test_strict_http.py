@@ -76,7 +76,9 @@ REFUSED: dict[str, bytes | tuple[int, bytes]] = {
     "a method in lower case": get(line=b"get /first HTTP/1.1"),
     "a method with a separator": get(line=b"G@T /first HTTP/1.1"),
     "CONNECT": (501, get(line=b"CONNECT first:443 HTTP/1.1")),
-    "an empty line first": b"\r\n" + get(),
+    "two empty lines first": b"\r\n\r\n" + get(),
+    "a bare CR first": b"\r" + get(),
+    "a bare LF first": b"\n" + get(),
     "a space first": b" " + get(),
     "TLS at once": b"\x16\x03\x01\x02\x00\x01",
     "lines that end with LF": get().replace(b"\r\n", b"\n"),
@@ -101,6 +103,10 @@ REFUSED: dict[str, bytes | tuple[int, bytes]] = {
     "two spaces before the path": get(line=b"GET  /first HTTP/1.1"),
     "two spaces before the version": get(line=b"GET /first  HTTP/1.1"),
     "a path without slash": get(line=b"GET first HTTP/1.1"),
+    "an absolute target of another scheme": get(line=b"GET ftp://b/first HTTP/1.1"),
+    "an absolute target with a user": get(line=b"GET http://a@b/first HTTP/1.1"),
+    "an absolute target without a host": get(line=b"GET http:///first HTTP/1.1"),
+    "an absolute target and no Host": get(line=b"GET http://b/first HTTP/1.1", host=b""),
     "two equal lengths": post(b"Content-Length: 4", b"Content-Length: 4"),
     "two lengths": post(b"Content-Length: 4", b"Content-Length: 5"),
     "a list of lengths": post(b"Content-Length: 4, 4"),
@@ -160,8 +166,12 @@ SERVED: dict[str, tuple[bytes, str, bytes]] = {
     "odd characters": (get(line=b'GET /"<>\\^`{|} HTTP/1.1'), '/"<>\\^`{|}', b""),
     "two slashes": (get(line=b"GET //a/b HTTP/1.1"), "//a/b", b""),
     "a fragment": (get(line=b"GET /a#b HTTP/1.1"), "/a#b", b""),
+    "an absolute target": (get(line=b"GET http://b/first HTTP/1.1"), "/first", b""),
+    "an absolute target in capitals": (get(line=b"GET HTTP://B:1/first?x=1 HTTP/1.1"), "/first", b""),
+    "an absolute target without path": (get(line=b"GET http://b HTTP/1.1"), "/", b""),
+    "an absolute target with a query alone": (get(line=b"GET http://b?x=/y HTTP/1.1"), "/", b""),
+    "an empty line first": (b"\r\n" + get(), "/first", b""),
     # The hub has no route of this name, so its answer is 404.
-    "an absolute target": (get(line=b"GET http://b/first HTTP/1.1"), "http://b/first", b""),
     "a target of the server": (get(line=b"OPTIONS * HTTP/1.1"), "*", b""),
     "a value that is not ASCII": (get(b"X: \xe9"), "/first", b""),
     "a largest head": (get(b"X: " + b"1" * (HEAD_BYTES - len(get(b"X: ")))), "/first", b""),
@@ -205,6 +215,36 @@ def test_an_unusual_request_is_served_whole_and_the_next_one_begins_after_it(
     assert statuses(found) == [first, 200]
     assert found.endswith(b"</>") and (first != 200 or b"<" + body + b"/>" in found)
     assert first == 200 or (b"\r\n\r\nHTTP/1.1 200 " in found and b"chunked" not in found)
+
+
+@pytest.mark.requirement("HH-24")
+def test_the_host_of_an_absolute_target_replaces_the_header(server: Served) -> None:
+    server.exchange(get(line=b"GET http://b:80/first?x=1 HTTP/1.1") + LAST)
+    assert [one[2][b"host"] for one in APP.requests] == [b"b:80", b"a"]
+
+
+@pytest.mark.requirement("HH-24")
+def test_an_empty_line_between_two_requests_is_skipped(server: Served) -> None:
+    assert statuses(server.exchange(post(b"Content-Length: 4") + b"\r\n" + LAST)) == [200, 200]
+
+
+@pytest.mark.requirement("HH-24")
+@pytest.mark.parametrize("size", [b"Content-Length: 4", b"Transfer-Encoding: chunked"])
+def test_an_answer_before_100_continue_ends_the_connection(server: Served, size: bytes) -> None:
+    """The client sends no body after such an answer, and its next request must not be taken for the body."""
+    sent = post(b"Expect: 100-continue", size, body=b"").replace(b"/first", b"/early")
+    found = server.exchange(sent)
+    assert statuses(found) == [200]
+    assert b"connection: close\r\n" in found
+
+
+@pytest.mark.requirement("HH-24")
+def test_a_body_after_100_continue_is_read_and_the_connection_goes_on(server: Served) -> None:
+    with server.connect() as connection:
+        connection.sendall(post(b"Expect: 100-continue", b"Content-Length: 4", body=b""))
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"body" + LAST)
+        assert statuses(rest(connection)) == [200, 200]
 
 
 def test_head_is_answered_without_body_and_the_next_request_after_it(server: Served) -> None:
