@@ -36,6 +36,8 @@ from connectors.agent_mcp.waiting_calls import WaitingCalls
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
+from connectors.gateway.web.host_names import LOOPBACK_NAMES, HostNames
+from schemas.settings.setting_types import host_names_of
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.wire.wire_body import first_fault
@@ -102,7 +104,8 @@ class AgentMcp:
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
         )
-        security = _security(hub.settings)
+        names = _host_names(hub.settings)
+        security = _security(names)
         body_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
         self._streams = StreamableHTTPSessionManager(
             self._server,
@@ -128,6 +131,7 @@ class AgentMcp:
                     hub=hub,
                     keys=self._keys,
                     only_reads=ONLY_READS.__contains__,
+                    names=names,
                     paths=(MCP_PATH, SSE_PATH, MESSAGES_PATH),
                 )
             ],
@@ -182,15 +186,14 @@ class AgentMcp:
             return tool_error(INTERNAL, "the gateway failed; its log says where")
 
 
-def _security(settings: Settings) -> TransportSecuritySettings:
-    """Return the allowed Host headers: where the server listens, and where agents find it through a proxy."""
-    found = {
-        "127.0.0.1",
-        "localhost",
-        "::1",
-        settings.agent_mcp.host,
-        urlsplit(settings.mcp_server_url).hostname,
-    }
-    hosts = sorted(f"[{host}]" if ":" in host else host for host in found if host)
-    # A Host header names no port if it is the default port of the scheme.
+def _host_names(settings: Settings) -> HostNames:
+    """Return the names of the door: where it listens, where agents find it, and further ones."""
+    url = urlsplit(settings.mcp_server_url).hostname or ""
+    further = host_names_of(settings.gateway.host_names)
+    return HostNames([*LOOPBACK_NAMES, settings.agent_mcp.host, url, *further])
+
+
+def _security(names: HostNames) -> TransportSecuritySettings:
+    """Return the library's check of Host and Origin. A Host header has no port if it is that of the scheme."""
+    hosts = list(names)
     return TransportSecuritySettings(allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)])

@@ -22,6 +22,7 @@ from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, malformed, unavailable
 from connectors.gateway.web.bounded_http import note_principal
+from connectors.gateway.web.host_names import NOT_KNOWN, HostNames, name_and_port, shown
 from connectors.gateway.web.strict_request import NotRead, StrictRequest, replayed
 from schemas.streams.agents.participants import AgentCalled, participant_record
 from schemas.streams.refused.refusal import RefusalReason
@@ -34,7 +35,7 @@ from trunkline_agent.mcp.signing import (
 )
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
-from trunkline_agent.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
+from trunkline_agent.wire.verdicts import ACCEPTED, MALFORMED, POLICY, REJECTED, TOO_LARGE, UNAUTHORIZED
 
 DOOR: Final = "mcp"
 # The keys of an ASGI scope for the agent that signed the request, for the decoded body (None without a body),
@@ -70,6 +71,7 @@ class SignedRequests:
         keys: The public keys of the agents.
         only_reads: Returns whether the tool with this name changes nothing. A signature is valid for one call
             of any other tool.
+        names: The host names under which the door answers.
         paths: The paths that metrics and access log may name.
     """
 
@@ -79,6 +81,7 @@ class SignedRequests:
         hub: Hub,
         keys: AgentKeys,
         only_reads: Callable[[str], bool],
+        names: HostNames,
         paths: Collection[str],
     ) -> None:
         self._app = app
@@ -86,6 +89,7 @@ class SignedRequests:
         self._hub = hub
         self._keys = keys
         self._only_reads = only_reads
+        self._names = names
         self._limit_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,6 +107,7 @@ class SignedRequests:
         try:
             body = await request.body()
             agent_name, signature = self._signer(request, body)
+            self._check_host(scope)
             note_principal(scope, f"{DOOR}/{agent_name}")
             await self._hub.turns.wait(f"{DOOR}/{agent_name}")
             scope[DOCUMENT] = document = _decoded(body)
@@ -119,6 +124,24 @@ class SignedRequests:
         # The transports read the owner of a session from this.
         scope["user"] = _user(agent_name)
         await self._app(scope, replayed(body, receive), send)
+
+    def _check_host(self, scope: Scope) -> None:
+        """Write the header `Host` as the library compares it. Raises ApiError (421) for an unknown name.
+
+        A request without the header, or with several, is left to the library.
+        """
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:
+            return
+        host = hosts[0].decode("latin-1")
+        name, port = name_and_port(host)
+        if name not in self._names:
+            why = f"the agent MCP door does not answer under the host {shown(host)}: {NOT_KNOWN}"
+            raise ApiError(421, POLICY, why)
+        usual = (f"{name}:{port}" if port else name).encode("latin-1")
+        if usual != hosts[0]:
+            others = (one for one in scope["headers"] if one[0] != b"host")
+            scope["headers"] = [(b"host", usual), *others]
 
     def _signer(self, request: Request, body: bytes) -> tuple[str, bytes]:
         """Return the agent that signed the request, and the signature. Raises ApiError (403)."""

@@ -13,9 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.gateway.web.answers import error_response
+from connectors.gateway.web.host_names import LOOPBACK_NAMES, NOT_KNOWN, HostNames, name_and_port
 from trunkline_agent.wire.verdicts import POLICY
 
-_LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared, not bound
 _USUAL_PORTS: Final = {"http": 80, "https": 443}
 _OUR_SITES: Final = ("same-origin", "none")
@@ -49,16 +49,19 @@ class Guard:
     """ASGI middleware that answers requests of other sites with 403, and adds security headers to all answers.
 
     It wraps the dashboard's application. `scheme`, `host` and `port` are the address that the dashboard listens
-    on.
+    on. `names` are further host names under which browsers reach it, through a proxy: on any port, by HTTP or
+    HTTPS.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, scheme: str = "http") -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, scheme: str = "http", names: Iterable[str] = ()
+    ) -> None:
         self._app = app
         self._is_wildcard = host in _WILDCARDS
-        self._port = port
         self._scheme = scheme
-        self._is_usual_port = port == _USUAL_PORTS[scheme]
-        self._hosts = set(self._written((*_LOOPBACK_NAMES, host)))
+        self._ports = {str(port), *([""] if port == _USUAL_PORTS[scheme] else [])}
+        self._hosts = HostNames((*LOOPBACK_NAMES, host))
+        self._further = HostNames(names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of another site with 403, and pass any other request on to the application.
@@ -84,11 +87,14 @@ class Guard:
 
     def _why_not(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
-        hosts = [host.lower() for host in headers.getlist("host")]
-        if len(hosts) != 1 or hosts[0] not in self._allowed(scope):
-            return "the dashboard does not answer under this Host"
-        if any(origin.lower() != f"{self._scheme}://{hosts[0]}" for origin in headers.getlist("origin")):
-            return "the dashboard does not answer to pages of another Origin"
+        hosts = [name_and_port(host) for host in headers.getlist("host")]
+        if len(hosts) != 1 or not self._is_ours(hosts[0], scope):
+            return f"the dashboard does not answer under this Host; {NOT_KNOWN}"
+        schemes = ("http", "https") if hosts[0][0] in self._further else (self._scheme,)
+        for origin in headers.getlist("origin"):
+            found, _, host = origin.partition("://")
+            if found.lower() not in schemes or name_and_port(host) != hosts[0]:
+                return "the dashboard does not answer to pages of another Origin"
         site, mode = headers.getlist("sec-fetch-site"), headers.getlist("sec-fetch-mode")
         # A link of another site may lead to the page itself, which shows nothing before it has asked for its
         # data.
@@ -96,16 +102,14 @@ class Guard:
             return "the dashboard does not answer to pages of another site"
         return None
 
-    def _allowed(self, scope: Scope) -> set[str]:
+    def _is_ours(self, host: tuple[str, str], scope: Scope) -> bool:
+        name, port = host
+        if name in self._further:
+            return True
+        if port not in self._ports:
+            return False
         server = scope.get("server")
-        if self._is_wildcard and server is not None:
-            # An IP address is safe: only names can be made to resolve to another address.
-            return self._hosts | set(self._written((server[0],)))
-        return self._hosts
-
-    def _written(self, names: Iterable[str]) -> Iterable[str]:
-        for name in names:
-            host = f"[{name}]" if ":" in name and not name.startswith("[") else name.lower()
-            yield f"{host}:{self._port}"
-            if self._is_usual_port:
-                yield host
+        # An IP address is safe: only names can be made to resolve to another address.
+        return name in self._hosts or (
+            self._is_wildcard and server is not None and name in HostNames((server[0],))
+        )

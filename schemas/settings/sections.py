@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from schemas.settings.setting_types import Heap, Host, HttpAddress, Networks, SparkMaster
+from schemas.settings.setting_types import Heap, Host, HostNameList, HttpAddress, Networks, SparkMaster
 
 _PORT_MOST = 65535
 _TOPIC_PREFIX = r"^[^+#\x00]*[^+#/\x00]$"
@@ -136,6 +136,8 @@ class GatewaySettings(ConnectionSettings):
     """TCP port of the hub."""
     url: HttpAddress | None = None
     """URL at which clients find the hub, if it differs from host and port."""
+    host_names: HostNameList = ""
+    """Further names or addresses, by commas, under which clients reach the dashboard and the agent MCP door."""
     certfile: Path | None = None
     """PEM file with the certificate of the hub, the dashboard and the agent MCP door."""
     keyfile: Path | None = None

@@ -105,6 +105,16 @@ def _networks(value: str) -> str:
     return value
 
 
+def host_names_of(value: str) -> tuple[str, ...]:
+    """Return the names of a text such as `trunk.example, 10.0.0.7`. Raises ValueError for any other."""
+    return tuple(_host(one.strip()) for one in value.split(",") if one.strip())
+
+
+def _host_names(value: str) -> str:
+    host_names_of(value)
+    return value
+
+
 DataDirectory = Annotated[Path, BeforeValidator(_data_directory)]
 Heap = Annotated[str, AfterValidator(_heap)]
 """A JVM's heap size for Spark."""
@@ -114,6 +124,8 @@ Servers = Annotated[str, AfterValidator(_servers)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpAddress = Annotated[str, AfterValidator(_http_address)]
 """A URL with scheme and host."""
+HostNameList = Annotated[str, AfterValidator(_host_names)]
+"""Host names or IP addresses, by commas."""
 Networks = Annotated[str, AfterValidator(_networks)]
 """IP networks or addresses, by commas."""
 

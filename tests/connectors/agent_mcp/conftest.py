@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from schemas.keys.sealing import ensure_keyring
-from schemas.settings.settings import MqttSettings, Settings
+from schemas.settings.settings import GatewaySettings, MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, free_port, kafka_at
 from tests.connectors.agent_mcp.signed_calls import SignedCaller
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
@@ -24,6 +24,8 @@ from trunkline_agent.mcp.pem import private_key_pem
 from trunkline_agent.mcp.signing import KEY_BITS, new_key_pair, public_pem
 
 PARTICIPANTS = "/api/hub/participants"
+# A host name of the shared gateway, besides those that each gateway has.
+FURTHER_NAME = "trunk.test"
 
 
 class McpGateway(GatewayProcess):
@@ -86,6 +88,7 @@ def shared_gateway(
         data_dir=folder / "data",
         kafka=kafka_at(kafka_broker.port, topic=f"test.{uuid.uuid4().hex[:12]}"),
         mqtt=MqttSettings(host=LOOPBACK, port=mosquitto_broker.port),
+        gateway=GatewaySettings(host_names=FURTHER_NAME),
     )
     ensure_keyring(settings)
     make_topic(settings)

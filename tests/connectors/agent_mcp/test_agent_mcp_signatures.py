@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.connectors.agent_mcp.conftest import Agent, McpGateway
+from tests.connectors.agent_mcp.conftest import FURTHER_NAME, Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, SignedCaller, call_body, now, open_stream
 from tests.mcp_protocol import ENVELOPE
 from trunkline_agent.mcp.signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WINDOW_S
@@ -145,6 +145,18 @@ def test_other_hosts_and_origins_are_refused(ann: SignedCaller, shared_gateway: 
     # An error after the answer is logged after it.
     assert ann.messages() == []
     assert "Traceback" not in shared_gateway.program.log()
+
+
+@pytest.mark.requirement("HH-20")
+def test_a_host_is_compared_as_a_name_and_further_names_come_from_the_settings(ann: SignedCaller) -> None:
+    port = ann.client.base_url.port
+    names = ("LOCALHOST", "localhost.", "LocalHost.", FURTHER_NAME, FURTHER_NAME.upper() + ".")
+    for host in (*names, *(f"{name}:{port}" for name in names)):
+        assert ann.post(call_body("discover_agents"), Host=host).status_code == 200, host
+    refused = ann.post(call_body("discover_agents"), Host=f"other.test:{port}")
+    assert refused.status_code == 421
+    assert f"'other.test:{port}'" in refused.json()["message"]
+    assert "gateway.host_names" in refused.json()["message"]
 
 
 MODERN = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "send_to_agent"}

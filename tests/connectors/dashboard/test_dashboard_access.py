@@ -7,13 +7,17 @@ import socket
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
 from connectors.cli.main import main
 from connectors.dashboard.entrance import SESSION_S, Logins
+from connectors.dashboard.guard import Guard
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_view import LiveView
 from schemas.keys.sealing import Keyring
+from schemas.settings.setting_types import host_names_of
 from schemas.settings.settings import DashboardSettings, load_settings, settings_environment
 from tests.broker_processes import LOOPBACK, ProgramProcess, free_port, wait_until
 from tests.connectors.dashboard.event_reading import Seen, followed
@@ -140,11 +144,13 @@ def test_requests_under_another_host_or_from_another_origin_are_refused(dashboar
         f"{LOOPBACK}:{port + 1}",
         LOOPBACK,
         f"{ours}.evil.example",
+        f"trunk.test:{port}",
+        f"localhost..:{port}",
     ):
         for route in ("/", "/page/main.js", *ROUTES):
             answer = watcher.get(route, headers={"Host": host})
             assert (answer.status_code, answer.json()["reason"]) == (403, "policy"), (host, route)
-    for host in (ours, f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+    for host in (ours, f"localhost:{port}", f"LOCALHOST:{port}", f"localhost.:{port}", f"[::1]:{port}"):
         assert watcher.get("/api/agents", headers={"Host": host}).status_code == 200
     for origin in ("http://evil.example", "null", f"http://{LOOPBACK}:{port + 1}", f"https://{ours}"):
         assert watcher.get("/api/agents", headers={"Origin": origin}).status_code == 403, origin
@@ -154,6 +160,25 @@ def test_requests_under_another_host_or_from_another_origin_are_refused(dashboar
         assert watcher.get("/api/agents", headers=fetched).status_code == 403
         assert watcher.get("/", headers={**fetched, "Sec-Fetch-Mode": "navigate"}).status_code == 200
     assert watcher.get("/api/agents", headers={"Origin": f"http://{ours}"}).status_code == 200
+
+
+@pytest.mark.requirement("HH-20")
+def test_the_dashboard_answers_under_the_further_names_of_the_settings():
+    async def page(scope, receive, send):
+        await PlainTextResponse("page")(scope, receive, send)
+
+    guarded = Guard(page, LOOPBACK, 3000, names=host_names_of("trunk.test, 10.0.0.7,fd00::7"))
+    client = TestClient(guarded, base_url="http://trunk.test")
+    for host in ("trunk.test", "TRUNK.test.:8443", "10.0.0.7:80", "[fd00::7]:1"):
+        assert client.get("/", headers={"Host": host}).status_code == 200, host
+        for scheme in ("http", "https"):
+            origin = {"Host": host, "Origin": f"{scheme}://{host}"}
+            assert client.get("/", headers=origin).status_code == 200, origin
+    for host in ("other.test", "trunk.test.evil.example", f"{LOOPBACK}:3001"):
+        answer = client.get("/", headers={"Host": host})
+        assert answer.status_code == 403
+        assert "gateway.host_names" in answer.json()["message"]
+    assert client.get("/", headers={"Host": "trunk.test", "Origin": "https://evil.test"}).status_code == 403
 
 
 def test_a_request_without_a_host_or_with_two_is_refused(dashboard):
