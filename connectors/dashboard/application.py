@@ -31,8 +31,10 @@ from connectors.dashboard.task_board import TaskBoard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import add_error_handlers, not_found
+from connectors.gateway.web.head_requests import HeadRequests
 from connectors.gateway.web.page_files import MEDIA_TYPES, PageFile
 from connectors.gateway_client.operator_token import ensure_operator_token
+from schemas.settings.setting_types import host_names_of
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -107,8 +109,9 @@ class Dashboard:
         add_data_routes(app, hub, entrance, shown)
         add_detail_routes(app, hub, entrance, self.mailboxes, self.tasks)
         where = hub.settings.dashboard
-        guarded = Guard(app, where.host, where.port, hub.settings.http_scheme)
-        return AccessLog(guarded, hub.metrics, hub.strangers, hub.answer_memory)
+        names = host_names_of(hub.settings.gateway.host_names)
+        guarded = Guard(app, where.host, where.port, hub.settings.http_scheme, names)
+        return AccessLog(HeadRequests(guarded), hub.metrics, hub.strangers, hub.answer_memory)
 
     @asynccontextmanager
     async def _living(self, app: FastAPI) -> AsyncIterator[None]:

@@ -17,7 +17,7 @@ from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
 from connectors.gateway.messages.dead_messages import add_dead_message_routes
 from connectors.gateway.messages.limit_routes import add_limit_routes
-from connectors.gateway.messages.message_routes import add_message_routes
+from connectors.gateway.messages.message_routes import MESSAGES, add_message_routes
 from connectors.gateway.messages.own_mailbox_routes import add_own_mailbox_routes
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
 from connectors.gateway.messages.schedule_routes import add_schedule_routes
@@ -30,6 +30,7 @@ from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, open_t
 from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
 from connectors.gateway.web.api_document import documented
 from connectors.gateway.web.api_routes import add_api_page
+from connectors.gateway.web.head_requests import HeadRequests
 from connectors.gateway.web.lean_routes import LeanRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
@@ -40,6 +41,8 @@ from connectors.gateway.work.task_routes import add_task_routes
 
 TITLE: Final = "Trunkline hub"
 VERSION: Final = "1"
+# A drain is a GET that takes messages.
+_TAKING_PATHS: Final = frozenset({MESSAGES})
 
 
 def build_application(hub: Hub) -> FastAPI:
@@ -101,8 +104,8 @@ class HubApplication(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Return the ASGI application behind this object. Starlette calls it before the first request."""
         lean = LeanRoutes(super().build_middleware_stack(), self.routes, self._gate)
-        hub = self._hub
-        return AccessLog(lean, hub.metrics, hub.strangers, hub.answer_memory)
+        hub, served = self._hub, HeadRequests(lean, _TAKING_PATHS)
+        return AccessLog(served, hub.metrics, hub.strangers, hub.answer_memory)
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
-from connectors.gateway.messages.blobs import OpenBlob, Uploads, blob_of_message, opened_blob, stored_blob
+from connectors.gateway.messages.blobs import Uploads, opened_blob, stored_blob
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath
 from connectors.gateway.rules.message_models import BlobFilter, StoredBlobAnswer
 from connectors.gateway.rules.owners import owner_of_mailbox
@@ -18,11 +19,13 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed
 from connectors.gateway.web.bounded_http import BODY_PROGRESS
+from connectors.gateway.web.byte_ranges import is_unchanged, range_of
 from connectors.gateway.web.idempotency import Origin, caller_of
 from connectors.gateway.web.models import ERRORS, NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.web.streaming_answer import StreamPlaces
+from connectors.gateway.web.strict_request import check_body_headers
 from schemas.streams.blob.blob_registry import (
     CONTENT_TYPE_CHARACTERS_MOST,
     DEFAULT_CONTENT_TYPE,
@@ -66,8 +69,10 @@ def _add_upload_route(routes: Routes, hub: Hub) -> None:
         is removed when it was kept for `limits.blob_keep_s` and no message refers to it.
 
         The answer is 413 for a content over `limits.blob_bytes`, 400 when it does not have the SHA-256
-        `digest`, and 429 when the caller has sent too many bytes in a minute.
+        `digest`, 415 for a Content-Encoding (name the coding in Content-Type, such as `application/gzip`), and
+        429 when the caller has sent too many bytes in a minute.
         """
+        check_body_headers(request.scope, is_text=False)
         origin: Origin = {"door": DOOR, "principal": caller_of(request).principal}
         settled = await uploads.upload(
             _parts(request),
@@ -96,26 +101,33 @@ def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
 
         It can be fetched as long as the message waits, and some time after its end (`limits.blob_keep_s`). The
         answer is 404 for an unknown message, and for one without a blob, and 410 when the blob was removed. A
-        content that is damaged ends before its `Content-Length`.
+        content that is damaged ends before its `Content-Length`. With the header `Range` the answer is 206 with
+        one part, whose digest nobody has checked: check that of the whole. The `ETag` is good for `If-Range`
+        and `If-None-Match`.
         """
         blob = await opened_blob(hub, f"{realm}/{name}/{message_id}")
+        headers = _headers(blob.reference)
         try:
+            if is_unchanged(request.headers, headers["ETag"]):
+                blob.close()
+                return Response(b"", 304, headers)
+            size = blob.reference.bytes
+            wanted = range_of(request.headers, headers["ETag"], size)
             answer = places.answer(
-                caller_of(request).principal, lambda: _sent(blob), blob.reference.content_type
+                caller_of(request).principal,
+                blob.parts if wanted is None else partial(blob.parts_of, wanted),
+                blob.reference.content_type,
+                blob.close,
             )
         except BaseException:
             blob.close()
             raise
-        answer.headers.update(_headers(blob.reference))
+        if wanted is not None:
+            answer.status_code = 206
+            headers["Content-Range"] = f"bytes {wanted.start}-{wanted.end - 1}/{size}"
+            size = wanted.end - wanted.start
+        answer.headers.update({**headers, "Content-Length": str(size)})
         return answer
-
-    @routes.head(path, Action.MAILBOX_READ, None, owner, **documented, include_in_schema=False)
-    async def describe_blob(
-        request: Request, realm: RealmPath, name: NamePath, message_id: MessagePath
-    ) -> Response:
-        """Return the headers of the answer to GET, and no content."""
-        _, reference = await blob_of_message(hub, f"{realm}/{name}/{message_id}")
-        return Response(b"", 200, _headers(reference), reference.content_type)
 
 
 async def _parts(request: Request) -> AsyncIterator[bytes]:
@@ -127,19 +139,12 @@ async def _parts(request: Request) -> AsyncIterator[bytes]:
         raise malformed("the body ended too early") from None
 
 
-async def _sent(blob: OpenBlob) -> AsyncIterator[bytes]:
-    try:
-        async for part in blob.parts():
-            yield part
-    finally:
-        blob.close()
-
-
 def _headers(reference: BlobReference) -> dict[str, str]:
-    """Return the headers of a content: its length, and its digest by RFC 9530."""
+    """Return the headers of a content and of its parts. `Repr-Digest` is that of the whole (RFC 9530)."""
     digest = base64.b64encode(bytes.fromhex(reference.digest)).decode("ascii")
     return {
-        "Content-Length": str(reference.bytes),
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{reference.digest}"',
         "Repr-Digest": f"sha-256=:{digest}:",
         # A browser must not show what an agent calls a page of ours.
         "Content-Disposition": "attachment",

@@ -29,6 +29,7 @@ from connectors.gateway.web.answers import (
     refuse_rejected,
     unavailable,
 )
+from connectors.gateway.web.byte_ranges import ByteRange
 from connectors.gateway.web.idempotency import Origin
 from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.gateway.web.strict_request import NotRead
@@ -254,6 +255,11 @@ class OpenBlob:
             raise OSError("the content of the blob does not have its digest")
         if last:
             yield last
+
+    async def parts_of(self, wanted: ByteRange) -> AsyncIterator[bytes]:
+        """Yield a part of the content, a MiB at a time. Raises OSError. The digest is not checked."""
+        for offset in range(wanted.start, wanted.end, _CHUNK_BYTES):
+            yield await asyncio.to_thread(self.part, offset, min(_CHUNK_BYTES, wanted.end - offset))
 
     def part(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset` on. Blocks. Raises OSError. The digest is not checked."""

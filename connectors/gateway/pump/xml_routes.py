@@ -29,6 +29,7 @@ from connectors.gateway.web.example_values import EXAMPLES
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.gateway.web.strict_request import UNSUPPORTED
 from connectors.rates.token_buckets import TokenBuckets
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import huh
@@ -117,7 +118,7 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
         """
         caller = write.caller
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
-            raise ApiError(415, "unsupported_media_type", "the body must be application/xml")
+            raise ApiError(415, UNSUPPORTED, "the body must be application/xml")
         sender = _sender(hub, caller, asked.sender)
         wait_s = 0.0 if rates is None else rates.take(sender)
         if wait_s:

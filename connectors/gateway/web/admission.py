@@ -64,7 +64,7 @@ def _reason_alone(body: Any, why: str) -> str:
 
 
 class Routes:
-    """Adds endpoints to an application by the decorators `get`, `head`, `post`, `put` and `delete`.
+    """Adds endpoints to an application by the decorators `get`, `post`, `put` and `delete`.
 
     The arguments of a decorator are the path and the action that the caller needs a right to. Optional are the
     answer's model and a function that finds the owner. The routes of the application must be of the class
@@ -74,7 +74,6 @@ class Routes:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         self.get = partial(self._add, "GET")
-        self.head = partial(self._add, "HEAD")
         self.post = partial(self._add, "POST")
         self.put = partial(self._add, "PUT")
         self.delete = partial(self._add, "DELETE")

@@ -81,16 +81,25 @@ class StreamPlaces:
         self._held += Counter()  # removes principals without a place
 
     def answer(
-        self, principal: str, chunks: Callable[[], AsyncIterator[bytes]], media_type: str
+        self,
+        principal: str,
+        chunks: Callable[[], AsyncIterator[bytes]],
+        media_type: str,
+        ended: Callable[[], None] = _nothing,
     ) -> StreamingAnswer:
         """Return a streaming response that has one of the principal's places until the response ends.
 
-        `chunks` is called when the response begins, and yields the bytes of the stream. Raises ApiError (503)
-        if the principal has no free place.
+        `chunks` is called when the response begins, and yields the bytes of the stream. `ended` is called when
+        the response has ended. Raises ApiError (503) if the principal has no free place.
         """
         if not self.take(principal):
             raise unavailable("too many streams at once; try again later", BUSY)
-        return StreamingAnswer(chunks, media_type, lambda: self.give_back(principal))
+
+        def end() -> None:
+            self.give_back(principal)
+            ended()
+
+        return StreamingAnswer(chunks, media_type, end)
 
 
 class StreamingAnswer(Response):
@@ -149,7 +158,7 @@ class StreamingAnswer(Response):
                 await send(message)
 
         try:
-            await put({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await put({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with aclosing(self._chunks()) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     await put({"type": "http.response.body", "body": chunk, "more_body": True})

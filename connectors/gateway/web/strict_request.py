@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 
 from fastapi import Request
@@ -20,6 +21,11 @@ BODY_TIMEOUT_S: Final = 30.0
 BODY_TIMEOUT: Final = "trunkline_body_timeout"
 # The key for a function that returns the whole body once, or None if the body has not arrived yet.
 WHOLE_BODY: Final = "trunkline_whole_body"
+_JSON: Final = b"application/json"
+
+UNSUPPORTED: Final = "unsupported_media_type"
+_CHARSET: Final = re.compile(rb";\s*charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
+_UTF_8: Final = (b"utf-8", b"utf8", b"us-ascii")
 
 
 class NotRead(ApiError):
@@ -45,9 +51,10 @@ class StrictRequest(Request):
 
         Raises:
             ApiError: 413 for a body over the limit, 408 if the body does not arrive in time, 400 if the client
-                disconnects before its end.
+                disconnects before its end, and as `check_body_headers`.
         """
         if self._read is None:
+            check_body_headers(self.scope)
             # Most bodies arrive with the head. Then no timer is needed.
             arrived: bytes | None = self.scope.pop(WHOLE_BODY, _not_arrived)()
             if arrived is not None and len(arrived) <= self._limit_bytes:
@@ -111,6 +118,30 @@ class StrictRequest(Request):
 
     def _not_read(self) -> ApiError:
         return NotRead(413, TOO_LARGE, f"a body has at most {self._limit_bytes} bytes", {"Connection": "close"})
+
+
+def check_body_headers(scope: Scope, *, is_text: bool = True) -> None:
+    """Refuse a body whose headers give its bytes a meaning that no reader here looks at (RFC 9110, section 8).
+
+    Args:
+        scope: The ASGI scope of the request.
+        is_text: Whether the body is read as text, which must be in UTF-8. Stored contents may have any.
+
+    Raises:
+        ApiError: 415 for a content coding such as gzip, or a charset other than UTF-8; 400 for a part of a
+            content (section 14.5).
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            charset = _CHARSET.search(value) if is_text and len(value) > len(_JSON) else None
+            if charset is not None and charset[1].lower() not in _UTF_8:
+                raise ApiError(415, UNSUPPORTED, "the body must be in UTF-8; send it so, without a charset")
+        elif name == b"content-encoding":
+            if value.lower() != b"identity":
+                why = "the body must have no content coding; send it without Content-Encoding"
+                raise ApiError(415, UNSUPPORTED, why, {"Accept-Encoding": "identity"})
+        elif name == b"content-range":
+            raise malformed("a body with Content-Range is not accepted: send the whole content")
 
 
 def _not_arrived() -> bytes | None:

@@ -41,6 +41,7 @@ from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import JOB_ID_PATTERN
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import DOOR
+from connectors.gateway.web.strict_request import UNSUPPORTED
 from connectors.gateway.work.broker_overlays import opened_overlay
 from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
@@ -131,7 +132,7 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
         for an event that does not fit the state of the job or its other events. The ledger has each of them.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_CONTENT:
-            raise ApiError(415, "unsupported_media_type", f"the body must be {JSON_CONTENT}")
+            raise ApiError(415, UNSUPPORTED, f"the body must be {JSON_CONTENT}")
         stream, payload = stream_key(JOB, job_id), await request.body()
         record = OutgoingRecord(
             stream=stream,

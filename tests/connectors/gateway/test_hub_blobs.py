@@ -107,6 +107,56 @@ def test_the_recipient_gets_the_blob_whole_at_another_gateway(hub: HubStack) -> 
     assert object_of(hub, digest).stat().st_size == len(given)
 
 
+@pytest.mark.requirement("HH-23")
+def test_a_part_of_a_blob_is_fetched_and_a_download_goes_on_where_it_ended(hub: HubStack) -> None:
+    name, token = hub.principal("worker")
+    given = content(2 * MIB + 7, 31)
+    sent = send(hub.operator, name, stored(hub.operator, given))
+    mine, path = hub.client(token), blob_path(name, sent.json()["message_id"])
+    whole = mine.get(path)
+    etag = whole.headers["etag"]
+    assert (whole.status_code, whole.headers["accept-ranges"]) == (200, "bytes")
+    size = len(given)
+    for asked, start, end in (
+        ("bytes=5-", 5, size),
+        ("bytes=0-0", 0, 1),
+        (f"bytes=10-{MIB + 20}", 10, MIB + 21),
+        (f"bytes=3-{10 * size}", 3, size),
+        ("bytes=-4", size - 4, size),
+        (f"bytes=-{2 * size}", 0, size),
+    ):
+        for more in ({}, {"If-Range": etag}):
+            part = mine.get(path, headers={"Range": asked, **more})
+            assert (part.status_code, part.content) == (206, given[start:end]), asked
+            assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+            assert part.headers["etag"] == etag
+        head = mine.head(path, headers={"Range": asked})
+        assert (head.status_code, head.headers["content-length"]) == (206, str(end - start))
+    for ignored in ("bytes=1-2,4-5", "bytes=5-2", "bytes=-", "items=0-1", "bytes=x-", f"bytes={'9' * 30}-"):
+        assert mine.get(path, headers={"Range": ignored}).status_code == 200, ignored
+    other = mine.get(path, headers={"Range": "bytes=5-", "If-Range": '"other"'})
+    assert (other.status_code, other.content) == (200, given)
+    for outside in (f"bytes={size}-", "bytes=-0"):
+        refused = mine.get(path, headers={"Range": outside})
+        assert (refused.status_code, refused.headers["content-range"]) == (416, f"bytes */{size}")
+        assert refused.json()["reason"] == "range_not_satisfiable"
+    for known in (etag, f'"x", W/{etag}', "*"):
+        unchanged = mine.get(path, headers={"If-None-Match": known})
+        assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
+    assert mine.get(path, headers={"If-None-Match": '"x"'}).status_code == 200
+
+
+@pytest.mark.requirement("HH-22")
+def test_an_upload_with_a_coding_or_of_a_part_is_refused(hub: HubStack) -> None:
+    before = objects(hub)
+    for headers, status in (({"Content-Encoding": "gzip"}, 415), ({"Content-Range": "bytes 0-4/9"}, 400)):
+        answer = hub.operator.put(BLOBS, content=b"bytes", headers={"Content-Type": "text/plain", **headers})
+        assert answer.status_code == status, answer.text
+    assert objects(hub) == before
+    charset = {"Content-Type": "text/plain; charset=latin-1"}
+    assert hub.operator.put(BLOBS, content=b"\xe4", headers=charset).status_code == 200
+
+
 @pytest.mark.requirement("DL-25")
 def test_an_upload_is_refused_with_a_reason_and_leaves_nothing(hub: HubStack) -> None:
     before, given = len(objects(hub)), content(MOST + 1, 1)

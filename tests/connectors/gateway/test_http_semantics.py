@@ -1,0 +1,70 @@
+"""HEAD, and headers that give a body another meaning, at each route of the hub (RFC 9110)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from tests.connectors.gateway.hub_post_routes import ROUTES, fresh
+from tests.connectors.gateway.hub_stack import MESSAGES
+from tests.connectors.gateway.test_hub_errors import page, said
+
+JSON = "application/json"
+STREAMS = ("/api/hub/events", "/api/hub/messages/events")
+# Each answer to one of these has a time or a number of its own.
+CHANGING = ("date", "content-length", "etag")
+
+
+@pytest.mark.requirement("HH-21")
+def test_head_is_answered_as_get_without_the_body_at_each_route(hub):
+    paths = [path for path, methods in page(hub)["paths"].items() if "get" in methods and path != MESSAGES]
+    assert {"/healthz", "/readyz", "/metrics", *STREAMS} <= set(paths)
+    for path in [*paths, "/docs", "/openapi.json"]:
+        url = path.replace("{", "").replace("}", "")
+        with hub.operator.stream("GET", url) as got:
+            expected = {name: value for name, value in got.headers.items() if name not in CHANGING}
+        head = hub.operator.head(url)
+        found = {name: value for name, value in head.headers.items() if name not in CHANGING}
+        assert (head.status_code, head.content) == (got.status_code, b""), path
+        expected.pop("transfer-encoding", None)
+        assert found == expected, path
+        # The connection goes on behind it, also behind the head of a stream.
+        assert hub.operator.get("/healthz").status_code == 200
+
+
+@pytest.mark.requirement("HH-21")
+def test_head_takes_no_message(hub):
+    name, token = hub.principal("worker")
+    assert hub.operator.post(MESSAGES, json={"recipient": name, "type": "x"}).is_success
+    mine = hub.client(token)
+    refused = mine.head(MESSAGES, params={"limit": 1})
+    assert refused.status_code == 405
+    assert "HEAD" not in refused.headers["allow"]
+    assert len(mine.get(MESSAGES).json()["messages"]) == 1
+
+
+CODINGS = ("gzip", "deflate", "br", "gzip, identity", "x-none")
+
+
+@pytest.mark.requirement("HH-22")
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_with_another_coding_or_charset_or_range_is_refused_and_changes_nothing(hub, path):
+    address, body, _ = ROUTES[path]
+    url, content = address(hub), json.dumps(body).encode()
+    packed = gzip.compress(content)
+    for headers, given, status in (
+        *(({"Content-Encoding": coding}, packed, 415) for coding in CODINGS),
+        ({"Content-Type": f"{JSON}; charset=latin-1"}, content, 415),
+        ({"Content-Type": f'{JSON};Charset = "UTF-16"'}, content, 415),
+        ({"Content-Range": f"bytes 0-{len(content) - 1}/{2 * len(content)}"}, content, 400),
+    ):
+        answer = hub.operator.post(url, content=given, headers={"Content-Type": JSON, **headers})
+        assert said(answer) == (status, "unsupported_media_type" if status == 415 else "malformed"), headers
+        if "Content-Encoding" in headers:
+            assert answer.headers["accept-encoding"] == "identity"
+    key = fresh("key")
+    for charset in ("", "; charset=utf-8", '; charset="UTF-8"'):
+        usual = {"Content-Type": JSON + charset, "Content-Encoding": "identity", "Idempotency-Key": key}
+        assert hub.operator.post(url, content=content, headers=usual).is_success, charset
