@@ -106,26 +106,6 @@ def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPar
                 yield from parsers_of(action.choices[name])
 
 
-HTTP_RULES = """\
-## Rules of all operations
-
-| of a request | rule |
-|---|---|
-| HEAD | Answered like GET, without the body. `HEAD /api/hub/messages` is 405, because this GET takes messages. |
-| OPTIONS, CORS | 405, and no header of CORS: pages of other sites may not call the hub. `OPTIONS *` is 404. A browser uses the dashboard, or a server of yours between it and the hub. |
-| target | A path, or the absolute form `http://HOST/PATH`, whose host then counts (RFC 9112, section 3.2.2). |
-| one empty line before a request | Skipped. Two, or one that ends with LF alone, are 400. |
-| `Transfer-Encoding` | `chunked`, and not together with `Content-Length`. |
-| `Content-Encoding`, `charset` | 415 for a coding, and for a text that is not declared as UTF-8. A blob may have any charset. |
-| `Content-Range` | 400: send the whole content. |
-| `Expect: 100-continue` | Honoured. An answer that comes before the body closes the connection. |
-| `Range`, `If-Range`, `If-None-Match` | For the content of a blob, with one range in bytes. Several ranges give the whole content. |
-| size of a head | 16 KiB at most, otherwise 431. |
-| `Host` | Hub: not compared. Dashboard and agent MCP door: their own names and those of `gateway.host_names`, without regard to case. |
-
-An ambiguous request, such as one with two lengths, is answered with 400, and its connection is closed."""
-
-
 def http_page() -> Iterator[str]:
     """Yield the lines of the page about the HTTP API."""
     document = openapi()
@@ -135,8 +115,7 @@ def http_page() -> Iterator[str]:
     yield "perform all operations. `own`: only for things that the caller made or holds. A running hub serves"
     yield "the OpenAPI document, with the fields of bodies and answers and with examples, at `/openapi.json`."
     yield "The page `/docs` shows it. A copy is among the [contracts](contracts.md)."
-    yield ""
-    yield HTTP_RULES
+    yield "The rules that all operations share are in [Rules of HTTP](http_rules.md)."
     for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
         yield ""
         yield f"## {tag}"
