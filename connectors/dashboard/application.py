@@ -31,7 +31,7 @@ from connectors.dashboard.task_board import TaskBoard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import add_error_handlers, not_found
-from connectors.gateway.web.head_requests import HeadRequests
+from connectors.gateway.web.bounded_http import HeadRequests
 from connectors.gateway.web.page_files import MEDIA_TYPES, PageFile
 from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.setting_types import host_names_of

@@ -30,7 +30,7 @@ from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, open_t
 from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
 from connectors.gateway.web.api_document import documented
 from connectors.gateway.web.api_routes import add_api_page
-from connectors.gateway.web.head_requests import HeadRequests
+from connectors.gateway.web.bounded_http import HeadRequests
 from connectors.gateway.web.lean_routes import LeanRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer

@@ -12,6 +12,7 @@ from fastapi import Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
 from connectors.gateway.messages.blobs import Uploads, opened_blob, stored_blob
+from connectors.gateway.messages.byte_ranges import is_unchanged, range_of
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath
 from connectors.gateway.rules.message_models import BlobFilter, StoredBlobAnswer
 from connectors.gateway.rules.owners import owner_of_mailbox
@@ -19,7 +20,6 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed
 from connectors.gateway.web.bounded_http import BODY_PROGRESS
-from connectors.gateway.web.byte_ranges import is_unchanged, range_of
 from connectors.gateway.web.idempotency import Origin, caller_of
 from connectors.gateway.web.models import ERRORS, NAME_PATTERN
 from connectors.gateway.web.policy import Action

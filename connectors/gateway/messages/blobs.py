@@ -17,6 +17,7 @@ from typing import IO, Final
 import structlog
 
 from connectors.gateway.blobs.blob_store import BlobMissing, Draft
+from connectors.gateway.messages.byte_ranges import ByteRange
 from connectors.gateway.rules.message_limits import check_rate
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import (
@@ -29,7 +30,6 @@ from connectors.gateway.web.answers import (
     refuse_rejected,
     unavailable,
 )
-from connectors.gateway.web.byte_ranges import ByteRange
 from connectors.gateway.web.idempotency import Origin
 from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.gateway.web.strict_request import NotRead

@@ -135,7 +135,7 @@ class StrictHttp(HttpToolsProtocol):
     def _read_head(self) -> bool:
         """Start the application if the head is complete. Otherwise return False."""
         unread = self.unread
-        if self._may_skip_line and unread[:2] in (b"\r", b"\r\n"):
+        if self._may_skip_line and bytes(unread[:2]) in (b"\r", b"\r\n"):
             # One empty line before a request, which some clients send after a body (RFC 9112, section 2.2).
             if len(unread) == 1:
                 return False
