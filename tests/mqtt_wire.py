@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 
 from schemas.settings.settings import MqttSettings
 from tests.broker_processes import LOOPBACK, wait_until
-from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client
 
 PUBLISH, PUBACK = 3, 4
 UP, DOWN = "up", "down"

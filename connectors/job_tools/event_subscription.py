@@ -78,7 +78,7 @@ class EventSubscription:
         self._mqtt = mqtt
         self._topics = topics
         self._report = lost
-        self._client_id = f"trunkline-watch-{secrets.token_hex(6)}"
+        self._client_id = f"trunkline-watch-{secrets.token_hex(16)}"
         self._found = found
         self._closed = threading.Event()
         self._connection: MqttConnection | None = None

@@ -232,8 +232,9 @@ def _prepare_accounts(settings: Settings) -> None:
 def _mqtt_listener(settings: Settings) -> str:
     """Return the lines of `mosquitto.conf` for its listener. With TLS there is no other one."""
     mqtt = settings.mqtt
+    bound = ["use_username_as_clientid true"] if mqtt.user_is_client_id else []
     if not mqtt.tls:
-        return f"listener {mqtt.port} {LOOPBACK}"
+        return "\n".join([f"listener {mqtt.port} {LOOPBACK}", *bound])
     files = {name: settings.tls_path / name for name in ("ca.crt", "mosquitto.crt", "mosquitto.key")}
     missing = [str(path) for path in files.values() if not path.exists()]
     if missing:
@@ -247,6 +248,7 @@ def _mqtt_listener(settings: Settings) -> str:
         "tls_version tlsv1.3",
         # A certificate allows the connection. User name and password still identify the client.
         f"require_certificate {'true' if mqtt.require_client_cert else 'false'}",
+        *bound,
     ]
     return "\n".join(lines)
 

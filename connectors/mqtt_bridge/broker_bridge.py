@@ -22,6 +22,7 @@ from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
+from connectors.mqtt_bridge.session_ids import has_session, session_ids
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord
@@ -32,6 +33,9 @@ from trunkline_agent.mqtt.mqtt_connection import backoff_s
 COUNTER_LINE_S: Final = 30.0
 STEADY_AFTER_S: Final = 10.0
 _FINISH_S: Final = 10.0
+# A session may have hundreds of thousands of messages.
+_DRAIN_S: Final = 600.0
+_FORMER_ATTEMPTS: Final = 3
 _OVERSIZED_LIMIT: Final = 10_000
 _TICK_S: Final = 0.25
 # Events that come within this time are sent to Kafka in one request. Each request costs a wake-up in the
@@ -50,6 +54,10 @@ class BrokerBridge:
         on_outbox_message: called with an agent's name when a message comes on its outbox topic. None: outboxes
             are not read.
         published: counts the messages of each job and agent. None: they are not counted.
+        broker: the address of a job's own broker. Empty for the common broker.
+
+    Raises:
+        SettingsError: the keys cannot be read.
 
     Attributes:
         tally: the counters of messages.
@@ -64,6 +72,7 @@ class BrokerBridge:
         ready: Callable[[], None] = lambda: None,
         on_outbox_message: Callable[[str], None] | None = None,
         published: PublishCounts | None = None,
+        broker: str = "",
     ) -> None:
         self._settings = settings
         self._mqtt = settings.mqtt
@@ -74,6 +83,9 @@ class BrokerBridge:
         self._published = published
         self._name = uuid.uuid4().hex
         self._log = structlog.stdlib.get_logger(__name__).bind(broker=broker_name(settings.mqtt))
+        # An earlier id is removed when its session was read, or when there is none.
+        self._client_id, *self._former_ids = session_ids(settings, broker)
+        self._former_failures = 0
         self.tally = Tally()
         self._oversized: set[str] = set()
         self._publisher = RenewingPublisher(
@@ -130,17 +142,8 @@ class BrokerBridge:
         why = self._wait_turn()
         if why is None:
             return
-        connection = BridgeConnection(
-            self._settings,
-            self._publisher.live(),
-            self.tally,
-            self._oversized,
-            self._verdicts,
-            self._name,
-            self._on_outbox_message,
-            self.outbox_limits,
-            self._published,
-        )
+        connection = self._new_connection(self._client_id)
+        self._read_former_sessions(connection)
         try:
             connection.open()
             connection.show_presence()
@@ -151,6 +154,40 @@ class BrokerBridge:
         finally:
             self._cut_off = connection.cut_off
             self._connection = None
+
+    def _new_connection(self, client_id: str, *, is_former: bool = False) -> BridgeConnection:
+        return BridgeConnection(
+            self._settings,
+            self._publisher.live(),
+            self.tally,
+            self._oversized,
+            self._verdicts,
+            self._name,
+            self._on_outbox_message,
+            self.outbox_limits,
+            self._published,
+            client_id,
+            is_former=is_former,
+        )
+
+    def _read_former_sessions(self, present: BridgeConnection) -> None:
+        """Read the sessions of earlier client ids to their end, before the messages of the present session."""
+        while self._former_ids and not self._stop.is_set():
+            client_id = self._former_ids[0]
+            try:
+                if has_session(self._mqtt, client_id):
+                    present.make_session()
+                    former = self._new_connection(client_id, is_former=True)
+                    former.open()
+                    is_done = former.drain(_DRAIN_S)
+                    self._log.info("former_session_read", is_done=is_done, why=former.why)
+            except BackboneUnreachable:
+                # Any account may disturb an id that it can guess, so a few attempts have to do.
+                self._former_failures += 1
+                if self._former_failures < _FORMER_ATTEMPTS:
+                    raise
+                self._log.warning("former_session_not_read", attempts=self._former_failures)
+            self._former_ids.pop(0)
 
     def _watch(self, connection: BridgeConnection) -> None:
         """Wait until the connection is lost or the bridge is stopped, and end the connection."""

@@ -14,13 +14,14 @@ has the short keepalive and the Last Will: its thread never waits.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from paho.mqtt.client import MQTTMessage
@@ -33,6 +34,7 @@ from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, pre
 from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
+from connectors.mqtt_bridge.session_ids import session_ids
 from schemas.settings.settings import Settings
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable
@@ -43,6 +45,8 @@ from trunkline_agent.wire.topics import events_filter, outboxes_filter
 from trunkline_agent.wire.traceparent import well_formed_traceparent
 
 log = structlog.stdlib.get_logger(__name__)
+
+_TICK_S: Final = 0.02
 
 
 class Tally:
@@ -90,6 +94,9 @@ class BridgeConnection:
         on_outbox_message: Callable[[str], None] | None = None,
         outbox_limits: OutboxLimits | None = None,
         published: PublishCounts | None = None,
+        client_id: str | None = None,
+        *,
+        is_former: bool = False,
     ) -> None:
         """Prepare the connections; `open` makes them.
 
@@ -106,6 +113,8 @@ class BridgeConnection:
             outbox_limits: the limits of the messages on outbox topics. None: there are none.
             published: counts the messages by job and agent, but for those that the broker delivers again. None:
                 they are not counted.
+            client_id: the client id of the session. None: the present id (`session_ids`).
+            is_former: whether the session is one of an earlier client id, which `drain` reads to its end.
         """
         self._settings = settings
         self._on_outbox_message = on_outbox_message
@@ -116,22 +125,9 @@ class BridgeConnection:
         self._tally = tally
         self._oversized = oversized
         self._verdicts = verdicts
-        subscriptions = [Subscription(events_filter(self._mqtt.topic_prefix), retain_handling=RETAINED_ONCE)]
-        if on_outbox_message is not None:
-            outboxes = outboxes_filter(self._mqtt.agents_prefix)
-            subscriptions.append(
-                Subscription(outboxes, retain_handling=RETAINED_ONCE, on_refused=self._outboxes_forbidden)
-            )
-        self._events = MqttConnection(
-            self._mqtt,
-            subscriptions,
-            client_id=self._mqtt.bridge_client_id,
-            session_expiry_s=self._mqtt.session_expiry_s,
-            receive_maximum=self._mqtt.bridge_read_ahead,
-            manual_ack=True,
-            on_message=self._take,
-            on_lost=self._events_lost,
-        )
+        self._client_id = session_ids(settings)[0] if client_id is None else client_id
+        self._end_topic = f"{presence_topic(self._mqtt)}/{secrets.token_hex(16)}" if is_former else None
+        self._events = self._new_events(self._take, self._events_lost)
         self._presence = encode_presence(Presence(bridge, active=True))
         self._receipts = MqttConnection(
             self._mqtt,
@@ -145,9 +141,55 @@ class BridgeConnection:
         )
         self._appending = threading.Thread(target=self._append_all, name="bridge-append", daemon=True)
         self._closing = False
+        self._at_end = threading.Event()
         self.lost = threading.Event()
         self.cut_off = False
         self.why = ""
+
+    def _new_events(
+        self, take: Callable[[MQTTMessage], None], on_lost: Callable[[str], None] = lambda _why: None
+    ) -> MqttConnection:
+        """Return a connection for the session of events, not opened yet."""
+        wanted = [Subscription(events_filter(self._mqtt.topic_prefix), retain_handling=RETAINED_ONCE)]
+        if self._on_outbox_message is not None:
+            outboxes = outboxes_filter(self._mqtt.agents_prefix)
+            refused = self._outboxes_forbidden
+            wanted.append(Subscription(outboxes, retain_handling=RETAINED_ONCE, on_refused=refused))
+        if self._end_topic is not None:
+            # The session of an earlier client id has its subscriptions, and gets one more for its end.
+            wanted = [Subscription(self._end_topic)]
+        return MqttConnection(
+            self._mqtt,
+            wanted,
+            client_id=self._client_id,
+            session_expiry_s=self._mqtt.session_expiry_s,
+            receive_maximum=self._mqtt.bridge_read_ahead,
+            manual_ack=True,
+            on_message=take,
+            on_lost=on_lost,
+        )
+
+    def make_session(self) -> None:
+        """Make the session at the broker, which then queues messages for it. Raises BackboneUnreachable."""
+        session = self._new_events(lambda _message: None)
+        try:
+            session.open()
+            session.close()
+        finally:
+            session.drop()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Read a former session to its end, and remove it. Returns whether that was done within `timeout_s`.
+
+        The end is a message of our own, which the broker queues behind all earlier ones. Messages that come
+        after it are in the present session as well.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._receipts.publish(str(self._end_topic), b"end")
+        while not self._at_end.is_set() and not self.lost.is_set() and time.monotonic() < deadline:
+            self._at_end.wait(_TICK_S)
+        self.finish(deadline - time.monotonic(), forget_session=self._at_end.is_set())
+        return self._at_end.is_set() and not self.unacknowledged
 
     def open(self) -> None:
         """Connect to the broker and subscribe to events.
@@ -178,18 +220,19 @@ class BridgeConnection:
         # QoS 0: it must not wait behind receipts, and the next one comes soon.
         self._receipts.publish(presence_topic(self._mqtt), self._presence, qos=0, retain=True)
 
-    def finish(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float, *, forget_session: bool = False) -> None:
         """Take no new message, wait at most `timeout_s` seconds for the pending ones, and disconnect.
 
         A message is pending until it was acknowledged. Messages that are pending after the wait are not lost:
-        the broker delivers them again to the next connection.
+        the broker delivers them again to the next connection. With `forget_session` the broker removes the
+        session, unless a message is pending.
         """
         self._closing = True
         deadline = time.monotonic() + timeout_s
         while len(self._window) and not self.lost.is_set() and time.monotonic() < deadline:
-            self.lost.wait(0.02)
+            self.lost.wait(_TICK_S)
         self._queue.close()
-        self._events.close()
+        self._events.close(forget_session=forget_session and not len(self._window))
         self.drop()
 
     def drop(self) -> None:
@@ -219,6 +262,10 @@ class BridgeConnection:
 
     def _take(self, message: MQTTMessage) -> None:
         if self._closing or not self._window.wait_room(self._mqtt.bridge_read_ahead, lambda: self._closing):
+            return
+        if message.topic == self._end_topic:
+            self._closing = True
+            self._at_end.set()
             return
         self._tally.add("received")
         if message.dup:

@@ -142,7 +142,8 @@ class JobBrokerBridges:
             self._complain(_TOO_MANY, f"more than {BRIDGE_LIMIT} brokers of live jobs; some have no bridge")
             return
         stop = threading.Event()
-        bridge = BrokerBridge(self._settings.model_copy(update={"mqtt": mqtt}), stop, self._verdicts)
+        own = self._settings.model_copy(update={"mqtt": mqtt})
+        bridge = BrokerBridge(own, stop, self._verdicts, broker=broker_name(mqtt))
         name = f"bridge {broker_name(mqtt)}"
         thread = threading.Thread(target=self._run, args=(bridge, mqtt), name=name, daemon=True)
         self._running[mqtt] = _Running(mqtt, stop, bridge, thread)

@@ -45,6 +45,8 @@ class MqttSettings(Section):
     """User name at the broker."""
     password: SecretStr | None = None
     """Password at the broker. Only from the environment."""
+    user_is_client_id: bool = False
+    """True if the stack's own Mosquitto replaces each client's id by its user name, at its port."""
     topic_prefix: str = Field(default="python/mqtt/jobs", pattern=_TOPIC_PREFIX)
     """Topic below which job events are published."""
     agents_prefix: str = Field(default="python/mqtt/agents", pattern=_TOPIC_PREFIX)
@@ -64,7 +66,7 @@ class MqttSettings(Section):
     backoff_max_s: float = Field(default=8.0, ge=0)
     """Longest pause between two attempts."""
     bridge_client_id: str = Field(default="trunkline-bridge", pattern=r"^[^+#/\x00]+$")
-    """Client id of the bridge. The broker keeps a session under it."""
+    """Name of the bridge, and the first part of its client id. The broker keeps a session under that id."""
     bridge_keepalive_s: int = Field(default=4, ge=1, le=60)
     """Keep-alive of the bridge. A standby bridge takes over after 1.5 times this without a sign of life."""
     session_expiry_s: int = Field(default=7 * 24 * 3600, ge=1)

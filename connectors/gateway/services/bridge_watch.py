@@ -23,7 +23,7 @@ from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import BackboneUnreachable, UsageError
-from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client
 
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 60.0

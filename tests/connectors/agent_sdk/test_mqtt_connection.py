@@ -11,7 +11,7 @@ import pytest
 
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable
-from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client
 
 LIMIT = 1024
 

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.mqtt_bridge.session_ids import has_session
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record
@@ -26,6 +27,7 @@ from tests.mailbox_credentials import mailbox_credentials
 from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.errors import Refused
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.agent_message import mqtt_user, sign_said
 from trunkline_agent.wire.mqtt_password import mqtt_password
@@ -93,6 +95,12 @@ def agents(settings: Settings) -> Iterator[Agents]:
     found = Agents(settings)
     yield found
     found.accounts.close()
+
+
+def inbox_message(message_id: str) -> bytes:
+    """A message as the bridge publishes it on an inbox."""
+    fields = {"message_id": message_id, "from": "hub", "from_verified": True, "kind": "k", "body": "b"}
+    return canonical(fields)
 
 
 def below(mqtt: MqttSettings) -> MqttSettings:
@@ -202,3 +210,46 @@ def test_what_an_agent_says_changes_its_row_and_no_account(agents: Agents) -> No
     value = canonical(sign_said(word, agents.secrets["fred"]))
     agents.log._append(OutgoingRecord("agent/fred", "id", "mqtt", "unverified", "agent.said", value), 0)
     assert mqtt_user("fred") in agents.accounts._effective
+
+
+@pytest.mark.requirement("JE-30")
+def test_another_account_that_connects_as_the_agent_destroys_no_session_of_it(
+    settings: Settings, agents: Agents, tmp_path: Path
+) -> None:
+    agents.register("gina")
+    mallory = agents.register("mallory")
+    credentials, found = mailbox_credentials(settings, "gina", agents.secrets["gina"]), list[str]()
+
+    def gina() -> MqttAgent:
+        return MqttAgent(credentials, tmp_path / "gina", lambda message: found.append(message.message_id))
+
+    with gina():
+        pass
+    bridge = below(role_mqtt(settings, BRIDGE))
+    messages = [("gina/inbox", inbox_message(f"m-{number}")) for number in range(20)]
+    publish_all(bridge, messages[:10])
+    MqttConnection(mallory, client_id=mqtt_user("gina")).open()  # with a clean start
+    publish_all(bridge, messages[10:])
+    with gina():
+        wait_until(lambda: len(found) >= 20, what="all messages")
+    assert found == [f"m-{number}" for number in range(20)]
+
+
+@pytest.mark.requirement("JE-30")
+def test_messages_in_the_session_of_an_earlier_version_are_received_and_the_session_ends(
+    settings: Settings, agents: Agents, tmp_path: Path
+) -> None:
+    hana = agents.register("hana")
+    user, inbox = mqtt_user("hana"), f"{hana.topic_prefix}/hana/inbox"
+    former = MqttConnection(hana, [Subscription(inbox)], client_id=user, session_expiry_s=600, manual_ack=True)
+    former.open()
+    former.close()
+    messages = [("hana/inbox", inbox_message(f"m-{number}")) for number in range(20)]
+    publish_all(below(role_mqtt(settings, BRIDGE)), messages)
+    credentials, found = mailbox_credentials(settings, "hana", agents.secrets["hana"]), list[str]()
+    with MqttAgent(credentials, tmp_path / "hana", lambda message: found.append(message.message_id)):
+        wait_until(lambda: len(found) >= 20, what="all messages")
+        names = {f"mqtt-former {user}"}
+        wait_until(lambda: names.isdisjoint(one.name for one in threading.enumerate()), what="its end")
+    assert not has_session(hana, user)
+    assert found == [f"m-{number}" for number in range(20)]

@@ -25,7 +25,6 @@ from trunkline_agent.mqtt.mqtt_connection import (
     Subscription,
     backoff_s,
 )
-from trunkline_agent.mqtt.mqtt_login import BAD_LOGIN
 from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED, PUBLISH_AGAIN_S, PUBLISH_REFUSED
 from trunkline_agent.outbox.delivery import Confirmed, Interruption
 from trunkline_agent.outbox.outbox import PendingEvent
@@ -163,7 +162,7 @@ class DeliveryConnection:
         try:
             self._connection.open()
         except BrokerRefused as error:
-            if error.at_login and error.code.value in BAD_LOGIN:
+            if error.is_bad_login:
                 raise _NoAccount(
                     f"MQTT broker {broker_name(self._mqtt)} does not let user {self._mqtt.username!r} in: "
                     f"{error.code}. At the backbone's broker the gateway makes a job's account at its "

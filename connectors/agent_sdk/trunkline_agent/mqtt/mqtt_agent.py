@@ -41,14 +41,15 @@ from trunkline_agent.errors import (
     UsageError,
 )
 from trunkline_agent.mqtt.ack_window import AckWindow
+from trunkline_agent.mqtt.former_session import start_former_session
 from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
-from trunkline_agent.mqtt.mqtt_login import BAD_LOGIN
 from trunkline_agent.mqtt.publish_refusal import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
 from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fault
 from trunkline_agent.wire.agent_message import message_fault, mqtt_user, sign_said
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.mqtt_password import mqtt_client_id
 from trunkline_agent.wire.receipt import AgentReceipt
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.topics import inbox_topic, outbox_topic
@@ -122,6 +123,8 @@ class MqttAgent:
         self._connect_patiently()
         self._reconnector.start()
         self._receiver.start()
+        user, take = mqtt_user(self._name), self._on_message
+        start_former_session(self._mqtt, user, self._inbox, take, self._closing)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -291,7 +294,7 @@ class MqttAgent:
         if connection is None:
             raise BackboneUnreachable("the agent is closed")
         if not connection.is_open:
-            if (refusal := connection.refusal) is not None and _is_bad_login(refusal):
+            if (refusal := connection.refusal) is not None and refusal.is_bad_login:
                 raise self._refused(refusal)
             raise connection.unreachable(connection.why or "not connected")
         return connection
@@ -303,7 +306,7 @@ class MqttAgent:
             try:
                 self._connect()
             except BrokerRefused as error:
-                if not _is_bad_login(error):
+                if not error.is_bad_login:
                     raise
                 pause_s = backoff_s(self._mqtt, failures)
                 if time.monotonic() + pause_s > deadline:
@@ -325,7 +328,7 @@ class MqttAgent:
         connection = MqttConnection(
             self._mqtt,
             [Subscription(self._inbox)],
-            client_id=mqtt_user(self._name),
+            client_id=mqtt_client_id(self._secret, mqtt_user(self._name)),
             session_expiry_s=self._mqtt.session_expiry_s,
             manual_ack=True,
             on_message=lambda message: self._on_message(connection, window, message),
@@ -389,10 +392,6 @@ class MqttAgent:
                 received.connection.give_up("a message could not be received")
             else:
                 received.acknowledge()
-
-
-def _is_bad_login(error: BrokerRefused) -> bool:
-    return error.at_login and error.code.value in BAD_LOGIN
 
 
 def _join(thread: threading.Thread) -> None:

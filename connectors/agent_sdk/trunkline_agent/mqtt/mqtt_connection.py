@@ -7,36 +7,39 @@ that was meant for an earlier connection can therefore never go out on a later o
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Final, NamedTuple, cast
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
-from paho.mqtt.client import Client, ConnectFlags, MQTTMessage, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from trunkline_agent.broker import BrokerAccess, broker_name, clear_password, private_socket, socket_name
+from trunkline_agent.broker import BrokerAccess, broker_name
 from trunkline_agent.errors import BackboneUnreachable
-from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context, why_no_answer
-from trunkline_agent.unix_address import address_of
+from trunkline_agent.mqtt.mqtt_client import (
+    BAD_LOGIN,
+    KEEPALIVE_S,
+    connect_properties,
+    cut_connection,
+    dial,
+    new_client,
+)
+from trunkline_agent.mqtt.mqtt_tls import why_no_answer
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S: Final = 60
 # The PUBACK's reason code when no client has a matching subscription.
 NO_SUBSCRIBER: Final = 0x10
 # Reason codes that another attempt will not change: bad credentials, not authorized, banned, bad method.
 FINAL_REASONS: Final = (0x86, 0x87, 0x8A, 0x8C)
 # Get the retained messages with a new subscription, and not again with each connection.
 RETAINED_ONCE: Final = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
-# paho waits with select(), which cannot handle higher descriptors.
-_DESCRIPTORS: Final = 1024
 _DISCONNECT_S: Final = 1.0
 
 
@@ -47,6 +50,11 @@ class BrokerRefused(BackboneUnreachable):
         super().__init__(message)
         self.code = code
         self.at_login = at_login
+
+    @property
+    def is_bad_login(self) -> bool:
+        """True if the broker does not know the user name and password."""
+        return self.at_login and self.code.value in BAD_LOGIN
 
 
 class Subscription(NamedTuple):
@@ -191,6 +199,10 @@ class MqttConnection:
         """Acknowledge the message with the packet id `mid`. Only for a connection with `manual_ack`."""
         self._client.ack(mid, qos)
 
+    def unsubscribe(self, topic: str) -> None:
+        """End the subscription to `topic`, without waiting. Messages that the broker has queued still come."""
+        self._client.unsubscribe(topic)
+
     def give_up(self, why: str) -> None:
         """Mark the connection as lost and call `on_lost` with `why`. `close` or `drop` then ends the socket."""
         self._closing = True
@@ -293,107 +305,9 @@ class MqttConnection:
         self._lose(f"connection lost: {reason}{'' if self._accepted else why_no_answer(self._mqtt)}")
 
 
-def new_client(mqtt: BrokerAccess, client_id: str = "", *, manual_ack: bool = False) -> Client:
-    """Return a paho client for one connection, with TLS and login set, not connected yet.
-
-    An empty `client_id` lets the broker choose. Raises UsageError for certificates that cannot be read.
-    """
-    private = private_socket(mqtt)
-    client = Client(
-        CallbackAPIVersion.VERSION2,
-        transport="tcp" if private is None else "unix",
-        client_id=client_id,
-        protocol=MQTTv5,
-        reconnect_on_failure=False,
-        manual_ack=manual_ack,
-    )
-    client.connect_timeout = mqtt.connect_timeout_s
-    if mqtt.username is not None:
-        client.username_pw_set(mqtt.username, clear_password(mqtt))
-    if private is None and (context := mqtt_context(mqtt)) is not None:
-        client.tls_set_context(context)
-    return client
-
-
-def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = None) -> Properties:
-    """Return CONNECT properties: session expiry in seconds, most unacknowledged messages (None: 65,535)."""
-    found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-    found.SessionExpiryInterval = session_expiry_s
-    if receive_maximum is not None:
-        found.ReceiveMaximum = receive_maximum
-    return found
-
-
-def dial(
-    client: Client,
-    mqtt: BrokerAccess,
-    properties: Properties,
-    *,
-    clean_start: bool = True,
-    keepalive_s: int = KEEPALIVE_S,
-    start_thread: bool = True,
-) -> None:
-    """Connect a paho client to the broker and start the client's thread.
-
-    Blocks at most `mqtt.connect_timeout_s`. The broker's answer to the login comes later, to the client's
-    `on_connect`. Without `start_thread` the caller has to call the client's `loop_read`. The broker ends the
-    connection after one and a half times `keepalive_s` without a packet. Raises BackboneUnreachable when no
-    broker accepts the connection, or when the process has too many files open.
-    """
-    try:
-        with _address(client, mqtt) as host:
-            client.connect(
-                host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
-            )
-    except (OSError, ValueError) as error:  # ValueError: not a valid host name
-        raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {explained(error, mqtt)}") from error
-    if not start_thread:
-        return
-    try:
-        got = _highest_descriptor(client)
-        if got < _DESCRIPTORS:
-            client.loop_start()
-            return
-        why = f"the MQTT client gets descriptor {got}, and cannot wait for any above {_DESCRIPTORS - 1}"
-    except OSError as error:
-        why = str(error)
-    cut_connection(client)
-    raise BackboneUnreachable(
-        f"MQTT broker {broker_name(mqtt)}: this program has too many files and connections open: {why}"
-    )
-
-
 def backoff_s(mqtt: BrokerAccess, failures: int) -> float:
     """Return the pause before the next attempt to connect, in seconds: `mqtt.backoff_base_s` for 0 failures.
 
     It doubles with each failure, up to `mqtt.backoff_max_s`. `failures` does not count the last failure.
     """
     return float(min(mqtt.backoff_base_s * 2 ** min(failures, 16), mqtt.backoff_max_s))
-
-
-def _address(client: Client, mqtt: BrokerAccess) -> AbstractContextManager[str]:
-    """Return the address to connect to: a host, or the path of the broker's private socket."""
-    if client.transport != "unix" or mqtt.socket_dir is None:
-        return nullcontext(mqtt.host)
-    return address_of(mqtt.socket_dir / socket_name(mqtt.port))
-
-
-def _highest_descriptor(client: Client) -> int:
-    """Return the highest file descriptor that the client's thread will wait for. Raises OSError.
-
-    It is that of the connection, or that of the socket that wakes the thread. paho opens the latter when the
-    thread starts.
-    """
-    connected = client.socket()
-    listening, woken = socket.socketpair()
-    with listening, woken:
-        return max(woken.fileno(), -1 if connected is None else connected.fileno())
-
-
-def cut_connection(client: Client) -> None:
-    """Cut a paho client's connection, even a hanging one, without DISCONNECT, and stop the client's thread."""
-    connected = client.socket()
-    if connected is not None:
-        with suppress(OSError):
-            cast(socket.socket, connected).shutdown(socket.SHUT_RDWR)
-    client.loop_stop()

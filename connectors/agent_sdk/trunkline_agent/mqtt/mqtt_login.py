@@ -14,11 +14,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from trunkline_agent.broker import BrokerAccess, as_broker, broker_name, clear_password
 from trunkline_agent.errors import BackboneUnreachable
-from trunkline_agent.mqtt.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from trunkline_agent.mqtt.mqtt_client import BAD_LOGIN, connect_properties, cut_connection, dial, new_client
 
 _WAIT_TICK_S: Final = 0.05
-# Reason codes of MQTT 5: bad user name or password, not authorized.
-BAD_LOGIN: Final = (0x86, 0x87)
 
 
 class LoginAnswer(Enum):

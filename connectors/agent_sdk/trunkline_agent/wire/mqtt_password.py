@@ -1,4 +1,4 @@
-"""The MQTT password of a job or an agent, derived from its secret.
+"""The MQTT password and client id of a job or an agent, derived from its secret.
 
 Both sides know the secret, so the password need not be transmitted when the account is made. A person who reads
 the password in transit can publish on the job's topic but cannot sign: the secret cannot be computed from it.
@@ -11,6 +11,8 @@ import re
 from typing import Final
 
 _PURPOSE: Final = "trunkline mqtt password/"
+_ID_PURPOSE: Final = "trunkline mqtt client id/"
+_ID_DIGITS: Final = 32
 # The part before the point in a secret that a rotation made. A first secret has no point.
 _TAG: Final = re.compile(r"([0-9a-f]{8})\.")
 _TAGGED_USER: Final = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{8}")
@@ -44,3 +46,19 @@ def mqtt_password(secret: str, user: str) -> str:
         user: the MQTT user name: `job_user(...)` for a job, `agent.<name>` for an agent.
     """
     return hmac.digest(secret.encode("utf-8"), f"{_PURPOSE}{user}".encode(), "sha256").hex()
+
+
+def mqtt_client_id(secret: str | bytes, name: str, broker: str = "") -> str:
+    """Return an MQTT client id that only those who have the secret know: `<name>.<32 hex digits>`.
+
+    A broker ends a session, or hands it over, for any client that connects under the session's client id (MQTT
+    5, 3.1.3.1 and 4.1). It does not compare user names. So the id of a session must not be guessed by others.
+
+    Args:
+        secret: the secret from which the digits are derived by HMAC-SHA256.
+        name: the part that a person can read in the broker's log, such as the user name.
+        broker: the broker, if the owner of one broker must not learn the id at another one.
+    """
+    key = secret.encode("utf-8") if isinstance(secret, str) else secret
+    digits = hmac.digest(key, f"{_ID_PURPOSE}{broker}/{name}".encode(), "sha256").hex()
+    return f"{name}.{digits[:_ID_DIGITS]}"
