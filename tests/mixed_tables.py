@@ -25,6 +25,7 @@ from jobs.maintain_tables import tidy_ledger, tidy_views
 from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import key_columns
 from schemas.fold.entries import Entries
+from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import ensure_keyring
 from schemas.streams.mailboxes.mailbox_requests import read_record
 from schemas.streams.mailboxes.message import Message, posting_record
@@ -35,7 +36,7 @@ from schemas.wire.record import OutgoingRecord, Record
 from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration
 from tests.random_log import RandomLog
-from tests.raw_records import raw
+from tests.raw_records import raw, with_mac
 from trunkline_agent.wire.topics import events_topic
 
 FIRST_MOMENT_US = 1_790_000_000_000_000
@@ -60,11 +61,20 @@ class MixedTables:
         self.builder = ViewBuilder(self.settings)
 
     def settle(self, *records: OutgoingRecord, others: int = 0) -> None:
-        """Settle `records` and as many random ones as `others` says in one micro-batch, and build the views."""
-        own = map(raw, records)
+        """Settle `records` and as many random ones as `others` says in one micro-batch, and build the views.
+
+        Records that name their partition are those of the operator about MACs. They get a MAC.
+        """
+        mac_key = self.keyring.mac_key(GATEWAY)
+        own = [
+            (raw(one), None) if one.partition is None else (with_mac(raw(one), mac_key), one.partition)
+            for one in records
+        ]
         mine: list[list[Record]] = [[] for _ in range(self._partitions)]
-        for key, value, headers in itertools.chain(own, self._random.records(others)):
-            partition = partition_for(key or b"", self._partitions)
+        for (key, value, headers), named in itertools.chain(
+            own, zip(self._random.records(others), itertools.repeat(None))
+        ):
+            partition = partition_for(key or b"", self._partitions) if named is None else named
             names, values = tuple(name for name, _ in headers), tuple(value for _, value in headers)
             offset, self._ends[partition] = self._ends[partition], self._ends[partition] + 1
             moment = FIRST_MOMENT_US + sum(self._ends) * STEP_US

@@ -140,13 +140,14 @@ def test_delta_is_written_by_jobs_only() -> None:
 
 
 def test_data_files_of_tables_are_read_by_one_file_only() -> None:
-    readers = {"ParquetFile", "to_pyarrow_dataset", "to_pyarrow_table"}
+    readers = {"ParquetFile", "to_pyarrow_dataset", "to_pyarrow_table", "FileSystemDataset", "read_table"}
+    readers |= {"make_fragment", "from_fragment", "parquet_dataset"}
     offenders(
         f"{path}:{node.lineno} calls {node.func.attr}, which gives a file's own types: use {DATA_FILES}"
         for path in python_files("notebooks", *PACKAGES)
         for node in nodes_of(path)
         if path != DATA_FILES and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in readers or ast.unparse(node.func) in {"ds.dataset", "pq.read_table"}
+        if node.func.attr in readers or ast.unparse(node.func) in {"ds.dataset", "dataset.dataset"}
     )
 
 

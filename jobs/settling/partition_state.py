@@ -15,14 +15,14 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as parquet
 from deltalake import DeltaTable
 
 from jobs.ledger.batch_plan import BatchPlan, Place
 from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store.local_store import StoreMoved
 from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, Snapshot
-from schemas.tables.delta_files import dataset_of, table_storage
+from schemas.tables.delta_files import dataset_of, dataset_of_files, table_storage
+from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_progress import read_progress
 from trunkline_agent.errors import TrunklineError
 
@@ -128,9 +128,8 @@ class PartitionStates:
         """Yield the changes of a partition's entries in one data file of the ledger, in order."""
         # A file has row groups of one partition each. The filter skips those of the others.
         is_changed = (pc.field("partition") == partition) & pc.field("entries").is_valid()
-        with table_storage(self._at.ledger).open_input_file(path) as file:
-            rows = parquet.read_table(file, columns=list(_OF_LEDGER), filters=is_changed)
-        yield from _changes(rows)
+        file = dataset_of_files(table_storage(self._at.ledger), [path], LEDGER_ARROW)
+        yield from _changes(file.to_table(columns=list(_OF_LEDGER), filter=is_changed))
 
     def _from_tables(self, plan: BatchPlan, partition: int, place: Place) -> Iterator[EntryChange]:
         """Yield a partition's entries as of a place in the ledger: a snapshot, and the changes after it."""

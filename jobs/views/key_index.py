@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 import pyarrow as pa
@@ -22,10 +22,7 @@ from deltalake.exceptions import DeltaError
 from jobs.views.index_store import FORM, Held, IndexPosition, IndexStore, RowPlace, place_of
 from jobs.views.view_changes import Key, key_columns
 from schemas.state_store.local_store import StoreDamaged
-from schemas.tables.delta_files import dataset_of, table_storage
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
+from schemas.tables.delta_files import TableRows, dataset_of, table_storage
 
 SHELF: Final = "shelf"
 
@@ -161,7 +158,7 @@ class KeyIndex:
                 yield name, None
             yield from self._changes(new, new_files - old_files)
 
-    def _changes(self, rows: ds.Dataset, files: set[str] | None = None) -> Iterator[RowPlace]:
+    def _changes(self, rows: TableRows, files: set[str] | None = None) -> Iterator[RowPlace]:
         """Yield the place of each row, in all files or in some files of a table."""
         for fragment in rows.get_fragments():
             if files is None or fragment.path in files:

@@ -3,16 +3,18 @@
 Files of one table differ. The WRITE and OPTIMIZE of delta-rs, and Trunkline's own tasks, write `string` columns
 with the table's nullability. The MERGE of delta-rs writes nullable `string_view` columns; no option of delta-rs
 1.6.6 changes that. All readers therefore use the functions of this module, which cast each batch to the table's
-schema.
+schema, and compare a filter with the cast values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
@@ -23,6 +25,96 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 _BYTES_READ: Final = 1024 * 1024
+# Footers that are read at once. On an object store, each costs a round trip.
+_FOOTERS_AT_ONCE: Final = 8
+# The column of a scan that says whether a row matches the filter.
+_MATCHES: Final = "row matches the filter"
+
+
+class TableRows:
+    """The rows of some data files of a Delta table. They are read only when the caller scans them.
+
+    Its methods take the arguments of those of `pyarrow.dataset.Dataset`. Unlike there, a filter may use text
+    columns of files whose columns are `string_view`. Arrow has no comparisons for this type, but compares a
+    filter with the smallest and largest value of each row group of a file, in the file's own type, to skip
+    groups. So it refuses the filter, unless the group has one value only.
+    """
+
+    def __init__(self, dataset: ds.FileSystemDataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that the table declares."""
+        return self._dataset.schema
+
+    def get_fragments(self) -> Iterator[ds.ParquetFileFragment]:
+        """Yield the data files. A scan of one must be given `schema`, and no filter on a text column."""
+        yield from self._dataset.get_fragments()
+
+    def head(self, rows: int, columns: Sequence[str]) -> pa.Table:
+        """Return the first `rows` rows."""
+        return self._dataset.head(rows, columns=list(columns))
+
+    def count_rows(self, filter: pc.Expression | None = None) -> int:  # noqa: A002
+        """Return the number of rows that match `filter`."""
+        if filter is None or not self._uses_text(filter):
+            return int(self._dataset.count_rows(filter=filter))
+        return sum(batch.num_rows for batch in self.to_batches([], filter))
+
+    def to_table(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:  # noqa: A002
+        """Return the rows that match `filter` as one table, in no order."""
+        names = self.schema.names if columns is None else list(columns)
+        if filter is None or not self._uses_text(filter):
+            return self._dataset.to_table(columns=names, filter=filter)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return pa.Table.from_batches(self.to_batches(names, filter), schema)
+
+    def to_batches(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,  # noqa: A002
+        **scan: Any,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that match `filter` in batches, in no order. `scan` are options of Arrow's scanner."""
+        names = self.schema.names if columns is None else list(columns)
+        if filter is None or not self._uses_text(filter):
+            yield from self._dataset.to_batches(columns=names, filter=filter, **scan)
+            return
+        comparable, others = self._by_comparability(filter)
+        yield from comparable.to_batches(columns=names, filter=filter, **scan)
+        # As a column, the filter is applied to the cast values, and no row group is skipped.
+        found = {name: pc.field(name) for name in names} | {_MATCHES: filter}
+        for batch in others.to_batches(columns=found, **scan):
+            yield batch.filter(batch.column(_MATCHES)).select(names)
+
+    def _uses_text(self, expression: pc.Expression) -> bool:
+        """Return whether the expression needs a text column."""
+        others = pa.schema([field for field in self.schema if not pa.types.is_string(field.type)])
+        try:
+            others.empty_table().filter(expression)
+        except pa.ArrowInvalid:
+            return True
+        return False
+
+    def _by_comparability(self, expression: pc.Expression) -> tuple[ds.Dataset, ds.Dataset]:
+        """Return the files that may have rows for the expression: those Arrow can filter, and the others."""
+        # By the statistics in Delta's log, which have the table's types.
+        files = list(self._dataset.get_fragments(filter=expression))
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+            is_view = list(threads.map(_has_views, files))
+        found: dict[bool, list[ds.ParquetFileFragment]] = {False: [], True: []}
+        for file, views in zip(files, is_view, strict=True):
+            found[views].append(file)
+        comparable, others = (
+            type(self._dataset)(found[views], self.schema, self._dataset.format, self._dataset.filesystem)
+            for views in (False, True)
+        )
+        return comparable, others
+
+
+def _has_views(file: ds.ParquetFileFragment) -> bool:
+    return any(pa.types.is_string_view(field.type) for field in file.physical_schema)
 
 
 def table_storage(path: str) -> FileSystem:
@@ -36,21 +128,17 @@ def table_storage(path: str) -> FileSystem:
     return SubTreeFileSystem(path, LocalFileSystem())
 
 
-def dataset_of(table: DeltaTable) -> ds.Dataset:
-    """Return a lazy Arrow dataset of all rows of `table`, in the version of the table that is loaded.
-
-    Rows are read only when the caller scans the dataset.
-    """
+def dataset_of(table: DeltaTable) -> TableRows:
+    """Return all rows of `table`, in the version of the table that is loaded."""
     where = urlsplit(table.table_uri)
     path = unquote(where.path) if where.scheme == "file" else table.table_uri
-    return table.to_pyarrow_dataset(filesystem=table_storage(path))
+    return TableRows(table.to_pyarrow_dataset(filesystem=table_storage(path)))
 
 
-def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> ds.Dataset:
-    """Return a lazy Arrow dataset of all rows of some Parquet files of a Delta table.
+def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> TableRows:
+    """Return all rows of some Parquet files of a Delta table.
 
-    Rows are read only when the caller scans the dataset. A missing file raises OSError: at this call for a
-    local table, otherwise at the scan.
+    A missing file raises OSError: at this call for a local table, otherwise at the scan.
 
     Args:
         storage: the file system of the table, by `table_storage`.
@@ -59,7 +147,7 @@ def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schem
     """
     import pyarrow.dataset as ds  # a late import, because it imports pandas
 
-    return ds.dataset(list(paths), schema=schema, format="parquet", filesystem=storage)
+    return TableRows(ds.dataset(list(paths), schema=schema, format="parquet", filesystem=storage))
 
 
 def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:

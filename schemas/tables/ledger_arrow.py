@@ -15,8 +15,8 @@ from schemas.tables.row_columns import MOMENT, columns_of
 from trunkline_agent.wire.field_checks import is_utc_timestamp
 
 if TYPE_CHECKING:
-    # It imports pandas, which would add a quarter of a second to the start of every program.
-    import pyarrow.dataset as ds
+    # It imports Delta's library, which would cost every program time at its start.
+    from schemas.tables.delta_files import TableRows
 
 LEDGER_ARROW: Final = columns_of(LedgerRow)
 # The columns that `record_of_row` reads. All columns before `seq` name the record and its sender.
@@ -57,14 +57,14 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def rows_between(
-    dataset: ds.Dataset, partition: int, first: int, end: int, columns: Collection[str] = COLUMNS
+    dataset: TableRows, partition: int, first: int, end: int, columns: Collection[str] = COLUMNS
 ) -> Iterator[LedgerRow]:
     """Read the ledger rows of one Kafka partition and yield them in the order of offsets.
 
     All rows of the range are in memory at once, so choose a small range. Offsets without a row are skipped.
 
     Args:
-        dataset: the ledger, or some of its files, by `dataset_of` or `dataset_of_files`.
+        dataset: the rows of the ledger, or of some of its files, by `dataset_of` or `dataset_of_files`.
         partition: the Kafka partition.
         first: the first offset of the range.
         end: the offset after the last one of the range.
