@@ -93,7 +93,8 @@ class RandomMailboxes:
                 # A door claims what it has handed out, or a reply that nobody else may hold.
                 if_unread = self._draw.choice([None, True])
                 return raw(requests.claim_of_record(*mailbox.at, request, named, if_unread=if_unread, **by))
-            return raw(requests.claim_record(*mailbox.at, request, limit, **by))
+            bytes_most = self._draw.choice([None, 1, 20])
+            return raw(requests.claim_record(*mailbox.at, request, limit, bytes_most=bytes_most, **by))
         handed = [(message_id, request, by) for message_id in mailbox.messages]
         mailbox.leased = [*mailbox.leased, *handed][-12:]
         # Some run out before the next record is logged, some while the log is written, some never.
@@ -102,6 +103,7 @@ class RandomMailboxes:
             [
                 *({}, {}, {"held_most": 2}, {"per_minute": 3}, {"from_closed": True}),
                 *({"attempts_most": 1}, {"attempts_most": 2}, {"attempts_most": 5}),
+                *({"bytes_most": 1}, {"bytes_most": 16}),
             ]
         )
         return raw(requests.lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))

@@ -24,6 +24,7 @@ from connectors.agent_mcp.tool_arguments import (
     UpdateMyStatus,
 )
 from connectors.gateway.messages.blobs import reference_to
+from connectors.gateway.messages.shown_messages import answer_bytes_of, reserve_bytes
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
 from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message, post_to_all
 from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
@@ -49,8 +50,6 @@ TEXT: Final = "text/plain"
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 # A mailbox of this size is read within a millisecond or two.
 _AT_ONCE: Final = 1000
-# The content of a whole mailbox may be larger than the memory.
-_ANSWER_CHARACTERS: Final = 4 * 1024 * 1024
 
 
 class AgentTools:
@@ -164,7 +163,13 @@ class AgentTools:
     async def _mailbox(
         self, agent: str, asked: GetMyMessages, is_chosen: Callable[[MessageRow], bool] | None = None
     ) -> dict[str, Any]:
-        ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
+        mailbox = (DEFAULT_REALM, agent)
+        ids = self._hub.mailboxes.messages(mailbox)
+        # The size of a mailbox is that of its pending messages.
+        within, limit = None if is_chosen is None else mailbox, min(asked.limit, len(ids))
+        # A result contains each content twice: as structured content, and in the text.
+        size = 2 * answer_bytes_of(self._hub, within, limit, answer_bytes(self._hub))
+        await reserve_bytes(self._hub, f"{DOOR}/{agent}", size)
         if len(ids) <= _AT_ONCE:
             return self._search(agent, asked, ids, is_chosen)
         # The event loop serves all agents, so a long search runs in a thread.
@@ -234,13 +239,19 @@ def _is_free(row: MessageRow) -> bool:
     return row.status == UNREAD
 
 
+def answer_bytes(hub: Hub) -> int:
+    """Return the largest sum of the contents in one result: half of an answer, which has each of them twice."""
+    return hub.settings.limits.answer_bytes // 2
+
+
 def as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
     """Return the first messages, at least one, that fit into one answer by the length of their content."""
     shown: list[dict[str, Any]] = []
-    left = _ANSWER_CHARACTERS
+    left = answer_bytes(hub)
     for row in rows:
         message = message_as_json(hub, row)
-        left -= len(message["content"])
+        content = message["content"]
+        left -= len(content) if content.isascii() else len(content.encode())
         if shown and left < 0:
             break
         shown.append(message)

@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import Any
 
-from connectors.agent_mcp.agent_tools import AgentTools, as_many_as_fit, message_as_json
+from connectors.agent_mcp.agent_tools import AgentTools, answer_bytes, message_as_json
 from connectors.agent_mcp.signed_requests import DOOR
 from connectors.agent_mcp.tool_arguments import (
     AckMessages,
@@ -50,7 +50,10 @@ class DeliveryTools:
                 wait.clear()
                 found = await self._tools.free_messages(agent, asked.limit, asked.since)
                 left = deadline - time.monotonic()
-                if found["messages"] or left <= 0 or not await wait.wait(left):
+                if found["messages"] or left <= 0:
+                    return found
+                self._hub.answer_memory.release()
+                if not await wait.wait(left):
                     return found
                 if self._hub.stopping.is_set():
                     raise unavailable("the gateway stops; ask another one")
@@ -60,8 +63,8 @@ class DeliveryTools:
 
         Each message has `attempt`, how often it was handed out by now, and `deadline`, the end of the lease in
         milliseconds since 1970 UTC. Without a message within `asked.timeout_seconds`, `leaseId` is null. The
-        same idempotency key gets the same messages, while they are leased. Messages that do not fit into one
-        answer are given back, and their lease does not count as an attempt.
+        same idempotency key gets the same messages, while they are leased. `left` is the number of messages
+        that still wait, for example because they do not fit into one answer.
 
         Raises:
             ApiError: 409 for an idempotency key that was used for another lease, 503 if the gateway stops.
@@ -74,24 +77,21 @@ class DeliveryTools:
             made=request_uuid(f"{DOOR}/{agent}", key),
             is_repeatable=key is not None,
             limit=asked.limit,
+            bytes_most=answer_bytes(self._hub),
             lease_s=asked.lease_seconds,
             wait_s=asked.timeout_seconds,
         )
         taken = await take_messages(self._hub, taking)
-        messages = as_many_as_fit(self._hub, taken.rows)
         shown = [
-            {**message, "attempt": row.attempts, "deadline": (row.lease_until or 0) // 1000}
-            for message, row in zip(messages, taken.rows, strict=False)
+            {
+                **message_as_json(self._hub, row),
+                "attempt": row.attempts,
+                "deadline": (row.lease_until or 0) // 1000,
+            }
+            for row in taken.rows
         ]
-        if (rest := taken.rows[len(shown) :]) and taken.request_id is not None:
-            lease_id = taken.request_id
-            await change_leases(
-                self._hub,
-                _own(agent),
-                [row.message_id for row in rest],
-                lambda mailbox, one: nack_record(*mailbox, one, lease_id, is_no_attempt=True, **_by(agent)),
-            )
-        return {"messages": shown, "leaseId": taken.request_id}
+        left = self._hub.mailboxes.ready(taking.mailboxes[0], time.time_ns() // 1000)
+        return {"messages": shown, "leaseId": taken.request_id, "left": left}
 
     async def ack_messages(self, agent: str, asked: AckMessages) -> dict[str, Any]:
         """Acknowledge leased messages. `done` lists those that are final now, `refused` the others.

@@ -116,7 +116,9 @@ class AgentMcp:
         )
         lean = LeanCalls(StreamableHTTPASGIApp(self._streams), self._called, security)
         calls = WaitingCalls(lean, WAITS, self._keys)
-        sse = SseSessions(self._server, self._keys, MESSAGES_PATH, security, body_bytes, hub.metrics)
+        sse = SseSessions(
+            self._server, self._keys, MESSAGES_PATH, security, body_bytes, hub.metrics, hub.answer_memory
+        )
         keep_texts_out_of_log()
         routes = Starlette(
             routes=[
@@ -149,7 +151,11 @@ class AgentMcp:
         return self._described
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        return await self._called(context.request.scope[PRINCIPAL], params)
+        try:
+            return await self._called(context.request.scope[PRINCIPAL], params)
+        except BaseException:
+            self._hub.answer_memory.release()  # no answer is sent
+            raise
 
     async def _called(self, agent: str, params: types.CallToolRequestParams) -> types.CallToolResult:
         if params.name not in ARGUMENTS:

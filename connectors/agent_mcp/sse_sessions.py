@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL
+from connectors.gateway.fairness.byte_budget import ByteBudget, Rooms
 from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, error_response
 from connectors.gateway.web.bounded_http import ABORT
 from connectors.gateway.web.metrics import Metrics
@@ -52,6 +53,7 @@ class SseSessions:
         security: TransportSecuritySettings,
         body_bytes: int,
         metrics: Metrics,
+        budget: ByteBudget,
     ) -> None:
         self._server = server
         self._keys = keys
@@ -60,6 +62,9 @@ class SseSessions:
         self._open: Counter[str] = Counter()
         self._unsent: Counter[str] = Counter()
         self._metrics = metrics
+        self._budget = budget
+        # By agent: the bytes of its calls whose answers were not sent yet.
+        self._rooms: dict[str, set[Rooms]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one agent's event stream until the client disconnects or stops reading, or its key is removed.
@@ -81,6 +86,9 @@ class SseSessions:
         finally:
             self._open -= Counter([agent])
             self._metrics.readers(DOOR, -1)
+            if not self._open[agent]:
+                for rooms in list(self._rooms.pop(agent, ())):
+                    rooms.close()
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept an MCP message for an event stream that the same agent has opened.
@@ -92,6 +100,8 @@ class SseSessions:
         if self._unsent[scope[PRINCIPAL]] >= _UNSENT:
             await _busy("read the answers first")(scope, receive, send)
             return
+        # The call runs in the context of this request, and its answer is sent after that of this request.
+        self._budget.begin_request(self._rooms.setdefault(scope[PRINCIPAL], set()))
         # The stream may end after the 202. Otherwise the error would end the posting connection, too.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._transport.handle_post_message(scope, receive, send)
@@ -101,7 +111,7 @@ class SseSessions:
             send.on_silence = partial(self._cut_off, tasks.cancel_scope)
             tasks.start_soon(self._end_with_agent, agent, tasks.cancel_scope)
             async with self._transport.connect_sse(scope, receive, send) as (reads, writes):
-                answers: Any = _Answers(writes, agent, self._unsent)
+                answers: Any = _Answers(writes, agent, self._unsent, self._budget)
                 await self._server.run(reads, answers, self._server.create_initialization_options())
             tasks.cancel_scope.cancel()
         await send.end()
@@ -148,9 +158,13 @@ class _BoundedSend:
 
 
 class _Answers:
-    """The transport's stream of answers, which counts the answers that wait to be sent."""
+    """The transport's stream of answers, which counts the answers that wait to be sent.
 
-    def __init__(self, stream: Any, agent: str, unsent: Counter[str]) -> None:
+    It gives back the bytes that the call of an answer has reserved (LM-12).
+    """
+
+    def __init__(self, stream: Any, agent: str, unsent: Counter[str], budget: ByteBudget) -> None:
+        self._budget = budget
         self._stream = stream
         self._agent = agent
         self._unsent = unsent
@@ -162,6 +176,7 @@ class _Answers:
             await self._stream.send(item)
         finally:
             self._unsent -= Counter([self._agent])
+            self._budget.release()
 
     async def aclose(self) -> None:
         """Close the stream."""

@@ -7,14 +7,15 @@ publisher then waits for one message of each other publisher, and not for all th
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from typing import Final, Generic, TypeVar
 
 from connectors.rates.round_robin import RoundRobin
 
 _T = TypeVar("_T")
 
-# The bytes that may wait. The message that exceeds them waits alone, so one of any size gets through.
+# The bytes that may wait, and as many that may be under way. A message that exceeds them waits alone, so one of
+# any size gets through.
 BYTES_MOST: Final = 32 * 1024 * 1024
 
 
@@ -27,7 +28,8 @@ class FairQueue(Generic[_T]):
     Args:
         under_way_most: The number of messages that may have been taken and not be done.
         of_each_most: The number of those that may be of one publisher.
-        bytes_most: The bytes of the messages that may wait.
+        bytes_most: The bytes of the messages that may wait. No further message is taken while so many bytes are
+            under way.
     """
 
     def __init__(self, under_way_most: int, of_each_most: int, bytes_most: int = BYTES_MOST) -> None:
@@ -38,6 +40,9 @@ class FairQueue(Generic[_T]):
         self._waiting: RoundRobin[str, tuple[_T, int]] = RoundRobin()
         self._waiting_bytes = 0
         self._under_way: Counter[str] = Counter()
+        # The sizes of those, by publisher in the order of their turns, and their sum.
+        self._sizes: dict[str, deque[int]] = {}
+        self._under_way_bytes = 0
         self._closed = False
 
     def put(self, publisher: str, message: _T, size: int) -> None:
@@ -63,14 +68,14 @@ class FairQueue(Generic[_T]):
         They count as under way until `done` is called for each. Returns an empty list when the queue is closed.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or (self._waiting and self._under_way.total() < self._under_way_most)
-            )
+            self._changed.wait_for(lambda: self._closed or (self._waiting and self._has_place()))
             found: list[_T] = []
-            while self._waiting and self._under_way.total() < self._under_way_most and not self._closed:
+            while self._waiting and self._has_place() and not self._closed:
                 publisher, (message, size) = self._waiting.pop()
                 self._waiting_bytes -= size
                 self._under_way[publisher] += 1
+                self._sizes.setdefault(publisher, deque()).append(size)
+                self._under_way_bytes += size
                 if self._under_way[publisher] >= self._of_each_most:
                     self._waiting.hold(publisher)
                 found.append(message)
@@ -81,10 +86,15 @@ class FairQueue(Generic[_T]):
         """Note that a message of this publisher that was taken has been handled. Another one may then begin."""
         with self._changed:
             self._under_way[publisher] -= 1
+            # Messages of one publisher are done in nearly their order, and all of them are.
+            self._under_way_bytes -= self._sizes[publisher].popleft()
             if not self._under_way[publisher]:
-                del self._under_way[publisher]
+                del self._under_way[publisher], self._sizes[publisher]
             self._waiting.release(publisher)
             self._changed.notify_all()
+
+    def _has_place(self) -> bool:
+        return self._under_way.total() < self._under_way_most and self._under_way_bytes < self._bytes_most
 
     def close(self) -> None:
         """Drop all messages that wait, and end the waits of `put` and `take`."""

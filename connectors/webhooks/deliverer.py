@@ -40,6 +40,7 @@ class Delivery(NamedTuple):
         lease_id: The id of the lease.
         attempt: How often the message was leased, this time included.
         event: The CloudEvent as JSON.
+        ended: Called once, when the event is not needed any more.
     """
 
     webhook: str
@@ -47,6 +48,7 @@ class Delivery(NamedTuple):
     lease_id: str
     attempt: int
     event: bytes
+    ended: Callable[[], None]
 
 
 class MailboxError(Exception):
@@ -249,6 +251,7 @@ class Deliverer:
                 await self._repeated(lambda: self._mailboxes.pause(target, "the address answered 410 Gone"))
             await self._repeated(lambda: self._end(target, delivery, result))
         finally:
+            delivery.ended()
             if slot is not None:
                 slot.release()
 

@@ -96,7 +96,8 @@ class LimitSettings(Section):
 
     payload_bytes: int = Field(default=1024 * 1024, ge=1024)
     """Largest body. A larger one is rejected as `too_large`."""
-    answer_bytes: int = Field(default=8 * 1024 * 1024, ge=64 * 1024, le=64 * 1024 * 1024)
+    # JSON may write a byte as six, and clients read answers of 128 MiB.
+    answer_bytes: int = Field(default=8 * 1024 * 1024, ge=64 * 1024, le=16 * 1024 * 1024)
     """Largest sum of bodies in one answer. One body always fits, and the rest comes with the next answer."""
     # No more than the wire form allows (TASK_TEXT_LIMIT).
     task_characters: int = Field(default=32_000, ge=1, le=32_000)

@@ -31,6 +31,7 @@ LAST_COMMITS: Final = {
     8: "a51e877",
     9: "cf81ddb",
     10: "21f0297",
+    11: "5902560",
 }
 _REACH_S: Final = 2.0
 # How long the earlier version may settle nothing.

@@ -36,7 +36,48 @@ class Room:
     is_granted: asyncio.Future[None] = field(repr=False)
 
 
-_ROOMS: ContextVar[list[Room] | None] = ContextVar("rooms_of_request", default=None)
+class Rooms:
+    """The bytes that one request reserves, until `close`. `ByteBudget.begin_request` makes it.
+
+    Args:
+        budget: The budget.
+        kept_in: The set that the object is in while it has rooms. It closes them if nothing else does.
+    """
+
+    def __init__(self, budget: ByteBudget, kept_in: set[Rooms] | None = None) -> None:
+        self._budget = budget
+        self._kept_in = kept_in
+        self._rooms: list[Room] = []
+        self.is_closed = False
+
+    def add(self, room: Room) -> None:
+        """Add bytes that were taken. After `close` they are given back at once."""
+        if self.is_closed:
+            self._budget.give_back(room)
+            return
+        self._rooms.append(room)
+        if self._kept_in is not None:
+            self._kept_in.add(self)
+
+    def resize(self, size: int) -> None:
+        """Set the bytes of the answer to those that it really has, if there are any."""
+        if self._rooms:
+            self._budget.resize(self._rooms[-1], size)
+
+    def release(self) -> None:
+        """Give all bytes back. The request may reserve others."""
+        while self._rooms:
+            self._budget.give_back(self._rooms.pop())
+        if self._kept_in is not None:
+            self._kept_in.discard(self)
+
+    def close(self) -> None:
+        """Give all bytes back, because the request is answered."""
+        self.is_closed = True
+        self.release()
+
+
+_ROOMS: ContextVar[Rooms | None] = ContextVar("rooms_of_request", default=None)
 
 
 class ByteBudget:
@@ -100,24 +141,33 @@ class ByteBudget:
         room.size = size
         self._grant()
 
+    def begin_request(self, kept_in: set[Rooms] | None = None) -> Rooms:
+        """Begin a request in the present task and in those that it starts. Close the result after its answer.
+
+        `kept_in` is a set that has the result while it has bytes.
+        """
+        rooms = Rooms(self, kept_in)
+        _ROOMS.set(rooms)
+        return rooms
+
     async def reserve(self, principal: str, size: int, wait_s: float) -> bool:
         """Take bytes until the present request is answered, and return whether there were any within the time.
 
-        Outside a request (`rooms_of_request`) nothing is taken, and the result is True.
+        Outside a request (`begin_request`), and after its answer, nothing is taken, and the result is True.
         """
         rooms = _ROOMS.get()
-        if rooms is None:
+        if rooms is None or rooms.is_closed:
             return True
         room = await self.take(principal, size, wait_s)
         if room is not None:
-            rooms.append(room)
+            rooms.add(room)
         return room is not None
 
-    def shrink_reserved(self, size: int) -> None:
-        """Set the bytes that the present request has reserved to `size`. Does nothing if it reserved none."""
+    def release(self) -> None:
+        """Give back what the present request has reserved, because it has nothing to answer yet."""
         rooms = _ROOMS.get()
-        if rooms:
-            self.resize(rooms[-1], size)
+        if rooms is not None:
+            rooms.release()
 
     def _count(self, principal: str, more: int) -> None:
         self.used += more
@@ -138,16 +188,6 @@ class ByteBudget:
             del self._waiting[room]
             self._count(room.principal, room.size)
             room.is_granted.set_result(None)
-
-
-def rooms_of_request() -> list[Room]:
-    """Begin a request in the present task: return the list of the rooms that it will reserve.
-
-    The caller gives them back when the request is answered.
-    """
-    rooms: list[Room] = []
-    _ROOMS.set(rooms)
-    return rooms
 
 
 async def send_in_pieces(send: Send, message: Message) -> None:

@@ -11,12 +11,12 @@ import uuid
 from itertools import islice
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_routes import MESSAGES
-from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, message_with_body
-from connectors.gateway.messages.shown_messages import blob_of
+from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, newest_with_bodies
+from connectors.gateway.messages.shown_messages import blob_of, reserve_answer
 from connectors.gateway.rules.hub_models import TaskLimit
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
@@ -26,7 +26,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, not_found
-from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest
+from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest, caller_of
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
@@ -62,13 +62,16 @@ def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
     """
 
     @routes.get(f"{MESSAGES}/dead", Action.MAILBOX_READ, MessagesAnswer)
-    async def list_dead_messages(wanted: Annotated[TaskLimit, Query()]) -> Response:
+    async def list_dead_messages(request: Request, wanted: Annotated[TaskLimit, Query()]) -> Response:
         """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
 
         The order is that of their ends, oldest first. The gateway keeps the newest 100,000 dead messages, and
-        `total` counts them; the view `mailbox` in the tables has all of them.
+        `total` counts them; the view `mailbox` in the tables has all of them. An answer has
+        `limits.answer_bytes` at most; `left` is the number of older messages that were asked for beyond that.
         """
-        return json_answer(await asyncio.to_thread(newest_dead, hub.live_view, wanted.limit))
+        most = hub.settings.limits.answer_bytes
+        await reserve_answer(hub, caller_of(request).principal, None, wanted.limit, most)
+        return json_answer(await asyncio.to_thread(newest_dead, hub.live_view, wanted.limit, most))
 
     @routes.post(
         f"{MAILBOX}/messages/{{message_id}}/replay",
@@ -165,8 +168,8 @@ def _replay(hub: Hub, key: str, new_id: str) -> Message | None:
     return Message.model_validate({**fields, **content, **named})
 
 
-def newest_dead(live_view: LiveRows, limit: int) -> dict[str, Any]:
+def newest_dead(live_view: LiveRows, limit: int, bytes_most: int) -> dict[str, Any]:
     """Return the answer of the route that lists dead messages: the newest `limit`, and how many there are."""
     newest = list(islice(live_view.newest_ended(MessageRow, DEAD), limit))
     total = live_view.count_ended(MessageRow, DEAD)
-    return {"messages": [message_with_body(live_view, row) for row in reversed(newest)], "total": total}
+    return {**newest_with_bodies(live_view, newest, bytes_most), "total": total}

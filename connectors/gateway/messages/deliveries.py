@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from connectors.gateway.messages.shown_messages import reserve_answer
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.answers import unavailable
@@ -45,6 +46,7 @@ class Taking:
         made: The UUID of the request. A repeated request has the same one.
         is_repeatable: Whether a request with this UUID may have been made before.
         limit: The largest number of messages.
+        bytes_most: The largest number of bytes of their bodies. One message comes in any case.
         lease_s: The duration of the lease in seconds. None takes the messages for good.
         wait_s: How many seconds to wait for the first message.
         attempts_most: How often each message may be leased before it is dead. None: `gateway.max_attempts`.
@@ -56,6 +58,7 @@ class Taking:
     made: uuid.UUID
     is_repeatable: bool
     limit: int
+    bytes_most: int
     lease_s: int | None = None
     wait_s: float = 0
     attempts_most: int | None = None
@@ -98,7 +101,8 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
             such a client. By default, none does.
 
     Raises:
-        ApiError: 409 if a request with this UUID asked for something else, 503 if the gateway stops.
+        ApiError: 409 if a request with this UUID asked for something else, 503 if the gateway stops, or has no
+            room for the answer.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time. The same request may
             be made again.
     """
@@ -108,16 +112,20 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
     if is_fresh:
         # The earlier request may have taken messages from another mailbox than this one would now.
         await _catch_up(hub)
-    attempt, is_repeated = 0, taking.is_repeatable
+    attempt, is_repeated, has_room = 0, taking.is_repeatable, False
     with hub.mailbox_waits.waiting(taking.mailboxes, is_taker=True) as wait:
         while True:
             wait.clear()
             if is_repeated and (earlier := _earlier(hub, taking)) is not None:
+                await _reserve(hub, taking, earlier[0])
                 return (await _ask(hub, taking, *earlier))[0]
             is_repeated = False
             now_us = time.time_ns() // 1000
             mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
             if mailbox is not None:
+                if not has_room:
+                    await _reserve(hub, taking, mailbox)
+                    has_room = True
                 if taking.lease_s is None and await _has_left(is_gone):
                     return Taken()
                 # If the same request was made before, the log gives the messages that it gave then.
@@ -129,6 +137,9 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 continue
             left_s = deadline - time.monotonic()
             if left_s > 0:
+                if has_room:
+                    hub.answer_memory.release()
+                    has_room = False
                 is_to_look = taking.is_repeatable and not is_fresh
                 is_woken = await wait.wait(min(left_s, _until_look_s()) if is_to_look else left_s)
                 if await is_gone():
@@ -144,6 +155,10 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 # not settled that yet. A message wakes the wait when it is settled, so most waits end earlier.
                 await _catch_up(hub)
                 is_fresh, is_repeated = True, taking.is_repeatable
+
+
+async def _reserve(hub: Hub, taking: Taking, mailbox: Mailbox) -> None:
+    await reserve_answer(hub, taking.origin["principal"], mailbox, taking.limit, taking.bytes_most)
 
 
 async def _has_left(is_gone: IsGone) -> bool:
@@ -183,12 +198,18 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
     That is so if all went to other consumers, now or when the same record was appended before.
     """
     if taking.lease_s is None:
-        record = claim_record(*mailbox, request_id, taking.limit, **taking.origin)
+        record = claim_record(*mailbox, request_id, taking.limit, bytes_most=taking.bytes_most, **taking.origin)
     else:
         attempts = taking.attempts_most or hub.settings.gateway.max_attempts
         lease_ms = taking.lease_s * 1000
         record = lease_record(
-            *mailbox, request_id, taking.limit, lease_ms, attempts_most=attempts, **taking.origin
+            *mailbox,
+            request_id,
+            taking.limit,
+            lease_ms,
+            attempts_most=attempts,
+            bytes_most=taking.bytes_most,
+            **taking.origin,
         )
     await hub.appender.settle_accepted(record)
     handed = hub.mailboxes.handed(mailbox, request_id)

@@ -6,6 +6,7 @@ whatever the number of gateways, and a repeated request id gets the same message
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from connectors.gateway.rules.read_marks import mark_read
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
-from connectors.gateway.web.answers import json_answer
+from connectors.gateway.web.answers import encoded_within, json_answer
 from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of, request_uuid
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
@@ -68,8 +69,9 @@ def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         """Take at most `limit` messages out of the caller's mailbox, the most urgent first.
 
         The list is empty when no message waits. With `wait`, the request waits up to so many seconds for the
-        first one. Only one request gets each message. The field `left` is the number of messages that still
-        wait. A request with the `X-Request-ID` of an earlier one gets the same messages again.
+        first one. Only one request gets each message. The bodies of one answer have `limits.answer_bytes` at
+        most, unless there is only one. The field `left` is the number of messages that still wait. A request
+        with the `X-Request-ID` of an earlier one gets the same messages again.
 
         With `lease`, the messages are leased for so many seconds. A message that is not acknowledged in this
         time (`ack`) is handed out again, before newer ones of its priority. It is dead when it was handed out
@@ -83,13 +85,16 @@ def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
             made=request_uuid(caller.requester, named),
             is_repeatable=named is not None,
             limit=wanted.limit,
+            bytes_most=hub.settings.limits.answer_bytes,
             lease_s=wanted.lease,
             wait_s=wanted.wait,
         )
         taken = await take_messages(hub, taking, lambda: gate.is_gone(request))
         now_us = time.time_ns() // 1000
-        answer = {
-            "messages": [message_as_json(hub, row) for row in taken.rows],
+        # All of them: the log has handed them out within the limit of bytes.
+        shown = encoded_within((message_as_json(hub, row) for row in taken.rows), sys.maxsize)
+        answer: dict[str, Any] = {
+            "messages": shown,
             "left": sum(hub.mailboxes.ready(one, now_us) for one in taking.mailboxes),
         }
         if wanted.lease is not None and taken.request_id is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.shown_messages import reserve_answer
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ClearedAnswer
@@ -24,8 +25,8 @@ from connectors.gateway.rules.principal_models import (
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
-from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, derived_token
+from connectors.gateway.web.answers import ApiError, encoded_within, json_answer, row_as_json
+from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, caller_of, derived_token
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
@@ -103,13 +104,16 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
 
     @routes.get(MAILBOX, Action.MAILBOX_READ, MessagesAnswer, owner_of_mailbox(hub))
     async def show_mailbox(
-        realm: RealmPath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]
+        request: Request, realm: RealmPath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]
     ) -> Response:
         """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
 
         `status` selects messages by their status, such as `dead`. `after` is the id of the last message on the
-        previous page of pending messages.
+        previous page of pending messages. An answer has `limits.answer_bytes` at most, unless it has only one
+        message; `left` is the number of messages that were asked for beyond that.
         """
+        principal = caller_of(request).principal
+        await reserve_answer(hub, principal, None, wanted.limit, hub.settings.limits.answer_bytes)
         if wanted.pending:
             return json_answer(await asyncio.to_thread(_pending, hub, (realm, name), wanted))
         return json_answer(await asyncio.to_thread(_messages, hub, (realm, name), wanted))
@@ -164,7 +168,17 @@ def _messages(hub: Hub, mailbox: Mailbox, wanted: MailboxFilter) -> dict[str, An
     )
     rows = [row for row in found if row is not None and wanted.status in (None, row.status)]
     newest = heapq.nlargest(wanted.limit, rows, key=_age_of)
-    return {"messages": [message_with_body(hub.live_view, row) for row in reversed(newest)], "total": len(rows)}
+    most = hub.settings.limits.answer_bytes
+    return {**newest_with_bodies(hub.live_view, newest, most), "total": len(rows)}
+
+
+def newest_with_bodies(live_view: LiveRows, rows: Sequence[MessageRow], bytes_most: int) -> dict[str, Any]:
+    """Return messages with their bodies as JSON, oldest first, and how many older ones do not fit (`left`).
+
+    `rows` are the messages, newest first. They have together at most `bytes_most` bytes as JSON.
+    """
+    shown = encoded_within((message_with_body(live_view, row) for row in rows), bytes_most)
+    return {"messages": shown[::-1], "left": len(rows) - len(shown)}
 
 
 def _pending(hub: Hub, mailbox: Mailbox, wanted: MailboxFilter) -> dict[str, Any]:
@@ -173,8 +187,11 @@ def _pending(hub: Hub, mailbox: Mailbox, wanted: MailboxFilter) -> dict[str, Any
     last = None if wanted.after is None else view.get(MessageRow, f"{box}/{wanted.after}")
     after = (0, "") if last is None else _age_of(last)
     ids, total = hub.mailboxes.pending_page(mailbox, wanted.status, after, wanted.limit)
-    rows = [view.get(MessageRow, f"{box}/{message_id}") for message_id in ids]
-    return {"messages": [message_with_body(view, row) for row in rows if row is not None], "total": total}
+    found = (view.get(MessageRow, f"{box}/{message_id}") for message_id in ids)
+    rows = [row for row in found if row is not None]
+    most = hub.settings.limits.answer_bytes
+    shown = encoded_within((message_with_body(view, row) for row in rows), most)
+    return {"messages": shown, "total": total, "left": len(rows) - len(shown)}
 
 
 def _age_of(row: MessageRow) -> tuple[int, str]:

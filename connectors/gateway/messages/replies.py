@@ -10,7 +10,7 @@ import time
 import uuid
 
 from connectors.gateway.messages.deliveries import IsGone, never_gone
-from connectors.gateway.messages.shown_messages import address_of_sender
+from connectors.gateway.messages.shown_messages import address_of_sender, reserve_answer
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import MailboxWait
 from connectors.gateway.services.mailboxes import Mailbox
@@ -55,6 +55,7 @@ async def wait_reply(
         for mailbox in wait.mailboxes:
             if (row := await _taken(hub, mailbox, message_id, recipient, origin)) is not None:
                 return row
+        hub.answer_memory.release()
         left = deadline - time.monotonic()
         if left <= 0 or not await wait.wait(left) or await is_gone():
             return None
@@ -72,6 +73,7 @@ async def _taken(
         if row is None or not _may_answer(hub, recipient, row):
             continue
         if row.status == UNREAD:
+            await reserve_answer(hub, origin["principal"], mailbox, 1, 0)
             record = claim_of_record(*mailbox, request_id, [reply_id], if_unread=True, **origin)
             await hub.appender.settle_accepted(record)
             row = hub.live_view.get(MessageRow, key)

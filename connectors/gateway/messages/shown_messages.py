@@ -1,16 +1,61 @@
-"""Messages as JSON, in the form in which the HTTP routes hand them to the owner of a mailbox."""
+"""Messages as JSON, in the form in which the HTTP routes hand them to the owner of a mailbox.
+
+Before an answer is made, its bytes are taken out of the budget of all answers (LM-12).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import token_mailbox
+from connectors.gateway.services.mailboxes import Mailbox, token_mailbox
+from connectors.gateway.web.answers import BUSY, unavailable
+from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.task.task_registry import TaskRow
+from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import iso_moment
+
+# Answers below this are not counted: all connections together have few MiB of them.
+_SMALL_BYTES: Final = 32 * 1024
+
+
+async def reserve_answer(
+    hub: Hub, principal: str, mailbox: Mailbox | None, limit: int, bytes_most: int
+) -> None:
+    """Wait until there is room for the answer with messages, which the present request makes.
+
+    Args:
+        hub: The hub.
+        principal: The principal that gets the answer.
+        mailbox: Realm and recipient, if all messages are pending in one mailbox.
+        limit: The largest number of messages in the answer.
+        bytes_most: The largest number of bytes of their bodies, unless there is only one message.
+
+    Raises:
+        ApiError: 503 if other answers need the room for longer than `gateway.settle_timeout_s`.
+    """
+    await reserve_bytes(hub, principal, answer_bytes_of(hub, mailbox, limit, bytes_most))
+
+
+def answer_bytes_of(hub: Hub, mailbox: Mailbox | None, limit: int, bytes_most: int) -> int:
+    """Return the largest number of bytes that the bodies of an answer have; see `reserve_answer`."""
+    payload_bytes = hub.settings.limits.payload_bytes
+    body_bytes = min(max(bytes_most, payload_bytes), limit * payload_bytes)
+    if mailbox is None:
+        return body_bytes
+    name = "/".join(mailbox)
+    size = MailboxEntries(name, hub.live_view.entries(stream_key(MAILBOX, name)), 0).size()
+    return min(body_bytes, size.body_bytes)
+
+
+async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
+    """Wait until there is room for `size` bytes of the present request's answer. Raises ApiError (503)."""
+    wait_s = hub.settings.gateway.settle_timeout_s
+    if size > _SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
+        raise unavailable("the gateway has too many long answers under way; try again", BUSY)
 
 
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:

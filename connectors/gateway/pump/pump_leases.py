@@ -10,8 +10,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from connectors.gateway.messages.shown_messages import answer_bytes_of, reserve_bytes
 from connectors.gateway.pump.pump_models import LeaseRequest
 from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub
@@ -35,6 +36,18 @@ _REST_S: Final = 0.25
 _BOUNCE_MS: Final = 30_000
 # The columns of a message that a pump gets.
 _SHOWN: Final = ("message_id", "request_id", "attempts", "sender", "from_verified", "priority", "in_reply_to")
+
+
+class _Taken(NamedTuple):
+    """Messages out of the queue of a listener, and the bytes of an answer that are left for them.
+
+    `body_bytes` is how many they need at most.
+    """
+
+    row: ListenerRow
+    ids: list[str]
+    bytes_most: int
+    body_bytes: int
 
 
 class PumpLeases:
@@ -63,6 +76,7 @@ class PumpLeases:
             is_gone: Returns whether the client has disconnected.
 
         Raises:
+            ApiError: 503 if the gateway has no room for the answer.
             BackboneUnreachable: Kafka is unreachable, and no message was leased.
         """
         listeners, deadline = self._hub.listeners, time.monotonic() + asked.wait_ms / 1000
@@ -77,13 +91,20 @@ class PumpLeases:
                 return found
             if not asked.alone and listeners.suspects(asked.wants):
                 return []  # the pump must ask for one of them alone
+            self._hub.answer_memory.release()
             # A listener in its pause is tried again without a change.
             await listeners.wait_change(seen, min(left, _REST_S if self._resting else left))
 
     async def _leased(self, asked: LeaseRequest, principal: str) -> list[dict[str, Any]]:
         taken = self._taken(asked)
+        try:
+            await reserve_bytes(self._hub, principal, sum(one.body_bytes for one in taken))
+        except BaseException:
+            for one in taken:
+                self._give_back(one)
+            raise
         parts = await asyncio.gather(
-            *(self._lease(row, ids, asked.pump, principal) for row, ids in taken), return_exceptions=True
+            *(self._lease(one, asked.pump, principal) for one in taken), return_exceptions=True
         )
         failures = [part for part in parts if isinstance(part, BaseException)]
         found = [message for part in parts if not isinstance(part, BaseException) for message in part]
@@ -91,14 +112,15 @@ class PumpLeases:
             raise failures[0]
         return found
 
-    def _taken(self, asked: LeaseRequest) -> list[tuple[ListenerRow, list[str]]]:
-        """Take messages out of the queues, by listener."""
+    def _taken(self, asked: LeaseRequest) -> list[_Taken]:
+        """Take messages out of the queues, by listener. All together have the bytes of one answer at most."""
         listeners, free, now = self._hub.listeners, asked.free, time.monotonic()
         self._resting = {name: until for name, until in self._resting.items() if until > now}
-        found = []
+        found: list[_Taken] = []
+        left = self._hub.settings.limits.answer_bytes
         for name, places in self._in_turn(asked.wants):
             row = listeners.row(name)
-            if row is None or free <= 0 or places <= 0 or name in self._resting:
+            if row is None or free <= 0 or places <= 0 or name in self._resting or (found and left <= 0):
                 continue
             if row.status != ACTIVE:
                 ids = listeners.take_all(name, free)
@@ -108,7 +130,9 @@ class PumpLeases:
             else:
                 ids = listeners.take(row, min(places, free))
             if ids:
-                found.append((row, ids))
+                body_bytes = answer_bytes_of(self._hub, (DEFAULT_REALM, name), len(ids), left)
+                found.append(_Taken(row, ids, left, body_bytes))
+                left -= body_bytes
                 free -= len(ids)
                 if asked.alone and row.status == ACTIVE:
                     break
@@ -125,38 +149,55 @@ class PumpLeases:
         start = listeners.changes % max(1, len(names))
         return names[start:] + names[:start]
 
-    async def _lease(self, row: ListenerRow, ids: list[str], pump: str, principal: str) -> list[dict[str, Any]]:
-        is_gone = row.status != ACTIVE
+    def _rows(self, taken: _Taken) -> list[MessageRow]:
+        found = (self.message(taken.row.listener, one) for one in taken.ids)
+        return [one for one in found if one is not None]
+
+    def _give_back(self, taken: _Taken) -> None:
+        """Put the messages back that this request did not lease, unless another one leased them."""
+        self._hub.listeners.give_back(
+            taken.row.listener, lambda: [one for one in self._rows(taken) if one.status == UNREAD]
+        )
+
+    async def _lease(self, taken: _Taken, pump: str, principal: str) -> list[dict[str, Any]]:
+        row, is_gone = taken.row, taken.row.status != ACTIVE
         request_id = f"{pump}.{uuid.uuid4().hex}"
         margin_ms = round(self._hub.settings.xml_pump.lease_margin_s * 1000)
-
-        def rows() -> list[MessageRow]:
-            return [found for one in ids if (found := self.message(row.listener, one)) is not None]
 
         try:
             record = lease_record(
                 DEFAULT_REALM,
                 row.listener,
                 request_id,
-                len(ids),
+                len(taken.ids),
                 _BOUNCE_MS if is_gone else row.timeout_ms + margin_ms,
-                message_ids=ids,
+                message_ids=taken.ids,
                 held_most=None if is_gone else row.concurrency,
                 per_minute=None if is_gone else row.per_minute,
                 from_closed=True if is_gone else None,
+                bytes_most=max(0, taken.bytes_most),
                 door=XML_DOOR,
                 principal=principal,
             )
             settled = await self._hub.appender.settle(record)
         finally:
-            # A message that this request did not lease waits on, unless another one leased it.
-            self._hub.listeners.give_back(row.listener, lambda: [one for one in rows() if one.status == UNREAD])
-        mine = [one for one in rows() if one.status == LEASED and one.request_id == request_id]
+            self._give_back(taken)
+        rows = self._rows(taken)
+        mine = [one for one in rows if one.status == LEASED and one.request_id == request_id]
         # An expired message is not the fault of another gateway.
-        others = [one for one in rows() if one.status in MESSAGE_PENDING and one.request_id != request_id]
-        if settled.verdict == REJECTED or others:
+        others = [one for one in rows if one.status in MESSAGE_PENDING and one.request_id != request_id]
+        shown = [self._shown(row, one, is_gone=is_gone) for one in mine]
+        if settled.verdict == REJECTED or (others and not self._is_cut(taken, shown, others)):
             self._resting[row.listener] = time.monotonic() + _REST_S
-        return [self._shown(row, one, is_gone=is_gone) for one in mine]
+        return shown
+
+    def _is_cut(self, taken: _Taken, shown: list[dict[str, Any]], others: list[MessageRow]) -> bool:
+        """Return whether the other messages were not leased because of the bytes of an answer alone."""
+        if not shown or any(one.status != UNREAD for one in others):
+            return False
+        body = self._hub.live_view.get(MessageBodyRow, others[0].key)
+        size = 0 if body is None else len(body.body.encode())
+        return size + sum(len(one["body"].encode()) for one in shown) > taken.bytes_most
 
     def message(self, listener: str, message_id: str) -> MessageRow | None:
         """Return the row of a message in a listener's mailbox, or None if there is no such message.

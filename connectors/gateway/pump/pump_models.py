@@ -203,6 +203,8 @@ class HistoryAnswer(AnswerBody):
 
     messages: list[HistoryMessage]
     """Messages, oldest first. Empty for an unknown thread."""
+    left: int
+    """Number of older messages that were asked for and do not fit into the answer."""
 
 
 class ListenerFilter(QueryFilter):

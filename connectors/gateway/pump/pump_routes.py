@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.shown_messages import reserve_answer
 from connectors.gateway.pump.pump_answers import opens_thread
 from connectors.gateway.pump.pump_leases import PumpLeases
 from connectors.gateway.pump.pump_models import (
@@ -31,7 +32,7 @@ from connectors.gateway.pump.pump_settling import settle_done
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import json_answer, not_found, row_as_json
+from connectors.gateway.web.answers import encoded_within, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
@@ -109,7 +110,8 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
     async def lease_messages(request: Request, body: LeaseRequest) -> Response:
         """Lease messages of listeners to a pump. The request waits up to `wait_ms` for the first message.
 
-        The list is empty if no message could be leased.
+        The list is empty if no message could be leased. The bodies of one answer have `limits.answer_bytes` at
+        most, and the body of one message more; the other messages wait.
         """
         hub.appender.check()
         messages = await leases.wait_leased(body, caller_of(request).principal, request.is_disconnected)
@@ -128,14 +130,19 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         return json_answer({"results": results})
 
     @routes.post(f"{PUMP}/history", Action.THREAD_READ, HistoryAnswer)
-    async def show_conversation(body: HistoryRequest) -> Response:
+    async def show_conversation(request: Request, body: HistoryRequest) -> Response:
         """Return the newest messages that a listener sent or received in a conversation, oldest first.
 
-        The list is empty for an unknown thread.
+        The list is empty for an unknown thread. An answer has `limits.answer_bytes` at most, unless it has only
+        one message; `left` is the number of older messages that were asked for beyond that.
         """
+        most = hub.settings.limits.answer_bytes
+        await reserve_answer(hub, caller_of(request).principal, None, body.limit, most)
         keys = hub.conversations.message_keys(body.thread)[-body.limit :]
-        shown = [one for key in keys if (one := _said(hub, key, body.listener)) is not None]
-        return json_answer({"messages": shown})
+        found = (hub.live_view.get(MessageRow, key) for key in reversed(keys))
+        rows = [row for row in found if row is not None and _is_of(row, body.listener)]
+        shown = encoded_within((_said(hub, row, body.listener) for row in rows), most)
+        return json_answer({"messages": shown[::-1], "left": len(rows) - len(shown)})
 
 
 def _add_reads(routes: Routes, hub: Hub) -> None:
@@ -179,19 +186,19 @@ def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
     return {**row_as_json(first), **root}
 
 
-def _said(hub: Hub, key: str, listener: str) -> dict[str, Any] | None:
-    row, body = hub.live_view.get(MessageRow, key), hub.live_view.get(MessageBodyRow, key)
-    if row is None or body is None:
-        return None
-    if row.realm != DEFAULT_REALM or listener not in (row.sender, row.recipient):
-        return None
+def _is_of(row: MessageRow, listener: str) -> bool:
+    return row.realm == DEFAULT_REALM and listener in (row.sender, row.recipient)
+
+
+def _said(hub: Hub, row: MessageRow, listener: str) -> dict[str, Any]:
+    body = hub.live_view.get(MessageBodyRow, row.key)
     return {
         "message_id": row.message_id,
         "sender": row.sender,
         "to": row.recipient,
         "in_reply_to": row.in_reply_to,
         "kind": row.kind,
-        "body": body.body,
+        "body": "" if body is None else body.body,
         "is_own": row.sender == listener,
         "posted_at": iso_moment(row.posted_at),
     }

@@ -98,3 +98,5 @@ class MessagesAnswer(AnswerBody):
     """Messages, oldest first."""
     total: int
     """Number of all messages of the mailbox, or with `pending` of all pending ones."""
+    left: int
+    """Number of messages that were asked for and are not in the answer, because it would be too long."""

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from connectors.gateway.fairness.byte_budget import ByteBudget, rooms_of_request, send_in_pieces
+from connectors.gateway.fairness.byte_budget import ByteBudget, send_in_pieces
 from connectors.gateway.web.metrics import Metrics
 from connectors.terminal.log_limit import LogLimit
 
@@ -77,19 +77,20 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         begun, status = time.monotonic(), 0
-        rooms = rooms_of_request()
+        rooms = self._budget.begin_request()
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif not message.get("more_body"):
+                rooms.resize(len(message.get("body", b"")))
             await send_in_pieces(send, message)
 
         try:
             await self._app(scope, receive, watched)
         finally:
-            for room in rooms:
-                self._budget.give_back(room)
+            rooms.close()
             route = scope.get("trunkline_route", "no route")
             method, seconds = scope["method"] if scope["method"] in _METHODS else "?", time.monotonic() - begun
             self._metrics.answered(method, route, status, seconds)

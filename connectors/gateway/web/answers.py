@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -192,6 +193,21 @@ def json_answer(document: Any, status: int = 200, verdict: str | None = None) ->
     """
     headers = {} if verdict is None else {VERDICT_HEADER: verdict}
     return Response(orjson.dumps(document), status, headers, "application/json")
+
+
+def encoded_within(documents: Iterable[Any], most: int) -> list[orjson.Fragment]:
+    """Return documents as encoded JSON, the first and those after it that have together `most` bytes at most.
+
+    Each document is made and encoded after the one before, so that no two of them are in memory decoded.
+    """
+    found: list[orjson.Fragment] = []
+    for document in documents:
+        encoded = orjson.dumps(document)
+        most -= len(encoded)
+        if found and most < 0:
+            break
+        found.append(orjson.Fragment(encoded))
+    return found
 
 
 def row_as_json(row: Row) -> dict[str, Any]:

@@ -114,23 +114,34 @@ class WebhookMailboxes:
             return await wait.wait(timeout_s)
 
     async def take(self, webhook: str) -> Delivery | None:
-        """Lease a message, and return it as an event. None if there is none."""
+        """Lease a message, and return it as an event. None if there is none.
+
+        Until `Delivery.ended`, its bytes are taken out of the memory of all answers (LM-13).
+        """
         taking = Taking(
             mailboxes=(_mailbox(webhook),),
             origin=by_webhook(webhook),
             made=uuid.uuid4(),
             is_repeatable=False,
             limit=1,
+            bytes_most=self._hub.settings.limits.payload_bytes,
             lease_s=self._lease_s,
             attempts_most=self._hub.settings.webhooks.max_attempts,
             asks_most=1,
         )
-        with _as_mailbox_error():
-            taken = await take_messages(self._hub, taking)
-        if taken.request_id is None:
-            return None
-        row = taken.rows[0]
-        return Delivery(webhook, row.message_id, taken.request_id, row.attempts, self._event(row))
+        rooms, delivery = self._hub.answer_memory.begin_request(), None
+        try:
+            with _as_mailbox_error():
+                taken = await take_messages(self._hub, taking)
+            if taken.request_id is not None:
+                row = taken.rows[0]
+                event = self._event(row)
+                rooms.resize(len(event))
+                delivery = Delivery(webhook, row.message_id, taken.request_id, row.attempts, event, rooms.close)
+        finally:
+            if delivery is None:
+                rooms.close()
+        return delivery
 
     def _event(self, row: MessageRow) -> bytes:
         shown = message_as_json(self._hub, row)

@@ -62,11 +62,15 @@ class MailboxClaim(_MailboxRequest):
 
     With `message_ids`, only these messages are claimed, if they are pending. A door that has already handed out
     messages records the fact in this way. With `if_unread`, they are claimed only if nobody holds them.
+
+    With `bytes_most`, the bodies of the messages have together at most so many bytes in UTF-8. The first
+    message is handed out even if it is larger.
     """
 
     limit: _Limit = CLAIM_LIMIT
     message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
     if_unread: bool | None = None
+    bytes_most: Most | None = None
 
 
 class MailboxLease(_MailboxRequest):
@@ -81,6 +85,7 @@ class MailboxLease(_MailboxRequest):
             time. `None` means no limit.
         from_closed: whether to lease even if the mailbox is closed, to return its messages to their senders.
         attempts_most: how often each message may be handed out before it is dead. `None` means three times.
+        bytes_most: the largest number of bytes of their bodies, as in `MailboxClaim`. `None` means no limit.
     """
 
     limit: _Limit = LEASE_LIMIT
@@ -90,6 +95,7 @@ class MailboxLease(_MailboxRequest):
     per_minute: Annotated[int, Field(ge=1, le=PER_MINUTE_MOST)] | None = None
     from_closed: bool | None = None
     attempts_most: Annotated[int, Field(ge=1, le=ATTEMPTS_LIMIT)] | None = None
+    bytes_most: Most | None = None
 
 
 class MailboxClearing(_MailboxRequest):

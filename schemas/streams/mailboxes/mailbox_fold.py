@@ -160,7 +160,8 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
             lately = mailbox.handed_lately()
             left = min(left, given.body["per_minute"] - len(lately))
     changes = []
-    named = given.body.get("message_ids")
+    named, room = given.body.get("message_ids"), given.body.get("bytes_most")
+    is_first = True
     for message in mailbox.in_order() if named is None else mailbox.of_these(named):
         if left <= 0:
             break
@@ -174,6 +175,11 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
                 status = EXPIRED if message.is_over(now_us) else DEAD
                 changes.append(_end(message, status, mailbox, leases))
                 continue
+        if room is not None:
+            room -= message.answer_bytes
+            if room < 0 and not is_first:
+                break
+        is_first = False
         left -= 1
         message.attempts += 1
         message.handed_to = given.sender

@@ -51,7 +51,8 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     if mailbox.is_closed:
         return rejected(ILLEGAL_TRANSITION, CLOSED)
     blob = body.get("blob")
-    body_bytes = len(body["body"].encode()) + (0 if blob is None else blob["bytes"])
+    blob_bytes = 0 if blob is None else blob["bytes"]
+    body_bytes = len(body["body"].encode()) + blob_bytes
     if why := _full(body, mailbox, body_bytes):
         return rejected(MAILBOX_FULL, why)
     deliver_at = _later(mailbox.now_us, body.get("deliver_after_ms"))
@@ -79,6 +80,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         body_bytes=body_bytes,
         topic=body.get("topic"),
         blob=None if blob is None else blob["digest"],
+        blob_bytes=blob_bytes,
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)

@@ -38,7 +38,13 @@ from trunkline_agent.wire.ids import MAILBOX, stream_key
 
 
 def claim_record(
-    realm: str, recipient: str, request_id: str, limit: int = CLAIM_LIMIT, **origin: Unpack[Origin]
+    realm: str,
+    recipient: str,
+    request_id: str,
+    limit: int = CLAIM_LIMIT,
+    *,
+    bytes_most: int | None = None,
+    **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record `message.claimed`, ready to append, which hands out messages of a mailbox for good.
 
@@ -49,12 +55,14 @@ def claim_record(
         recipient: the agent of the mailbox.
         request_id: the id of the request. A repeated request has the same id.
         limit: the largest number of messages to hand out, 1 to 1,000.
+        bytes_most: the largest number of bytes of their bodies. One message comes in any case. `None` means no
+            limit.
         origin: `door`, which appends the record, and `principal`, which gets the messages.
 
     Raises:
         pydantic.ValidationError: an argument is invalid.
     """
-    said = {"request_id": request_id, "limit": limit}
+    said = {"request_id": request_id, "limit": limit, "bytes_most": bytes_most}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
 
 
@@ -99,6 +107,7 @@ def lease_record(
     per_minute: int | None = None,
     from_closed: bool | None = None,
     attempts_most: int | None = None,
+    bytes_most: int | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record `message.leased`, ready to append, which hands out messages for a limited time.
@@ -116,6 +125,7 @@ def lease_record(
         from_closed: whether to lease even if the mailbox is closed. `None` means no.
         attempts_most: how often each message may be handed out before it is dead, 1 to 1,000. `None` means
             three times.
+        bytes_most: the largest number of bytes of their bodies, as in `claim_record`.
         origin: `door`, which appends the record, and `principal`, which leases the messages.
 
     Raises:
@@ -130,6 +140,7 @@ def lease_record(
         "per_minute": per_minute,
         "from_closed": from_closed,
         "attempts_most": attempts_most,
+        "bytes_most": bytes_most,
     }
     return _record(MESSAGE_LEASED, realm, recipient, said, origin)
 

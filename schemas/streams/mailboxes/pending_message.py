@@ -14,7 +14,8 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     `attempts_most` and `request_id` are the limit and the request of the newest lease. If the message is unread
     all the same, the lease expired; its holder can still acknowledge the message. Times are in microseconds
     since 1970 UTC, except for `sent_at` and `expires_at`, which are texts. `body_bytes` is the length of the
-    body in UTF-8, with that of the blob.
+    body in UTF-8, with that of the blob, and `blob_bytes` that of the blob alone. The latter is 0 in an entry
+    of fold version 11 or earlier.
     """
 
     version: int
@@ -46,6 +47,12 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     body_bytes: int = 0
     topic: str | None = None
     blob: str | None = None
+    blob_bytes: int = 0
+
+    @property
+    def answer_bytes(self) -> int:
+        """The bytes of the message that count in an answer (`bytes_most` of a claim or lease): its body."""
+        return self.body_bytes - self.blob_bytes
 
     def standing(self, now_us: int) -> str:
         """Return the message's status at the time `now_us`: `leased` or `unread`.

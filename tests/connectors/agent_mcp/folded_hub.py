@@ -14,6 +14,7 @@ from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.topic_tools import TopicTools
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
+from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.fairness.under_way import UnderWay
@@ -55,6 +56,7 @@ class FoldedHub(LiveRows):
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
         self.limits = PrincipalLimits(cast("Any", self), self.mailboxes, self.live_jobs, self.topics)
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
+        self.answer_memory = ByteBudget(self.settings.gateway.answer_memory_bytes)
         self.mailbox_waits = MailboxWaits()
         self.stopping = asyncio.Event()
         self._state = empty_state(KEYRING)

@@ -162,7 +162,7 @@ def test_an_agent_ends_no_lease_of_another_and_takes_none_of_its_messages(
             assert found["done"] == []
             assert [one["reason"] for one in found["refused"]] == [reason], (tool, given)
     # The keys of another agent are its own.
-    assert bo.call("lease_messages", idempotencyKey="k1") == {"messages": [], "leaseId": None}
+    assert bo.call("lease_messages", idempotencyKey="k1") == {"messages": [], "leaseId": None, "left": 0}
     assert ids(bo.call("wait_for_messages", timeoutSeconds=0)) == []
     assert state(shared_gateway, ann, bo) == before
     assert ann.call("ack_messages", **ends)["done"] == [message_id]

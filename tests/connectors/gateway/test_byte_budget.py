@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.fairness.byte_budget import PIECE_BYTES, ByteBudget, rooms_of_request, send_in_pieces
+from connectors.gateway.fairness.byte_budget import PIECE_BYTES, ByteBudget, Rooms, send_in_pieces
 
 pytestmark = pytest.mark.requirement("LM-12")
 _NOW = 0.01
@@ -94,15 +94,17 @@ async def test_a_room_that_was_granted_and_cancelled_at_once_is_given_back() -> 
 async def test_what_a_request_reserves_is_in_its_rooms_and_takes_its_real_size() -> None:
     budget = ByteBudget(100)
     assert await budget.reserve("a", 1000, _NOW), "outside a request nothing is taken"
-    rooms = rooms_of_request()
+    kept: set[Rooms] = set()
+    rooms = budget.begin_request(kept)
 
     assert await budget.reserve("a", 90, _NOW)
     assert not await budget.reserve("b", 20, _NOW)
-    budget.shrink_reserved(30)
+    rooms.resize(30)
 
-    assert budget.used == 30
-    for room in rooms:
-        budget.give_back(room)
+    assert (budget.used, kept) == (30, {rooms})
+    rooms.close()
+    assert (budget.used, kept) == (0, set())
+    assert await budget.reserve("a", 90, _NOW), "after the answer nothing is taken"
     assert budget.used == 0
 
 

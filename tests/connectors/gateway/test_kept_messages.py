@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable
 
+import orjson
 import pytest
 
 from connectors.gateway.messages.dead_messages import newest_dead
@@ -115,9 +116,11 @@ def test_dead_messages_are_listed_also_when_many_others_have_ended_since():
     for number in (1, 2):
         settle(posting_record(message(number), door="http", principal="planner"))
         settle(drained(f"agent-{number}", number))
-    found = newest_dead(rows, 2)
+    found = orjson.loads(orjson.dumps(newest_dead(rows, 2, 10_000)))
     assert [one["message_id"] for one in found["messages"]] == ["message-3", "message-6"]
     assert found["total"] == 3 and found["messages"][0]["body"] == '{"text": "step 7"}'
+    one = orjson.loads(orjson.dumps(newest_dead(rows, 2, 1)))
+    assert ([one["message_id"] for one in one["messages"]], one["left"]) == (["message-6"], 1)
 
 
 @pytest.mark.requirement("DL-11")

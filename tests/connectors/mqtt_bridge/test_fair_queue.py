@@ -89,3 +89,20 @@ def test_closing_the_queue_ends_a_put_that_waits():
     messages.close()
     adding.join(WITHIN_S)
     assert not adding.is_alive()
+
+
+@pytest.mark.requirement("LM-13")
+def test_messages_under_way_are_bounded_in_bytes_and_not_in_number_alone() -> None:
+    messages: FairQueue[str] = FairQueue(100, 100, bytes_most=10)
+    for publisher in "ab":
+        messages.put(publisher, publisher, 5)
+
+    assert messages.take() == ["a", "b"]
+    messages.put("c", "c", 5)
+    messages.put("d", "d", 5)
+    messages.done("a")
+
+    assert messages.take() == ["c"], "d would exceed what may be under way"
+    messages.done("b")
+    messages.done("c")
+    assert messages.take() == ["d"]

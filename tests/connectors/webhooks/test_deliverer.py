@@ -12,6 +12,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
 from connectors.dashboard.shown_rows import record_as_json
+from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.feed.settled_stream import settled_as_json
 from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,
@@ -358,3 +359,28 @@ def test_neither_hub_nor_dashboard_shows_the_sealed_secret_of_a_record():
         record_as_json(settled, "viewer"),
     ):
         assert "sealed" not in str(shown)
+
+
+@pytest.mark.requirement("LM-13")
+def test_calls_of_webhooks_share_the_memory_of_answers_and_all_messages_arrive():
+    hub = WebhookHub()
+    hub.answer_memory = ByteBudget(1024 * 1024)
+    names = ["ann", "bo", "cy"]
+
+    async def run():
+        for name in names:
+            hub.set(name, receiver.url)
+        ids = {name: hub.post(name, body=json.dumps("x" * 600_000))[0] for name in names}
+        async with hub.delivering():
+            await until(lambda: receiver.calls)
+            used, waiting = hub.answer_memory.used, hub.answer_memory.waiting
+            await until(lambda: all(hub.message(name, one).status == "claimed" for name, one in ids.items()))
+        return used, waiting, set(ids.values())
+
+    with receiving() as receiver:
+        receiver.answers = [Answer(200, delay_s=0.3)]
+        used, waiting, ids = asyncio.run(run())
+    assert 600_000 < used < 700_000, "one event alone is in memory"
+    assert waiting == 2
+    assert set(receiver.ids()) == ids
+    assert (hub.answer_memory.used, hub.answer_memory.waiting) == (0, 0)

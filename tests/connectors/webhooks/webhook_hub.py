@@ -69,11 +69,11 @@ class WebhookHub(FoldedHub):
         record = setting_record(name, url, secret, KEYRING, door="http", principal="operator", **options)
         assert self.add(record).verdict == "accepted"
 
-    def post(self, recipient: str, count: int = 1) -> list[str]:
+    def post(self, recipient: str, count: int = 1, body: str = '{"text":"tea"}') -> list[str]:
         """Post messages to a mailbox, and return their ids."""
         ids = [f"m{next(_numbers)}" for _ in range(count)]
         for one in ids:
-            message = verified_message(one, "bo", recipient, "ask", '{"text":"tea"}', "application/json")
+            message = verified_message(one, "bo", recipient, "ask", body, "application/json")
             assert self.add(posting_record(message, door="http", principal="bo")).verdict == "accepted"
         return ids
 

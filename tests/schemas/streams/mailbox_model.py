@@ -198,12 +198,14 @@ class MailboxModel:
         is_wish = kind == "leased" or named is None or bool(body.get("if_unread"))
         if kind == "leased" and self.is_closed and not body.get("from_closed"):
             return Said("rejected", "illegal_transition")
-        wanted = self._wanted(kind, body, now)
+        wanted, room = self._wanted(kind, body, now), body.get("bytes_most")
+        handed: int | None = None
         for message in [m for m in self.pending() if named is None or m["message_id"] in named]:
             if wanted <= 0:
                 break
             if is_wish and self._is_held(message, now):
                 continue
+            reason = message["last_reason"]
             if is_wish and message["status"] == "leased":
                 message["last_reason"] = "the lease ran out"
             if is_wish and self._is_over(message, now):
@@ -211,6 +213,11 @@ class MailboxModel:
             elif is_wish and self._is_worn_out(message, body.get("attempts_most")):
                 self._end(message, "dead", now)
             else:
+                size = len(self.bodies[self.messages.index(message)]["body"].encode())
+                if room is not None and handed is not None and handed + size > room:
+                    message["last_reason"] = reason
+                    break
+                handed = (handed or 0) + size
                 wanted -= 1
                 message["attempts"] += 1
                 message.update(handed_to=sender, handed_at=now, request_id=body["request_id"])

@@ -107,6 +107,25 @@ def test_a_claim_of_named_messages_hands_out_these_alone_and_touches_no_other() 
     assert statuses(at(S_US, claim_record(*AT, "c2", **HUB), entries)) == {"m1": "claimed", "m4": "claimed"}
 
 
+@pytest.mark.requirement("LM-11")
+@pytest.mark.parametrize(("bytes_most", "handed"), [(0, 1), (9, 1), (10, 2), (14, 2), (15, 3), (99, 4)])
+def test_a_claim_or_lease_hands_out_no_more_bytes_than_it_may_but_one_message(
+    bytes_most: int, handed: int
+) -> None:
+    ids = ["m1", "m2", "m3", "m4"]
+    for made in (
+        claim_record(*AT, "c1", 1000, bytes_most=bytes_most, **PUMP),
+        lease_record(*AT, "l1", 1000, bytes_most=bytes_most, **PUMP),
+    ):
+        entries = Entries()
+        for number, one in enumerate(ids):
+            # A blob is not part of an answer, although it counts in the mailbox.
+            blob = {"digest": "0" * 64, "bytes": 10_000, "content_type": "image/png"} if number == 1 else None
+            post_at(number, entries, one, body="\N{SNOWMAN}12", content_type="text/plain", blob=blob)
+
+        assert [row.message_id for row in rows_of(at(S_US, made, entries))] == ids[:handed]
+
+
 def test_a_claimed_message_says_who_got_it_when_and_by_which_request() -> None:
     found = row_of(at(S_US, claim_record(*AT, "c1", **HUB), mailbox_of("m1")))
     assert (found.handed_to, found.request_id, found.attempts) == ("http/bo", "c1", 1)

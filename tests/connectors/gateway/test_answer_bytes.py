@@ -1,0 +1,235 @@
+"""Answers are bounded in bytes (LM-11), and so is the memory of all that are under way (LM-12)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from schemas.settings.sections import LimitSettings
+from tests.broker_processes import BrokerProcess, wait_until
+from tests.connectors.gateway.hub_access import GatewayProcess
+from tests.connectors.gateway.hub_stack import MESSAGES, HubStack, hub_settings
+from trunkline_agent import Agent, AsyncAgent
+from trunkline_agent.credentials import Credentials, HubAccess
+
+pytestmark = pytest.mark.requirement("LM-11")
+_MIB = 1024 * 1024
+_ANSWER_BYTES = 64 * 1024
+_MEMORY_BYTES = 24 * _MIB
+_BODY = "x" * 30_000  # two of them fit into an answer
+
+
+@pytest.fixture(scope="module")
+def hub(kafka_broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubStack]:
+    """One gateway whose answers and memory for answers are small."""
+    folder = tmp_path_factory.mktemp("bytes")
+    settings = hub_settings(kafka_broker, folder)
+    changed = settings.gateway.model_copy(
+        update={"answer_memory_bytes": _MEMORY_BYTES, "settle_timeout_s": 3.0}
+    )
+    settings = settings.model_copy(
+        update={"gateway": changed, "limits": LimitSettings(answer_bytes=_ANSWER_BYTES)}
+    )
+    stack = HubStack(settings, folder)
+    try:
+        stack.start(1)
+        yield stack
+    finally:
+        stack.close()
+
+
+def _filled(hub: HubStack, count: int, body: str = _BODY) -> tuple[str, str, list[str]]:
+    """A principal whose mailbox has messages: its name, its token, and the ids of the messages."""
+    name, token = hub.principal("worker")
+    ids = []
+    for number in range(count):
+        said = {"recipient": name, "type": "note", "payload": {"n": number, "text": body}}
+        answer = hub.operator.post(MESSAGES, json=said)
+        assert answer.status_code == 200, answer.text
+        ids.append(answer.json()["message_id"])
+    return name, token, ids
+
+
+def _statuses(hub: HubStack, name: str) -> list[str]:
+    """The statuses of all messages of a mailbox, oldest first, over as many pages as it takes."""
+    found: list[str] = []
+    path, after = f"/api/hub/mailboxes/default/{name}", {}
+    while True:
+        page = hub.operator.get(path, params={"pending": True, "limit": 1000, **after}).json()
+        found += [one["status"] for one in page["messages"]]
+        if not page["left"]:
+            return found
+        after = {"after": page["messages"][-1]["message_id"]}
+
+
+def test_a_lease_has_the_messages_that_fit_and_leaves_the_rest_unread(hub: HubStack) -> None:
+    name, token, ids = _filled(hub, 7)
+    client = hub.client(token)
+    asked = {"limit": 1000, "lease": 60}
+
+    first = client.get(MESSAGES, params=asked, headers={"X-Request-ID": "lease-1"}).json()
+
+    assert ([one["id"] for one in first["messages"]], first["left"]) == (ids[:2], 5)
+    assert _statuses(hub, name) == ["leased"] * 2 + ["unread"] * 5
+    assert client.get(MESSAGES, params=asked, headers={"X-Request-ID": "lease-1"}).json() == first
+    rest = [client.get(MESSAGES, params=asked).json() for _ in range(4)]
+    assert [[one["id"] for one in part["messages"]] for part in rest] == [ids[2:4], ids[4:6], ids[6:], []]
+    assert [part["left"] for part in rest] == [3, 1, 0, 0]
+
+
+def test_a_drain_claims_only_what_it_answers_and_one_message_always_comes(hub: HubStack) -> None:
+    _, token, ids = _filled(hub, 3, "x" * 100_000)
+    client = hub.client(token)
+
+    found = [client.get(MESSAGES, params={"limit": 1000}).json() for _ in range(4)]
+
+    assert [[one["id"] for one in part["messages"]] for part in found] == [[one] for one in ids] + [[]]
+    assert [part["left"] for part in found] == [2, 1, 0, 0]
+
+
+def test_the_library_goes_on_until_it_has_all(hub: HubStack) -> None:
+    for lease_s in (None, 60):
+        name, token, ids = _filled(hub, 5)
+        with Agent(credentials=Credentials(name, HubAccess(hub.gateways[0].url, token))) as agent:
+            taken = []
+            for message in agent.messages(limit=1000, lease_s=lease_s, wait_s=0):
+                taken.append(message.id)
+                if lease_s is not None:
+                    message.ack()
+        assert taken == ids
+
+
+def test_the_async_library_goes_on_until_it_has_all(hub: HubStack) -> None:
+    name, token, ids = _filled(hub, 5)
+
+    async def taken() -> list[str]:
+        async with AsyncAgent(credentials=Credentials(name, HubAccess(hub.gateways[0].url, token))) as agent:
+            return [one.id async for one in agent.messages(limit=1000, lease_s=None, wait_s=0)]
+
+    assert asyncio.run(taken()) == ids
+
+
+def test_lists_with_bodies_are_cut_and_say_how_many_are_left(hub: HubStack) -> None:
+    name, token, ids = _filled(hub, 5)
+    path = f"/api/hub/mailboxes/default/{name}"
+
+    newest = hub.operator.get(path, params={"limit": 1000}).json()
+
+    assert [one["message_id"] for one in newest["messages"]] == ids[-2:], "the newest, oldest first"
+    assert (newest["left"], newest["total"]) == (3, 5)
+    assert _statuses(hub, name) == ["unread"] * 5
+    client = hub.client(token)
+    for _ in range(hub.settings.gateway.max_attempts):
+        for _ in range(3):
+            part = client.get(MESSAGES, params={"limit": 1000, "lease": 60}).json()
+            given = {"lease_id": part["lease_id"], "message_ids": [one["id"] for one in part["messages"]]}
+            assert client.post(f"{MESSAGES}/nack", json=given).status_code == 200
+    wait_until(lambda: not _statuses(hub, name), what="all are dead")
+    dead = hub.operator.get(f"{MESSAGES}/dead", params={"limit": 1000}).json()
+    assert len(dead["messages"]) == 2 and dead["left"] == dead["total"] - 2
+
+
+def _slow_request(gateway: GatewayProcess, token: str, request_id: str) -> socket.socket:
+    """A connection that asks for a lease and reads nothing of the answer."""
+    address = ("127.0.0.1", gateway.settings.gateway.port)
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.connect(address)
+    lines = (
+        f"GET {MESSAGES}?limit=1000&lease=600 HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {token}",
+        f"X-Request-ID: {request_id}",
+    )
+    found.sendall("\r\n".join((*lines, "", "")).encode())
+    return found
+
+
+class _PeakRss:
+    """The largest resident memory of a process while the context is open."""
+
+    def __init__(self, pid: int) -> None:
+        self._process, self._done = psutil.Process(pid), threading.Event()
+        self.before = self.peak = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            self.peak = max(self.peak, self._process.memory_info().rss)
+
+    def __enter__(self) -> _PeakRss:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+@pytest.mark.requirement("LM-12")
+def test_many_answers_under_way_have_a_bounded_memory_and_nobody_else_is_shut_out(hub: HubStack) -> None:
+    _, token, ids = _filled(hub, 12, "x" * (_MIB - 1000))
+    _, other_token, others = _filled(hub, 1, "x" * (_MIB - 1000))
+    limits = LimitSettings(answer_bytes=16 * _MIB)
+    gateway = GatewayProcess(hub.settings.model_copy(update={"limits": limits}), hub.folder)
+    hub.gateways.append(gateway)  # it ends with the others
+    gateway.wait_ready()
+    slow = []
+    with gateway.client(other_token) as other, _PeakRss(gateway.program.process.pid) as memory:
+        try:
+            # The same messages 60 times: 720 MB, if the gateway had all answers in memory.
+            slow = [_slow_request(gateway, token, "the-same") for _ in range(60)]
+            wait_until(lambda: _can_read(slow), what="the first answer begins")
+            began = time.monotonic()
+            found = other.get(MESSAGES, params={"lease": 60}).json()
+            took_s = time.monotonic() - began
+            assert [one["id"] for one in found["messages"]] == others
+            assert took_s < 3, "a principal that has taken its share shuts out nobody"
+            refused = _status_of_one(slow)
+        finally:
+            for one in slow:
+                one.close()
+    assert refused == 503
+    assert memory.peak - memory.before < 4 * _MEMORY_BYTES
+    with gateway.client(token) as client:
+        asked, headers = {"limit": 1000, "lease": 600}, {"X-Request-ID": "the-same"}
+        again = client.get(MESSAGES, params=asked, headers=headers).json()
+    assert [one["id"] for one in again["messages"]] == ids
+
+
+def _can_read(connections: list[socket.socket]) -> bool:
+    """Whether an answer has begun on one of the connections."""
+    return bool(select.select(connections, [], [], 0)[0])
+
+
+def _status_of_one(connections: list[socket.socket]) -> int:
+    """The status of the last of these connections that is answered with something else than 200."""
+    for one in reversed(connections):
+        one.settimeout(10)
+        head = one.recv(4096).split(b"\r\n\r\n")[0]
+        status = int(head.split(b" ")[1])
+        if status != httpx.codes.OK:
+            assert b"retry-after: 1" in head.lower()
+            return status
+    raise AssertionError("all were answered at once")
+
+
+def test_the_answer_of_a_lease_is_json_whatever_the_bodies_are(hub: HubStack) -> None:
+    name, token = hub.principal("worker")
+    payloads: list[Any] = [1, "text", None, [{"a": [1.5, True]}], {"\u2603": "\u0001"}]
+    for payload in payloads:
+        hub.operator.post(MESSAGES, json={"recipient": name, "type": "note", "payload": payload})
+
+    found = hub.client(token).get(MESSAGES, params={"limit": 1000})
+
+    assert [one["payload"] for one in json.loads(found.content)["messages"]] == payloads
