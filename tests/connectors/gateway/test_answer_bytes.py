@@ -208,7 +208,7 @@ def test_many_answers_under_way_have_a_bounded_memory_and_nobody_else_is_shut_ou
 
 
 def _can_read(connections: list[socket.socket]) -> bool:
-    """Whether an answer has begun on one of the connections."""
+    """Return true once an answer has begun on one of the connections."""
     return bool(select.select(connections, [], [], 0)[0])
 
 
