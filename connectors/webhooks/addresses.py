@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any, Final
 
 import httpcore2
 
@@ -26,6 +28,8 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 # A slow name server must not take the threads that the gateway needs for other work.
 _RESOLVERS: Final = 8
 _ADDRESSES_MOST: Final = 8
+# The next address is tried after this time without an answer of those before (RFC 8305, section 5).
+_NEXT_ADDRESS_S: Final = 0.25
 
 
 class AddressRefusedError(Exception):
@@ -63,6 +67,8 @@ class AddressRule:
     async def checked(self, host: str, port: int, resolvers: ThreadPoolExecutor) -> list[str]:
         """Resolve a host, check all its addresses, and return up to eight of them.
 
+        IPv6 and IPv4 addresses alternate (RFC 8305, section 4), so one family that does not work costs little.
+
         Raises AddressRefusedError if one of the addresses is refused, and OSError if the name is unknown.
         """
         loop = asyncio.get_running_loop()
@@ -72,7 +78,9 @@ class AddressRule:
         addresses = list(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in found))
         for one in addresses:
             self.check(ipaddress.ip_address(one))
-        return addresses[:_ADDRESSES_MOST]
+        first = [one for one in addresses if (":" in one) == (":" in addresses[0])]
+        second = [one for one in addresses if (":" in one) != (":" in addresses[0])]
+        return [one for one in chain(*zip_longest(first, second)) if one is not None][:_ADDRESSES_MOST]
 
 
 def embedded(address: Address) -> Address:
@@ -104,6 +112,37 @@ def _literal(host: str) -> Address | None:
     with suppress(OSError):
         return ipaddress.IPv4Address(socket.inet_aton(host))
     return None
+
+
+async def _first_connected(
+    attempts: Sequence[Callable[[], Coroutine[Any, Any, httpcore2.AsyncNetworkStream]]],
+) -> httpcore2.AsyncNetworkStream:
+    """Return the first stream of several attempts to connect, and end the others (RFC 8305, section 5).
+
+    Each attempt begins when the one before has failed, or 250 ms after it. Raises the error of the last one.
+    """
+    failure: BaseException = httpcore2.ConnectError("the host has no address")
+    under_way: set[asyncio.Task[httpcore2.AsyncNetworkStream]] = set()
+    left = list(attempts)
+    connected: list[httpcore2.AsyncNetworkStream] = []
+    try:
+        while (left or under_way) and not connected:
+            if left:
+                under_way.add(asyncio.create_task(left.pop(0)()))
+            done, under_way = await asyncio.wait(
+                under_way, timeout=_NEXT_ADDRESS_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                failure = task.exception() or failure
+            connected += [task.result() for task in done if task.exception() is None]
+    finally:
+        for task in under_way:
+            task.cancel()
+        for surplus in connected[1:]:
+            await surplus.aclose()
+    if not connected:
+        raise failure
+    return connected[0]
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
@@ -148,13 +187,8 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
             addresses = await self._rule.checked(host, port, self._resolvers)
         except OSError:
             raise httpcore2.ConnectError("the host name is unknown") from None
-        failure: Exception = httpcore2.ConnectError("the host has no address")
-        for address in addresses:
-            try:
-                return await self._inner.connect_tcp(address, port, None, local_address, socket_options)
-            except httpcore2.ConnectError as error:
-                failure = error
-        raise failure
+        connect = partial(self._inner.connect_tcp, local_address=local_address, socket_options=socket_options)
+        return await _first_connected([partial(connect, address, port) for address in addresses])
 
     async def sleep(self, seconds: float) -> None:
         """Pause for some seconds; httpcore2 calls this method between attempts to connect."""

@@ -6,9 +6,9 @@ The calls use neither a proxy nor cookies, and nothing of the environment. Conne
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import ssl
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ from connectors.webhooks.addresses import AddressRefusedError, AddressRule, Chec
 from connectors.webhooks.signatures import signature_headers
 from schemas.settings.settings import PROJECT_ROOT, WebhookSettings
 from schemas.streams.webhook.webhook_registry import UrlParts, url_parts
+from trunkline_agent.wire.retry_after import retry_after_s
 
 CLOUD_EVENT: Final = "application/cloudevents+json"
 GONE: Final = 410
@@ -29,6 +30,7 @@ ANSWER_BYTES_MOST: Final = 4096
 _ANSWER_S: Final = 1.0
 _KEEP_S: Final = 15.0
 _KEPT_MOST: Final = 100
+_CALL_IDS: Final = uuid.UUID("4a0f7a52-6f0e-4a53-9a57-3a3a1f0c8d11")
 
 
 class Target(NamedTuple):
@@ -82,7 +84,7 @@ class WebhookClient:
 
         Args:
             target: the address and its secrets.
-            message_id: the id of the event, which becomes the header `webhook-id`.
+            message_id: the id of the event in its mailbox, from which `call_id` makes the header `webhook-id`.
             event: the event as JSON, a CloudEvent in structured form.
         """
         started, total_s = time.monotonic(), self._settings.timeout_s
@@ -111,7 +113,7 @@ class WebhookClient:
             "User-Agent": "Trunkline-Webhooks/1",
             "Content-Type": CLOUD_EVENT,
             "Accept": "*/*",
-            **signature_headers(target.secrets, message_id, int(self._now_s()), event),
+            **signature_headers(target.secrets, call_id(target.webhook, message_id), int(self._now_s()), event),
         }
         url = httpcore2.URL(
             scheme=parts.scheme.encode(),
@@ -128,11 +130,11 @@ class WebhookClient:
             extensions={"timeout": {"connect": connect_s}},
         )
         async with asked as response:
-            answered = {name.lower(): value for name, value in response.headers}
+            answered = {name.decode().lower(): text.decode("latin-1") for name, text in response.headers}
             with suppress(TimeoutError, httpcore2.NetworkError, httpcore2.ProtocolError):
                 async with asyncio.timeout(_ANSWER_S):
                     await _read(response)
-            return response.status, _seconds(answered.get(b"retry-after"), self._now_s())
+            return response.status, retry_after_s(answered, self._now_s()) or None
 
     def _open_pool(self) -> httpcore2.AsyncConnectionPool:
         # Made with the first call, because reading the authorities takes some time.
@@ -154,6 +156,14 @@ class WebhookClient:
             await self._pool.aclose()
 
 
+def call_id(webhook: str, message_id: str) -> str:
+    """Return the id by which a receiver knows a repeated call: the same in each attempt, of this event alone.
+
+    A sender over MQTT or by the file queue chooses the id of a message, which is unique in one mailbox only.
+    """
+    return f"msg_{uuid.uuid5(_CALL_IDS, f'{webhook}/{message_id}').hex}"
+
+
 def _host_header(parts: UrlParts) -> str:
     host = f"[{parts.host}]" if ":" in parts.host else parts.host
     return host if parts.port == {"http": 80, "https": 443}[parts.scheme] else f"{host}:{parts.port}"
@@ -172,16 +182,3 @@ def _why(status: int) -> str:
     if _MULTIPLE_CHOICES <= status < _BAD_REQUEST:
         return f"HTTP status {status}: redirects are not followed"
     return "" if status < _MULTIPLE_CHOICES else f"HTTP status {status}"
-
-
-def _seconds(value: bytes | None, now_s: float) -> float | None:
-    """Return the seconds of a header `Retry-After` (RFC 9110), a number or a date; None without a valid one."""
-    if value is None:
-        return None
-    text = value.decode("ascii", "replace").strip()
-    if text.isascii() and text.isdigit() and len(text) < 10:
-        return float(text)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now_s)
-    except (ValueError, OverflowError):
-        return None

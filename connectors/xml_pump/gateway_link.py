@@ -27,6 +27,8 @@ from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 
 _CONNECT_S: Final = 5.0
+# The next address of the host is tried after this time (RFC 8305, section 5).
+_NEXT_ADDRESS_S: Final = 0.25
 # Shorter than the time for which the gateway keeps an idle connection.
 _IDLE_S: Final = 30.0
 _HEAD_LIMIT: Final = 64 * 1024
@@ -114,7 +116,11 @@ class HttpConnections:
         if kept is None:
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await asyncio.open_connection(
-                    self._host, self._port, ssl=self._tls, limit=_HEAD_LIMIT
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    limit=_HEAD_LIMIT,
+                    happy_eyeballs_delay=_NEXT_ADDRESS_S,
                 )
             kept = _Kept(reader, writer, 0.0)
         is_kept = False

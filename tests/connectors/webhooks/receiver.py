@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import threading
 import time
@@ -45,12 +46,12 @@ class Receiver:
 
     def ids(self) -> list[str]:
         """The ids of the messages of the calls, in their order."""
-        return [call.headers["webhook-id"] for call in self.calls]
+        return [json.loads(call.body)["id"] for call in self.calls]
 
 
 @contextmanager
-def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    """Run a receiver on a free port of the loopback address, with TLS if a context is given."""
+def receiving(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> Iterator[Receiver]:
+    """Run a receiver on a port of a loopback address, by default a free one, with TLS if a context is given."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -82,7 +83,7 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
                 self.close_connection = True
 
     stopped = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -121,6 +122,26 @@ def test_the_connection_goes_to_the_address_that_was_checked_with_the_name_of_th
     assert call.headers["host"] == f"hook.example:{receiver.port}"
 
 
+@pytest.mark.requirement("WH-06")
+def test_a_dead_address_of_a_host_does_not_hide_the_next_one(monkeypatch):
+    """Packets to the first address are lost, as behind a firewall: its listener has a full queue."""
+    with dead_listener("127.0.0.2") as port, receiving(host="127.0.0.3", port=port) as receiver:
+        resolved_as(monkeypatch, "127.0.0.2", "127.0.0.3", then=("127.0.0.2", "127.0.0.3"))
+        result = called(f"http://hook.example:{port}/a", allow_networks="127.0.0.0/8", **HTTP)
+        assert result.is_ok, result
+        assert len(receiver.calls) == 1
+    assert 0.2 < result.seconds < 1.5
+
+
+@pytest.mark.requirement("WH-06")
+def test_all_addresses_of_a_host_share_the_time_of_a_connection(monkeypatch):
+    with dead_listener("127.0.0.2") as port:
+        resolved_as(monkeypatch, *["127.0.0.2"] * 3, then=["127.0.0.2"] * 3)
+        result = called(f"http://hook.example:{port}/a", allow_networks="127.0.0.0/8", **HTTP)
+    assert result.why == "no connection within 2 s"
+    assert result.seconds < 3
+
+
 def test_an_unknown_name_is_a_failure_with_a_reason(monkeypatch):
     def unknown(*_args, **_options):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -128,6 +149,20 @@ def test_an_unknown_name_is_a_failure_with_a_reason(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     result = called("https://nobody.example/")
     assert (result.is_ok, result.why) == (False, "no answer: ConnectError")
+
+
+@contextmanager
+def dead_listener(host):
+    """A port of a loopback address that answers no packet: the queue of its listener is full."""
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind((host, 0))
+        listener.listen(0)
+        for _ in range(4):
+            client = opened.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
 
 
 def resolved_as(monkeypatch, *addresses, then=None):

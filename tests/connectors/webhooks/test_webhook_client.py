@@ -36,6 +36,40 @@ def called(url, secrets=(SECRET,), times=1, **settings):
     return asyncio.run(run())
 
 
+@pytest.mark.requirement("WH-02")
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_each_form_of_a_date_in_retry_after_is_in_utc(zone, monkeypatch):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        at = time.gmtime(time.time() + 20)
+        for form in ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"):
+            with receiving() as receiver:
+                receiver.answers = [Answer(503, {"Retry-After": time.strftime(form, at)})]
+                assert 15 <= called(receiver.url).retry_after_s <= 21, form
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.requirement("WH-07")
+def test_the_same_message_id_in_two_mailboxes_has_two_webhook_ids():
+    with receiving() as receiver:
+
+        async def run():
+            client = WebhookClient(WebhookSettings(**LOCAL))
+            try:
+                for webhook in ("ann", "bo", "ann"):
+                    await client.call(Target(webhook, 1, receiver.url, (SECRET,)), "r-1", b"{}")
+            finally:
+                await client.close()
+
+        asyncio.run(run())
+        first, other, again = (call.headers["webhook-id"] for call in receiver.calls)
+    assert first == again != other
+    assert "." not in first
+
+
 @pytest.mark.requirement("WH-03")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_a_failure_and_its_target_is_never_called(status):
