@@ -6,10 +6,10 @@
   trunkline schedules show report                   all of it, with the next five runs
   trunkline schedules remove report                 no further runs; what was posted stays
 
-A cron expression has minute, hour, day of month, month and day of week, in UTC. Names (mon, jan), ranges, steps
-and lists are allowed. 'set' on a name of yours replaces that schedule, and its runs begin anew. The token names
-the owner, who is the sender of the messages. Besides the operator, only the owner can change the schedule. It
-ends with the token.
+A cron expression has minute, hour, day of month, month and day of week, in UTC, or is a name such as @daily.
+Names (mon, jan), ranges, steps and lists are allowed. 'set' on a name of yours replaces that schedule, and its
+runs begin anew. The token names the owner, who is the sender of the messages. Besides the operator, only the
+owner can change the schedule. It ends with the token.
 
 Each run posts one message, whatever the number of gateways. --missed says what happens to runs for whose time
 no gateway ran. With skip, the default, those that are more than a minute late are left out. With latest, the

@@ -18,6 +18,16 @@ EVERY_S_MOST: Final = 365 * 24 * 3600
 _SECOND_US: Final = 1_000_000
 # With a sixth field, cronsim reads the first one as seconds.
 _FIELDS: Final = 5
+# The names of crontab(5). @reboot is no time.
+_NAMED: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DAY: Final = timedelta(days=1)
@@ -30,24 +40,33 @@ def cron_fault(text: str) -> str | None:
     """Return what is wrong with a cron expression, or `None` if it has run times.
 
     An expression has at most 200 characters and five fields: minute, hour, day of month, month and day of week,
-    as in crontab(5) of Debian. The returned text does not quote it. The check takes 50 ms for an expression
-    that never runs, and at most 2 ms for any other.
+    apart by spaces or tabs, as in crontab(5) of Debian; or it is `@hourly`, `@daily`, `@midnight`, `@weekly`,
+    `@monthly`, `@yearly` or `@annually`. The returned text does not quote it. The check takes 50 ms for an
+    expression that never runs, and at most 2 ms for any other.
     """
-    if len(text) > CRON_CHARACTERS_MOST or not text.isascii() or not text.isprintable():
+    spaced = text.replace("\t", " ")
+    if len(text) > CRON_CHARACTERS_MOST or not text.isascii() or not spaced.isprintable():
         return f"not a cron expression: not printable ASCII, or more than {CRON_CHARACTERS_MOST} characters"
-    if len(text.split()) != _FIELDS:
-        return "not a cron expression: expected minute, hour, day of month, month and day of week"
+    if text not in _NAMED and len(text.split()) != _FIELDS:
+        return (
+            "not a cron expression: expected minute, hour, day of month, month and day of week,"
+            f" in UTC, or one of {', '.join(_NAMED)}"
+        )
     return _fault(text)
 
 
 @lru_cache(maxsize=1024)
 def _fault(text: str) -> str | None:
     try:
-        times = CronSim(text, _SOME_DAY)
+        times = _simulated(text, _SOME_DAY)
     except CronSimError as error:
         # The message names a field and quotes nothing.
         return f"not a cron expression, or one that never runs: {error}"
     return "the cron expression never runs" if _next(times) is None else None
+
+
+def _simulated(text: str, start: datetime, *, reverse: bool = False) -> CronSim:
+    return CronSim(_NAMED.get(text, text), start, reverse)
 
 
 def _next(times: CronSim) -> datetime | None:
@@ -89,7 +108,7 @@ class RunTimes(NamedTuple):
             found = run_at + ((moment - run_at) // period + 1) * period
             return None if _time_of(found) is None else found
         start = _time_of(moment)
-        following = None if start is None else _next(CronSim(str(self.cron), start))
+        following = None if start is None else _next(_simulated(str(self.cron), start))
         return None if following is None else _moment_of(following)
 
     def latest(self, run_at: int, moment: int) -> int:
@@ -99,7 +118,7 @@ class RunTimes(NamedTuple):
             return run_at + (moment - run_at) // period * period
         # From a time with a fraction of a second, cronsim goes back to its whole second.
         start = _time_of(moment + 1)
-        found = None if start is None else _next(CronSim(str(self.cron), start, reverse=True))
+        found = None if start is None else _next(_simulated(str(self.cron), start, reverse=True))
         return run_at if found is None else _moment_of(found)
 
     def count_from(self, run_at: int, moment: int) -> int:
@@ -112,7 +131,7 @@ class RunTimes(NamedTuple):
         start, end = _time_of(run_at), _time_of(moment)
         if start is None or end is None or end <= start:
             return 0
-        times = CronSim(str(self.cron), start)
+        times = _simulated(str(self.cron), start)
         runs_a_day, day = len(times.hours) * len(times.minutes), start.date()
         found = _runs_on_day_before(times, end) - _runs_on_day_before(times, start)
         while day < end.date():

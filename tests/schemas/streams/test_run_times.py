@@ -169,6 +169,33 @@ def test_an_expression_means_what_debians_crontab_page_says_in_utc(text: str, fi
     assert times.after(found, found) == moment_of(datetime.fromisoformat(f"{second}:00Z"))
 
 
+@pytest.mark.parametrize(
+    ("name", "expression"),
+    [
+        ("@yearly", "0 0 1 1 *"),
+        ("@annually", "0 0 1 1 *"),
+        ("@monthly", "0 0 1 * *"),
+        ("@weekly", "0 0 * * 0"),
+        ("@daily", "0 0 * * *"),
+        ("@midnight", "0 0 * * *"),
+        ("@hourly", "0 * * * *"),
+        ("0\t9 *  *\t1-5", "0 9 * * 1-5"),
+    ],
+)
+@pytest.mark.requirement("DL-23")
+def test_a_named_expression_and_fields_apart_by_tabs_mean_the_same_as_five_fields(
+    name: str, expression: str
+) -> None:
+    assert cron_fault(name) is None
+    named, usual = RunTimes(name, None), RunTimes(expression, None)
+    found = named.first(START_US)
+    assert found == usual.first(START_US) is not None
+    assert named.after(found, found) == usual.after(found, found)
+    later = found + 400 * 24 * 3600 * S_US
+    assert named.latest(found, later) == usual.latest(found, later)
+    assert named.count_from(found, later) == usual.count_from(found, later)
+
+
 NEVER = ("0 0 31 2 *", "0 0 30 2 */2", "0 0 31 4,6,9,11 *", "0 0 */31 * 1#5", "0 0 */16 2 0#5,1#5,2#5")
 
 
@@ -191,7 +218,11 @@ def test_an_expression_that_never_runs_is_found_in_a_bounded_time(text: str) -> 
             "",
             "* * * *",
             "* * * * * *",
-            "@daily",
+            "@reboot",
+            "@Daily",
+            "@daily ",
+            "@daily *",
+            "CRON_TZ=Asia/Tokyo 0 0 * * *",
             "a b c d e",
             "61 * * * *",
             "* 24 * * *",
@@ -199,7 +230,7 @@ def test_an_expression_that_never_runs_is_found_in_a_bounded_time(text: str) -> 
             "* * * 13 *",
         ),
         *("* * * * 8", "*/0 * * * *", "5-1 * * * *", "-1 * * * *", "1.5 * * * *", "* * * * mon#6", "* * * * L"),
-        *("*\n* * * *", "*\t* * * *", "\u0661 * * * *", "0," * CRON_CHARACTERS_MOST + "0 * * * *"),
+        *("*\n* * * *", "*\v* * * *", "\u0661 * * * *", "0," * CRON_CHARACTERS_MOST + "0 * * * *"),
     ],
 )
 def test_what_is_no_expression_with_five_fields_is_refused_without_being_quoted(text: str) -> None:
