@@ -79,6 +79,17 @@ def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str |
     return _record(JOB, job_id_of(prefix, topic), JOB_EVENT, topic, payload, traceparent)
 
 
+def unreadable(topic: bytes, payload: bytes) -> Incoming:
+    """Return the record to append for a message that is malformed, or whose topic is not UTF-8.
+
+    The record is one of the stream `refused/mqtt`, with the payload unchanged. The message gets no receipt.
+    """
+    record = OutgoingRecord(
+        refused_stream(DOOR), content_id(topic, payload), DOOR, PRINCIPAL, JOB_EVENT, payload
+    )
+    return Incoming(record, None)
+
+
 def receipt_of(
     record: OutgoingRecord,
     position: LogPosition | None,

@@ -29,7 +29,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.publisher import Append, Publisher, RecordRefused
-from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
+from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, unreadable
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
 from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
@@ -40,6 +40,7 @@ from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.ack_window import AckWindow, PendingAck
 from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
+from trunkline_agent.mqtt.tolerant_client import topic_bytes_of, topic_of
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.topics import events_filter, outboxes_filter
 from trunkline_agent.wire.traceparent import well_formed_traceparent
@@ -52,8 +53,9 @@ _TICK_S: Final = 0.02
 class Tally:
     """The counters of one bridge's messages, over all its connections. Thread-safe.
 
-    The names are `received`, `redelivered`, `refused`, `limited` (agents' messages beyond a limit), `appended`,
-    `acked`, `told` (receipts with a verdict) and `receipts_refused`.
+    The names are `received`, `cleared` (removals of retained messages), `redelivered`, `refused`, `limited`
+    (agents' messages beyond a limit), `appended`, `acked`, `told` (receipts with a verdict) and
+    `receipts_refused`.
     """
 
     def __init__(self) -> None:
@@ -150,11 +152,11 @@ class BridgeConnection:
         self, take: Callable[[MQTTMessage], None], on_lost: Callable[[str], None] = lambda _why: None
     ) -> MqttConnection:
         """Return a connection for the session of events, not opened yet."""
-        wanted = [Subscription(events_filter(self._mqtt.topic_prefix), retain_handling=RETAINED_ONCE)]
+        # The retain flag as published tells the removal of a retained message from an empty event.
+        wanted = [Subscription(events_filter(self._mqtt.topic_prefix), 1, RETAINED_ONCE, True)]
         if self._on_outbox_message is not None:
             outboxes = outboxes_filter(self._mqtt.agents_prefix)
-            refused = self._outboxes_forbidden
-            wanted.append(Subscription(outboxes, retain_handling=RETAINED_ONCE, on_refused=refused))
+            wanted.append(Subscription(outboxes, 1, RETAINED_ONCE, True, self._outboxes_forbidden))
         if self._end_topic is not None:
             # The session of an earlier client id has its subscriptions, and gets one more for its end.
             wanted = [Subscription(self._end_topic)]
@@ -166,6 +168,7 @@ class BridgeConnection:
             receive_maximum=self._mqtt.bridge_read_ahead,
             manual_ack=True,
             on_message=take,
+            on_unreadable=take,
             on_lost=on_lost,
         )
 
@@ -263,22 +266,31 @@ class BridgeConnection:
     def _take(self, message: MQTTMessage) -> None:
         if self._closing or not self._window.wait_room(self._mqtt.bridge_read_ahead, lambda: self._closing):
             return
-        if message.topic == self._end_topic:
+        topic = topic_of(message)
+        if topic is not None and topic == self._end_topic:
             self._closing = True
             self._at_end.set()
+            return
+        if message.retain and not message.payload:
+            self._tally.add("cleared")
+            self._acknowledge(self._window.add(message.mid, message.qos))
             return
         self._tally.add("received")
         if message.dup:
             self._tally.add("redelivered")
-        traceparent = well_formed_traceparent(message.properties)
-        found = incoming(self._mqtt, message.topic, bytes(message.payload), traceparent)
+        if topic is None:
+            found = unreadable(topic_bytes_of(message), bytes(message.payload))
+        else:
+            traceparent = well_formed_traceparent(message.properties)
+            found = incoming(self._mqtt, topic, bytes(message.payload), traceparent)
         if self._published is not None and not message.dup:
             self._published.count(found.record.stream)
         if self._on_outbox_message is not None and found.agent is not None:
             self._on_outbox_message(found.agent)
         if self._refused_by_limit(found, message):
             return
-        ack = self._window.add(message.mid, message.qos)
+        # Packet id 0 names no message (MQTT 5, 2.2.1), so it cannot be acknowledged.
+        ack = self._window.add(message.mid, message.qos if message.mid else 0)
         self._queue.put(found.record.stream, (found, ack), len(message.payload))
 
     def _append_all(self) -> None:

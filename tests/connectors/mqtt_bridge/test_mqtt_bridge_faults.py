@@ -108,6 +108,24 @@ def test_a_retained_end_does_not_come_again_with_each_connection(backbone_settin
     assert [r.value for r in read_topic(3)] == [b"completed", b"marker 0", b"marker 1"]
 
 
+@pytest.mark.requirement("JE-33")
+def test_the_removal_of_a_retained_end_is_no_event_whether_the_bridge_runs_or_not(
+    backbone_settings, start_bridge, read_topic
+):
+    bridge = start_bridge()
+    publish_all(backbone_settings.mqtt, [(EVENTS, b"completed")], retain=True)
+    publish_all(backbone_settings.mqtt, [(EVENTS, b"")], retain=True)
+    publish_all(backbone_settings.mqtt, [(EVENTS, b"marker 0")])
+    read_topic(2)
+    assert bridge.stop() == 0
+    publish_all(backbone_settings.mqtt, [(EVENTS, b"completed again")], retain=True)
+    publish_all(backbone_settings.mqtt, [(EVENTS, b"")], retain=True)
+    publish_all(backbone_settings.mqtt, [(EVENTS, b""), (EVENTS, b"marker 1")])
+    start_bridge()
+    wanted = [b"completed", b"marker 0", b"completed again", b"", b"marker 1"]
+    assert [r.value for r in read_topic(5)] == wanted
+
+
 def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_one(
     backbone_settings, read_topic, kafka_broker, proxy
 ):

@@ -14,6 +14,7 @@ from paho.mqtt.properties import Properties
 from trunkline_agent.broker import BrokerAccess, broker_name, clear_password, private_socket, socket_name
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context
+from trunkline_agent.mqtt.tolerant_client import TolerantClient
 from trunkline_agent.unix_address import address_of
 
 KEEPALIVE_S: Final = 60
@@ -29,7 +30,7 @@ def new_client(mqtt: BrokerAccess, client_id: str = "", *, manual_ack: bool = Fa
     An empty `client_id` lets the broker choose. Raises UsageError for certificates that cannot be read.
     """
     private = private_socket(mqtt)
-    client = Client(
+    client = TolerantClient(
         CallbackAPIVersion.VERSION2,
         transport="tcp" if private is None else "unix",
         client_id=client_id,

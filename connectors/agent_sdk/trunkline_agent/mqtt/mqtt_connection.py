@@ -31,6 +31,7 @@ from trunkline_agent.mqtt.mqtt_client import (
     new_client,
 )
 from trunkline_agent.mqtt.mqtt_tls import why_no_answer
+from trunkline_agent.mqtt.tolerant_client import topic_of
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +67,14 @@ class Subscription(NamedTuple):
     topic: str
     qos: int = 1
     retain_handling: int = SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
+    retain_as_published: bool = False
     on_refused: Callable[[ReasonCode], None] | None = None
 
     def options(self) -> SubscribeOptions:
-        """Return the QoS and the retain handling as paho's `SubscribeOptions`."""
-        return SubscribeOptions(qos=self.qos, retainHandling=self.retain_handling)
+        """Return the QoS and how retained messages come, as paho's `SubscribeOptions`."""
+        return SubscribeOptions(
+            qos=self.qos, retainAsPublished=self.retain_as_published, retainHandling=self.retain_handling
+        )
 
 
 class MqttConnection:
@@ -99,6 +103,7 @@ class MqttConnection:
         will: tuple[str, bytes] | None = None,
         manual_ack: bool = False,
         on_message: Callable[[MQTTMessage], None] = lambda _message: None,
+        on_unreadable: Callable[[MQTTMessage], None] | None = None,
         on_lost: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """Prepare a connection; `open` makes it.
@@ -114,6 +119,8 @@ class MqttConnection:
             will: topic and payload of the Last Will, which is retained and has QoS 1.
             manual_ack: the user calls `ack`; else a message is acknowledged when `on_message` has returned.
             on_message: takes each message, on the connection's own thread.
+            on_unreadable: takes a message that is malformed, or has a topic that is not UTF-8. None: it is
+                acknowledged and skipped.
             on_lost: takes the reason, once, when the connection ends.
         """
         self._mqtt = mqtt
@@ -122,6 +129,7 @@ class MqttConnection:
         self._properties = connect_properties(session_expiry_s or 0, receive_maximum)
         self._keepalive_s = keepalive_s
         self._take = on_message
+        self._take_unreadable = on_unreadable or self._skip
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._answers: dict[int, Future[ReasonCode]] = {}
@@ -286,10 +294,17 @@ class MqttConnection:
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
         # An exception here would end paho's thread and leave a connection that reads nothing.
         try:
-            self._take(message)
+            if topic_of(message) is None:
+                self._take_unreadable(message)
+            else:
+                self._take(message)
         except Exception as error:
             log.exception("a received message failed")  # without its topic, which may be what cannot be read
             self.give_up(f"a message could not be taken: {type(error).__name__}")
+
+    def _skip(self, message: MQTTMessage) -> None:
+        log.warning("skipped a message of %d bytes that cannot be read", len(message.payload))
+        self._client.ack(message.mid, message.qos)  # does nothing without `manual_ack`
 
     def _on_publish(self, client: Client, userdata: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
         with suppress(InvalidStateError):
