@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from connectors.xml_wire.envelope import open_answer, open_document, text_payload, wrapped
@@ -26,6 +28,46 @@ def test_a_payload_is_canonical_whatever_it_was_written_like() -> None:
         "<calculate  ><expression><![CDATA[1]]> + 2<!-- two --></expression></calculate ></e:message>"
     )
     assert open_document(written.encode()).payload == CANONICAL
+
+
+@pytest.mark.requirement("XB-05")
+@pytest.mark.parametrize(
+    ("payload", "canonical"),
+    [
+        (
+            '<note xmlns="urn:x:1" xmlns:p="urn:p:1"><ref kind="p:a">p:thing</ref></note>',
+            b'<note xmlns="urn:x:1" xmlns:p="urn:p:1"><ref kind="p:a">p:thing</ref></note>',
+        ),
+        ('<n xmlns:p="urn:p" xmlns:q="urn:q">see (p:a)</n>', b'<n xmlns:p="urn:p">see (p:a)</n>'),
+        ('<n><a xmlns:p="urn:1">p:x</a><b>p:x</b></n>', b'<n><a xmlns:p="urn:1">p:x</a><b>p:x</b></n>'),
+        ('<n xmlns:http="urn:p" k="http://x 1:2 :p p:"/>', b'<n k="http://x 1:2 :p p:"></n>'),
+        ('<n k="out:side"/>', b'<n xmlns:out="urn:out" k="out:side"></n>'),
+        ("<n>e:x</n>", b"<n>e:x</n>"),
+    ],
+    ids=[
+        "text and attribute",
+        "used ones only",
+        "declared inside",
+        "no names",
+        "of the envelope",
+        "the envelope's",
+    ],
+)
+def test_a_prefix_that_a_content_uses_keeps_its_declaration(payload: str, canonical: bytes) -> None:
+    namespaces = 'xmlns:e="urn:trunkline:envelope:1" xmlns:out="urn:out"'
+    opened = open_document(f"<e:message {namespaces}>{payload}</e:message>".encode())
+    assert opened.payload == canonical
+    again = open_document(wrapped(opened.payload, sender="ann", to=None, thread=None))
+    assert again.payload == canonical
+
+
+@pytest.mark.requirement("XB-05")
+def test_too_many_prefixes_in_contents_are_refused_in_a_short_time() -> None:
+    content = "".join(f'<a xmlns:p{n}="urn:{n}">p{n}:x</a>' for n in range(5000))
+    begin = time.process_time()
+    with pytest.raises(Faulty, match="5000 prefixes of namespaces: 32 at most"):
+        open_document(enveloped(f"<n>{content}</n>").encode())
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.requirement("XP-04")

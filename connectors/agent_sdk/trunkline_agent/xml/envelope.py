@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
 from lxml import etree  # type: ignore[import-untyped]
 
 ENVELOPE_NAMESPACE: Final = "urn:trunkline:envelope:1"
+_PREFIX: Final = re.compile(r"(?<![\w.:-])([^\W\d][\w.-]*):(?=[^\W\d])")
+# Not the prefix that only the envelope has: a payload must not get more of it each time it is wrapped.
+_DECLARED: Final = re.compile(rf" xmlns:([^=\s]+)=\"(?!{re.escape(ENVELOPE_NAMESPACE)}\")")
+# The canonical form looks for each of them at each element.
+_PREFIXES_MOST: Final = 32
 _DEFAULT_NAMESPACE: Final = re.compile(rb"<[^\s:>]+ xmlns=\"[^\"]")
 
 
@@ -33,13 +39,35 @@ def wrapped(payload: bytes, *, sender: str | None, to: str | None, thread: str |
 def canonical_bytes(element: Any) -> bytes:
     """Return an lxml element in exclusive canonical form (C14N), without comments and the text after it.
 
+    A prefix that a text or the value of an attribute uses, as in `p:thing`, keeps its declaration: it is in the
+    InclusiveNamespaces PrefixList of Exclusive XML Canonicalization, section 3.
+
     Raises ValueError for a namespace that is not an absolute URI, because the meaning of a relative one depends
-    on the place of the document.
+    on the place of the document, and for more than 32 prefixes in contents.
     """
     try:
-        return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
+        kept = _prefixes_in_content(element)
+        if len(kept) > _PREFIXES_MOST:
+            raise ValueError(f"its contents use {len(kept)} prefixes of namespaces: {_PREFIXES_MOST} at most")
+        return bytes(
+            etree.tostring(
+                element, method="c14n", exclusive=True, with_comments=False, inclusive_ns_prefixes=kept or None
+            )
+        )
     except etree.C14NError:
         raise ValueError("a namespace is not an absolute URI, such as urn:example:calculator:1") from None
+
+
+def _prefixes_in_content(element: Any) -> list[str]:
+    """Return the declared prefixes that stand before a colon in a text or a value of an attribute, sorted."""
+    values = (value for one in element.iter(etree.Element) for value in one.attrib.values())
+    texts = [text for text in chain(element.itertext(), values) if ":" in text]
+    named = set(_PREFIX.findall("\0".join(texts)))
+    if not named:
+        return []
+    # The inclusive form has all declarations in scope.
+    written = etree.tostring(element, method="c14n", with_comments=False).decode("utf-8")
+    return sorted(named.intersection(_DECLARED.findall(written)))
 
 
 def root_name(element: Any) -> tuple[str, str]:
