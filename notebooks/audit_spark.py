@@ -12,7 +12,8 @@ import tempfile
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from connectors.local_stack.programs import JARS, java_home
+from connectors.local_stack.java_programs import java_home
+from connectors.local_stack.programs import JARS
 from connectors.local_stack.spark_command import DELTA_CONF, place_options
 from notebooks.audit_tables import Audit
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -27,7 +28,7 @@ def spark_session(settings: Settings) -> SparkSession:
     Spark runs until the process ends.
 
     Raises:
-        TrunklineError: There is no Java 17.
+        TrunklineError: There is no Java 17, 21 or 25.
         RuntimeError: Spark's jars are not installed.
     """
     running = SparkSession.getActiveSession()

@@ -22,6 +22,7 @@ import pytest
 from pydantic import SecretStr
 
 from connectors.local_stack import free_port
+from connectors.local_stack.java_programs import find_java
 from connectors.local_stack.programs import jar_files
 from schemas.settings.kafka_settings import USERNAME
 from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
@@ -207,7 +208,7 @@ def _properties(folder: Path, port: int) -> str:
 
 def _java() -> list[str]:
     jars = ":".join(map(str, jar_files("kafka")))
-    return ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
+    return [str(find_java()), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
 
 
 def make_kafka(folder: Path, more: str = "") -> BrokerProcess:

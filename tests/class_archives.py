@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from connectors.local_stack.programs import find_java, jar_files
+from connectors.local_stack.java_programs import find_java
+from connectors.local_stack.programs import jar_files
 from connectors.local_stack.spark_command import class_path
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from string import Template
 
+from connectors.local_stack.java_programs import find_java
 from connectors.local_stack.kafka_login import (
     PLAINTEXT,
     InternalListener,
@@ -23,7 +24,7 @@ from connectors.local_stack.kafka_login import (
 )
 from connectors.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPlan
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
-from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
+from connectors.local_stack.programs import find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,

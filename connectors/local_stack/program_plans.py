@@ -13,9 +13,10 @@ import psutil
 
 from connectors.file_bridge.queue_root import queue_root
 from connectors.gateway_client.gateway_tls import check_listeners
+from connectors.local_stack.java_programs import java_home
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.ports import LOOPBACK, require_free
-from connectors.local_stack.programs import java_home, spark_home
+from connectors.local_stack.programs import spark_home
 from connectors.local_stack.readiness import http_answers
 from connectors.local_stack.spark_command import class_path, log_option, place_options
 from connectors.mqtt_link.broker_settings import socket_dir
@@ -161,7 +162,7 @@ def streams_plan(settings: Settings) -> PartPlan:
     They run in one JVM.
 
     Raises:
-        TrunklineError: Java 17 or Spark is not installed.
+        TrunklineError: Java or Spark is not installed.
     """
     scratch = settings.data_path / "spark-scratch"
     plan = _program_plan(settings, STREAMS, "streaming jobs (Spark)", lambda: _spark_submit(settings, scratch))

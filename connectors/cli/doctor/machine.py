@@ -15,10 +15,11 @@ from pathlib import Path
 from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok, private_file, warn
 from connectors.gateway_client.gateway_tls import open_plain_listeners
 from connectors.local_stack.broker_plans import kafka_port, mqtt_port
+from connectors.local_stack.java_programs import SERVING, find_java, java_version, passed_over_home
 from connectors.local_stack.part_plan import GATEWAY, KAFKA, MOSQUITTO
 from connectors.local_stack.ports import port_is_free, port_owner
 from connectors.local_stack.private_data import find_open, named
-from connectors.local_stack.programs import JARS, find_java, find_mosquitto, jar_files, java_version
+from connectors.local_stack.programs import JARS, find_mosquitto, jar_files
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 from trunkline_agent.errors import UsageError
 
@@ -47,9 +48,15 @@ def check_python(_settings: Settings) -> Finding:
 
 @CHECKS.add("java")
 def check_java(_settings: Settings) -> Finding:
-    """Check that Java 17 is installed. Raises TrunklineError, which the doctor shows as a failure, if not."""
+    """Check that a Java that serves is installed; one in JAVA_HOME that does not serve is a warning.
+
+    Raises TrunklineError, which the doctor shows as a failure, if none is installed.
+    """
     java = find_java()
-    return ok(f"{java_version(java)} at {java}")
+    found = f"{java_version(java)} at {java}"
+    if why := passed_over_home():
+        return warn(f"{found}; {why}", f"set JAVA_HOME to {SERVING}, or unset it")
+    return ok(found)
 
 
 @CHECKS.add("jars")
