@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MINORS = (11, 12, 13)
+MINORS = (11, 12, 13, 14)
 RUNS = 7
 COMMAND_S = 120
 # The libraries of the core and of the extra mqtt.
@@ -47,7 +47,7 @@ def _candidates(minor: int) -> list[str]:
 
 @functools.cache
 def pythons() -> dict[str, str]:
-    """The Pythons 3.11 to 3.13 of this machine: version and interpreter. That of the tests is one of them."""
+    """The Pythons 3.11 to 3.14 of this machine: version and interpreter. That of the tests is one of them."""
     found = {}
     for minor in MINORS:
         for candidate in _candidates(minor):

@@ -82,7 +82,9 @@ def test_every_package_is_pinned_to_a_version_and_its_hashes_and_no_other_is_ins
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line for line in lock.splitlines() if line and not line.lstrip().startswith("#")]
     assert len(lines) > 50
-    for line in lines:
+    java = (ROOT / "conf" / "java.lock").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    assert len(java) == 1
+    for line in [*lines, *java]:
         assert re.match(r"[\w.-]+(\[[\w,-]+\])?==[\w.+!-]+ ", line), line[:80]
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", line), line[:80]
     wrapper = (ROOT / "trunkline").read_text(encoding="utf-8").replace("\\\n", " ")

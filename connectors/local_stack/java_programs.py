@@ -20,7 +20,7 @@ from trunkline_agent.errors import TrunklineError
 # The versions with long-term support that Spark 4.2 and Kafka 4.3 name, newest first.
 JAVA_MAJORS: Final = (25, 21, 17)
 SERVING: Final = "Java 17, 21 or 25"
-# What `./trunkline` installs for users who are not root is beside the Python packages.
+# The Java that `./trunkline` installs for users who are not root.
 _OWN: Final = Path(__file__).resolve().parents[2] / ".venv" / "java"
 # Folders of installed Javas: those of Debian and Fedora, of Java's installer scripts, and of SDKMAN.
 FOLDERS: Final = ("/usr/lib/jvm", "/usr/java", "/opt/java", "~/.sdkman/candidates/java")
