@@ -48,6 +48,8 @@ from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIP
 KIND: Final = "message"
 TEXT: Final = "text/plain"
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
+# Names and capabilities of an agent, roughly.
+_AGENT_BYTES: Final = 512
 # A mailbox of this size is read within a millisecond or two.
 _AT_ONCE: Final = 1000
 
@@ -68,11 +70,19 @@ class AgentTools:
         """Return the agents that have the wanted status and capability, sorted by name.
 
         Without a wanted status, all agents that have not stopped are returned; without a wanted capability,
-        agents with any. `agent`, the caller, does not matter.
+        agents with any. `left` is the number of further agents, which do not fit into a result. `agent`, the
+        caller, does not matter.
         """
         listed = self._hub.lists.participants_with
         rows = await asyncio.to_thread(listed, asked.status, asked.capability)
-        return {"agents": [_agent_as_json(row) for row in rows]}
+        shown: list[dict[str, Any]] = []
+        left = answer_bytes(self._hub)
+        for row in rows:
+            left -= len(row.task.encode()) + _AGENT_BYTES
+            if shown and left < 0:
+                break
+            shown.append(_agent_as_json(row))
+        return {"agents": shown, "left": len(rows) - len(shown)}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
         """Put a message into the mailbox of another agent, and return the message's id when it is settled.
@@ -144,8 +154,8 @@ class AgentTools:
         body_bytes = len(asked.message.encode()) * len(messages)
         check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
         origin: Origin = {"door": DOOR, "principal": agent}
-        settled, _ = await post_to_all(self._hub, messages, origin)
-        return {"messageId": str(broadcast_id), "recipientCount": len(settled)}
+        verdicts, _ = await post_to_all(self._hub, messages, origin)
+        return {"messageId": str(broadcast_id), "recipientCount": len(verdicts)}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
         """Return the messages in the agent's own mailbox by priority, then age, and statistics of the mailbox.

@@ -18,7 +18,7 @@ from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_page, re
 from connectors.dashboard.task_board import TaskBoard
 from connectors.dashboard.webhook_board import webhooks_as_json
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import BUSY, json_answer, not_found, unavailable
+from connectors.gateway.web.answers import BUSY, encoded_within, json_answer, not_found, unavailable
 from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
 from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
 from connectors.live.verdict_reader import verdict_in_ledger
@@ -133,12 +133,14 @@ def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
             except TrunklineError as error:
                 records, cut, why = [], True, str(error)
         row = hub.job_row(job_id)
+        most = hub.settings.limits.answer_bytes
+        shown = encoded_within((record_as_json(record, caller.role) for record in reversed(records)), most)
         return json_answer(
             {
                 "job": None if row is None else job_as_json(hub.live_view, row),
                 "description": None if row is None else row.description,
-                "records": [record_as_json(record, caller.role) for record in records],
-                "older_left_out": cut,
+                "records": shown[::-1],
+                "older_left_out": cut or len(shown) < len(records),
                 "why": why,
                 "offset": hub.live_view.row_offset(REGISTRY_JOBS, job_id),
             }

@@ -38,7 +38,7 @@ from trunkline_agent.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 
-# With bodies near their limit a page is some 100 MiB.
+# A page has `limits.answer_bytes` at most, so there may be fewer.
 _PAGE: Final = 100
 _TICK_S: Final = 0.2
 _AGENTS_S: Final = 5.0

@@ -137,7 +137,12 @@ class LedgerReader:
         return LedgerPart(table.version(), _selected(found.sort_by(_ORDER), columns))
 
     def newest_rows(
-        self, count: int, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None
+        self,
+        count: int,
+        where: LedgerFilter = ALL_ROWS,
+        columns: Sequence[str] | None = None,
+        *,
+        bytes_most: int | None = None,
     ) -> LedgerPart:
         """Return the newest `count` rows that match `where`, oldest first; fewer if there are fewer.
 
@@ -147,7 +152,9 @@ class LedgerReader:
         Args:
             count: The number of rows.
             where: The condition.
-            columns: The columns to return. None: all columns.
+            columns: The columns to return, with `value` if there is a limit of bytes. None: all columns.
+            bytes_most: The largest number of bytes of their values. One row is returned in any case. None: no
+                limit.
 
         Raises:
             NotFound: There is no ledger.
@@ -159,6 +166,8 @@ class LedgerReader:
             paths = [file.path for file in files[:at_once]]
             found = pa.concat_tables([newest, _read(storage, paths, where, columns)]).sort_by(_ORDER)
             newest = found.slice(max(0, found.num_rows - count))
+            if bytes_most is not None and (fitting := _fitting(newest, bytes_most)) < newest.num_rows:
+                newest, count = newest.slice(newest.num_rows - fitting), fitting
             files, at_once = files[at_once:], at_once * 2
         return LedgerPart(table.version(), _selected(newest, columns))
 
@@ -241,6 +250,18 @@ def _newest_first(table: DeltaTable) -> list[_File]:
     # A file without statistics may have any rows.
     bounds = [inf if moment is None else moment + _STATISTICS_STEP_US for moment in newest]
     return sorted(map(_File, paths, bounds), key=lambda file: file.before_us, reverse=True)
+
+
+def _fitting(rows: pa.Table, bytes_most: int) -> int:
+    """Return how many of the last rows have values of at most so many bytes together, at least one."""
+    sizes = pc.fill_null(pc.binary_length(rows.column("value")), 0).to_pylist()
+    number = 0
+    for size in reversed(sizes):
+        bytes_most -= size
+        if number and bytes_most < 0:
+            break
+        number += 1
+    return number
 
 
 def _oldest_us(rows: pa.Table) -> int:

@@ -20,6 +20,9 @@ from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from trunkline_agent.errors import TrunklineError
 
+# A number of records bounds no memory, because a value may have a MiB.
+READ_BYTES_MOST: Final = 32 * 1024 * 1024
+_BATCH_ROWS: Final = 64
 # Columns whose values are shown as they are.
 _SAME: Final = ("type", "ce_id", "verdict", "reason", "why", "late", "status_after", "seq", "value")
 _COLUMNS: Final = [*_SAME, "partition", "offset", "stream_kind", "stream_id", "door", "principal", "logged_at"]
@@ -38,15 +41,17 @@ def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord |
 def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecord]:
     """Return the ledger's records that match `where`, an expression over its columns, in no order.
 
-    The list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    Records beyond some 32 MiB are left out. The list is empty while there is no ledger. Raises TrunklineError
+    if the ledger cannot be read.
     """
-    return _settled(_rows(settings, where, _COLUMNS))
+    return _settled(_rows(settings, where, _COLUMNS, READ_BYTES_MOST))
 
 
 def newest_settled(settings: Settings, record_type: str, count: int) -> list[SettledRecord]:
     """Return the newest `count` records of the type `record_type` from the ledger, oldest first.
 
-    The list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    There are fewer if they have more than 32 MiB. The list is empty while there is no ledger. Raises
+    TrunklineError if the ledger cannot be read.
     """
     return newest_where(settings, LedgerFilter(type=record_type), count)
 
@@ -54,13 +59,13 @@ def newest_settled(settings: Settings, record_type: str, count: int) -> list[Set
 def newest_where(settings: Settings, where: LedgerFilter, count: int) -> list[SettledRecord]:
     """Return the newest `count` records that match `where` from the ledger, oldest first.
 
-    `LedgerFilter(...)` names the wanted values of columns. The list is empty while there is no ledger. Raises
-    TrunklineError if the ledger cannot be read.
+    `LedgerFilter(...)` names the wanted values of columns. There are fewer if they have more than 32 MiB. The
+    list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
     """
     reader = LedgerReader(settings)
     if not reader.exists():
         return []
-    return _settled(reader.newest_rows(count, where, _COLUMNS).rows)
+    return _settled(reader.newest_rows(count, where, _COLUMNS, bytes_most=READ_BYTES_MOST).rows)
 
 
 def _settled(found: pa.Table) -> list[SettledRecord]:
@@ -116,12 +121,24 @@ def _by_door(door: str, since_s: float) -> pc.Expression:
     return (pc.field("logged_at") >= since) & (pc.field("door") == door)
 
 
-def _rows(settings: Settings, where: pc.Expression, columns: list[str]) -> pa.Table:
+def _rows(
+    settings: Settings, where: pc.Expression, columns: list[str], bytes_most: int | None = None
+) -> pa.Table:
     path = settings.table_path(LEDGER)
     try:
         if not DeltaTable.is_deltatable(path):
             return LEDGER_ARROW.empty_table().select(columns)
         # By their statistics, nearly all files are skipped in a search for one position.
-        return dataset_of(DeltaTable(path)).to_table(filter=where, columns=columns)
+        rows = dataset_of(DeltaTable(path))
+        if bytes_most is None:
+            return rows.to_table(filter=where, columns=columns)
+        found: list[pa.RecordBatch] = []
+        ahead = {"batch_size": _BATCH_ROWS, "batch_readahead": 1, "fragment_readahead": 1}
+        for batch in rows.to_batches(columns, where, **ahead):
+            if found and bytes_most < batch.nbytes:
+                break
+            found.append(batch)
+            bytes_most -= batch.nbytes
+        return pa.Table.from_batches(found, LEDGER_ARROW.empty_table().select(columns).schema)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error

@@ -164,7 +164,8 @@ class ManagementTools:
         """Return messages of the operator's mailbox, oldest first, without marking them as read.
 
         They are the newest `asked.limit` messages or, with `unread_only`, the oldest unread ones. `total` is
-        the number of all such messages. `call` is not used.
+        the number of all such messages, and `left` that of those that did not fit into the answer. `call` is
+        not used.
 
         Raises:
             BackboneUnreachable: The gateway did not answer.
@@ -172,7 +173,8 @@ class ManagementTools:
         wanted = {"limit": asked.limit, "pending": "true" if asked.unread_only else None}
         with GatewayClient(self._settings) as gateway:
             found = gateway.get(path_of("mailboxes", DEFAULT_REALM, OPERATOR), wanted)
-        return {"messages": [_message_shown(row) for row in found["messages"]], "total": found["total"]}
+        shown = [_message_shown(row) for row in found["messages"]]
+        return {"messages": shown, "total": found["total"], "left": found["left"]}
 
     def mark_messages_read(self, asked: MarkMessagesRead, call: str) -> dict[str, Any]:
         """Mark messages of the operator's mailbox as read, and return three lists of their ids.

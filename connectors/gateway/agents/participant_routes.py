@@ -9,9 +9,10 @@ import asyncio
 import time
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.agents.agent_routes import AgentPath
+from connectors.gateway.messages.shown_messages import reserve_bytes
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.participant_models import (
     AgentStopRequest,
@@ -29,12 +30,13 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
     check_task_text,
+    encoded_within,
     existing,
     json_answer,
     malformed,
     row_as_answer,
 )
-from connectors.gateway.web.idempotency import Write, WriteRequest
+from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of
 from connectors.gateway.web.models import NoFields
 from connectors.gateway.web.policy import Action
 from connectors.gateway.work.task_launch import start_task
@@ -51,6 +53,7 @@ from schemas.streams.agents.participants import (
 )
 from schemas.streams.task.task_registry import TaskCancellation, task_record
 from schemas.wire.record import OutgoingRecord
+from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from trunkline_agent.mcp.signing import checked_public_key
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.public_keys import key_id_of
@@ -119,10 +122,16 @@ def _add_arrivals(routes: Routes, hub: Hub) -> None:
 
 def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(PARTICIPANTS, Action.AGENT_READ, ParticipantsAnswer)
-    async def list_participants(wanted: Annotated[ParticipantFilter, Query()]) -> Response:
-        """List participants with their keys, sorted by name; without `status` those that have not stopped."""
+    async def list_participants(request: Request, wanted: Annotated[ParticipantFilter, Query()]) -> Response:
+        """List participants with their keys, sorted by name; without `status` those that have not stopped.
+
+        An answer has `limits.answer_bytes` at most; `left` is the number of further participants beyond that.
+        """
         rows = await asyncio.to_thread(hub.lists.participants_with, wanted.status, wanted.capability)
-        return json_answer({"participants": [_as_json(row, hub.lists.keys_of(row.agent_name)) for row in rows]})
+        most = hub.settings.limits.answer_bytes
+        await reserve_bytes(hub, caller_of(request).principal, min(most, len(rows) * TASK_TEXT_LIMIT))
+        shown = encoded_within((_as_json(row, hub.lists.keys_of(row.agent_name)) for row in rows), most)
+        return json_answer({"participants": shown, "left": len(rows) - len(shown)})
 
     @routes.get(f"{PARTICIPANTS}/{{name}}", Action.AGENT_READ, ParticipantAnswer)
     async def show_participant(name: AgentPath) -> Response:

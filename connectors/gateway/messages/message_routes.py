@@ -25,7 +25,7 @@ from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
-from connectors.gateway.web.answers import ApiError, json_answer
+from connectors.gateway.web.answers import ApiError, encoded_within, json_answer
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
@@ -52,9 +52,12 @@ def add_message_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
         """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
 
-        `limit` is the number of entries, by default the setting `gateway.audit_messages`.
+        `limit` is the number of entries, by default the setting `gateway.audit_messages`. An answer has
+        `limits.answer_bytes` at most; `left` is the number of older entries beyond that.
         """
-        return json_answer({"entries": hub.audit.newest(wanted.limit)})
+        entries = hub.audit.newest(wanted.limit)
+        shown = encoded_within(reversed(entries), hub.settings.limits.answer_bytes)
+        return json_answer({"entries": shown[::-1], "left": len(entries) - len(shown)})
 
 
 def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
@@ -99,7 +102,8 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
             if body.blob is None
             else await reference_to(hub, body.blob, body.recipient, is_new=known is None)
         )
-        message = _message(write.caller, body, write.request_id, blob=blob)
+        text = canonical(body.payload).decode("utf-8")
+        message = _message(write.caller, body, text, write.request_id, blob=blob)
         if known is not None and known != (message.realm, message.recipient):
             # The fold cannot find this conflict, because each mailbox only knows its own ids.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
@@ -145,26 +149,30 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
             check_message(hub, write.caller, recipients[0], body.type, f"POST {MESSAGES}/broadcast")
         broadcast_id = write.request_id
         blob = None if body.blob is None else await reference_to(hub, body.blob)
+        # All copies share the text.
+        text = canonical(body.payload).decode("utf-8")
         messages = [
-            _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id, blob)
+            _message(
+                write.caller, one, text, str(request_uuid(broadcast_id, one.recipient)), broadcast_id, blob
+            )
             for one in envelopes
         ]
-        body_bytes = sum(len(message.body.encode()) for message in messages)
+        body_bytes = len(text.encode()) * len(messages)
         check_rate(hub, write.principal, body_bytes, len(messages), f"POST {MESSAGES}/broadcast")
-        settled, full = await post_to_all(hub, messages, write.origin)
-        verdicts = {one.verdict for one in settled}
-        answer = {"broadcast_id": broadcast_id, "recipients": len(settled), "full": full}
-        return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
+        verdicts, full = await post_to_all(hub, messages, write.origin)
+        answer = {"broadcast_id": broadcast_id, "recipients": len(verdicts), "full": full}
+        return json_answer(answer, verdict=DUPLICATE if set(verdicts) == {DUPLICATE} else ACCEPTED)
 
 
 def _message(
     caller: Caller,
     envelope: MessageEnvelope,
+    text: str,
     message_id: str,
     broadcast_id: str | None = None,
     blob: BlobReference | None = None,
 ) -> Message:
-    content = (envelope.type, canonical(envelope.payload).decode("utf-8"), JSON_CONTENT)
+    content = (envelope.type, text, JSON_CONTENT)
     sides = (caller.principal, envelope.recipient)
     return verified_message(
         message_id,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.shown_messages import reserve_bytes
 from connectors.gateway.rules.hub_policy import evaluate_schedule_count
 from connectors.gateway.rules.message_policy import check_message
 from connectors.gateway.rules.owners import owner_of_schedule, setter_of_schedule
@@ -19,13 +20,14 @@ from connectors.gateway.rules.schedule_models import (
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import existing, json_answer, row_as_json
+from connectors.gateway.web.answers import encoded_within, existing, json_answer, row_as_json
 from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action, Caller, needs_owner
 from schemas.streams.mailboxes.message import milliseconds_of
 from schemas.streams.schedule.schedule_registry import (
     ACTIVE,
+    BODY_CHARACTERS_MOST,
     ScheduleRemoved,
     ScheduleRow,
     ScheduleSet,
@@ -122,14 +124,21 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
     @routes.get(SCHEDULES, Action.SCHEDULE_LIST, SchedulesAnswer)
     async def list_schedules(request: Request, wanted: Annotated[ScheduleFilter, Query()]) -> Response:
-        """List the active schedules that the caller set, sorted by name. The operator sees those of all."""
+        """List the active schedules that the caller set, sorted by name. The operator sees those of all.
+
+        An answer has `limits.answer_bytes` at most; `left` is the number of further schedules beyond that.
+        """
         caller = caller_of(request)
         is_all = not needs_owner(caller, Action.SCHEDULE_READ)
         rows = [
             row for row in hub.live_view.live(ScheduleRow) if is_all or caller.owns(setter_of_schedule(row))
         ]
-        shown = sorted(rows, key=lambda row: row.schedule)[: wanted.limit]
-        return json_answer({"schedules": [row_as_json(row) for row in shown], "total": len(rows)})
+        wanted_rows = sorted(rows, key=lambda row: row.schedule)[: wanted.limit]
+        most = hub.settings.limits.answer_bytes
+        await reserve_bytes(hub, caller.principal, min(most, len(wanted_rows) * BODY_CHARACTERS_MOST))
+        shown = encoded_within(map(row_as_json, wanted_rows), most)
+        left = len(wanted_rows) - len(shown)
+        return json_answer({"schedules": shown, "total": len(rows), "left": left})
 
     @routes.get(SCHEDULE, Action.SCHEDULE_READ, ScheduleAnswer, owner_of_schedule(hub))
     async def show_schedule(name: SchedulePath) -> Response:

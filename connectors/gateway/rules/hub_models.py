@@ -156,6 +156,8 @@ class TasksAnswer(AnswerBody):
     """Tasks, newest first."""
     total: int
     """Number of all matching tasks."""
+    left: int
+    """Number of tasks that were asked for and are not in the answer, because it would be too long."""
 
 
 class TokenAnswer(AnswerBody):

@@ -103,21 +103,22 @@ async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRec
     return refuse_rejected(settled)
 
 
-async def post_to_all(hub: Hub, messages: Sequence[Message], origin: Origin) -> tuple[list[SettledRecord], int]:
-    """Append messages to several mailboxes, and return the settled records and the number of full mailboxes.
+async def post_to_all(hub: Hub, messages: Sequence[Message], origin: Origin) -> tuple[list[str], int]:
+    """Append messages to several mailboxes, and return the verdicts and the number of full mailboxes.
 
-    A full mailbox keeps no other from its message. Raises ApiError if the fold rejects a message for another
-    reason, and BackboneUnreachable as `post_message` does; some messages may have been sent then.
+    Each record is made when it is appended, and only its verdict is kept, so few bodies are in memory. A full
+    mailbox keeps no other from its message. Raises ApiError if the fold rejects a message for another reason,
+    and BackboneUnreachable as `post_message` does; some messages may have been sent then.
     """
 
-    async def post(message: Message) -> SettledRecord | None:
+    async def post(message: Message) -> str | None:
         try:
-            return await post_message(hub, message, origin)
+            return (await post_message(hub, message, origin)).verdict
         except ApiError as error:
             if error.reason == MAILBOX_FULL:
                 return None
             raise
 
     found = await gather_all(post(message) for message in messages)
-    settled = [one for one in found if one is not None]
-    return settled, len(found) - len(settled)
+    verdicts = [one for one in found if one is not None]
+    return verdicts, len(found) - len(verdicts)

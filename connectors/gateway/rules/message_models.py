@@ -271,3 +271,5 @@ class AuditAnswer(AnswerBody):
 
     entries: list[AuditEntry]
     """Entries, oldest first."""
+    left: int
+    """Number of older entries that were asked for and do not fit into the answer."""

@@ -125,6 +125,8 @@ class ParticipantsAnswer(AnswerBody):
 
     participants: list[ParticipantAnswer]
     """Participants, sorted by name."""
+    left: int
+    """Number of further participants, which do not fit into the answer."""
 
 
 class ReplayedAnswer(AnswerBody):

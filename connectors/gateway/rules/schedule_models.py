@@ -86,3 +86,5 @@ class SchedulesAnswer(AnswerBody):
     """Schedules, sorted by name."""
     total: int
     """Number of all schedules that the caller may see."""
+    left: int
+    """Number of schedules that were asked for and are not in the answer, because it would be too long."""

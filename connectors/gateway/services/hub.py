@@ -94,7 +94,8 @@ class Hub:
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
-        state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits)
+        self.answer_memory = ByteBudget(settings.gateway.answer_memory_bytes)
+        state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits, self.answer_memory)
         collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
@@ -103,7 +104,6 @@ class Hub:
         self.appender = LogAppender(settings, live_view)
         self.own_answers = OwnAnswers()
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
-        self.answer_memory = ByteBudget(settings.gateway.answer_memory_bytes)
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(

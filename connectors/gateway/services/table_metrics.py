@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.services.mailbox_waits import MailboxWaits
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.row_lists import RowLists
@@ -47,12 +48,18 @@ class StateMetrics(Collector):
     """A metrics collector that reads the live view at each scrape. Thread-safe."""
 
     def __init__(
-        self, live_view: LiveView, lists: RowLists, mailboxes: MailboxIndex, waits: MailboxWaits
+        self,
+        live_view: LiveView,
+        lists: RowLists,
+        mailboxes: MailboxIndex,
+        waits: MailboxWaits,
+        answers: ByteBudget,
     ) -> None:
         self._live_view = live_view
         self._lists = lists
         self._mailboxes = mailboxes
         self._waits = waits
+        self._answers = answers
 
     def collect(self) -> Iterable[Metric]:
         """Yield the lag of live view and store, depths of mailboxes, waits, and participants by status.
@@ -73,6 +80,8 @@ class StateMetrics(Collector):
             ((["/".join(found.mailbox)], found.depth) for found in deepest),
         )
         yield gauge("mailbox_waits", "Requests that wait for a message.", self._waits.count())
+        yield gauge("answer_memory_bytes", "Bytes of long answers under way.", self._answers.used)
+        yield gauge("answer_memory_waits", "Long answers that wait for memory.", self._answers.waiting)
         counts = Tally(row.status for row in self._lists.participants_with(None))
         counts[AGENT_STOPPED] = self._lists.participants.count([AGENT_STOPPED])
         states = (([status], counts[status]) for status in PARTICIPANT_STATES)

@@ -6,8 +6,9 @@ import asyncio
 import time
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.shown_messages import reserve_bytes
 from connectors.gateway.rules.hub_models import (
     SubmittedAnswer,
     TaskAnswer,
@@ -30,12 +31,13 @@ from connectors.gateway.services.row_lists import TOKEN_LISTS, task_lists
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     check_task_text,
+    encoded_within,
     existing,
     json_answer,
     not_found,
     row_as_answer,
 )
-from connectors.gateway.web.idempotency import Write, WriteRequest, request_uuid
+from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of, request_uuid
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.gateway.work.task_launch import start_task
@@ -43,6 +45,7 @@ from connectors.live.live_view import LiveView
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
 from schemas.streams.principal.principals import ACTIVE, REVOKED
 from schemas.streams.task.task_registry import (
+    RESULT_LIMIT_BYTES,
     TaskCancellation,
     TaskCompletion,
     TaskFailure,
@@ -57,6 +60,8 @@ from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.verdicts import POLICY
 
 TASKS: Final = "/api/hub/tasks"
+# The text of a task, and its result.
+_TASK_BYTES: Final = 2 * RESULT_LIMIT_BYTES
 TOKENS: Final = "/api/hub/tokens"
 EXPIRED: Final = "expired"
 
@@ -181,9 +186,14 @@ def _add_endings(routes: Routes, hub: Hub) -> None:
 
 def _add_task_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(TASKS, Action.TASK_READ, TasksAnswer)
-    async def list_tasks(wanted: Annotated[TaskFilter, Query()]) -> Response:
-        """List the tasks that match every given filter (status, agent), newest first."""
-        return json_answer(await asyncio.to_thread(_tasks, hub.lists.tasks, wanted))
+    async def list_tasks(request: Request, wanted: Annotated[TaskFilter, Query()]) -> Response:
+        """List the tasks that match every given filter (status, agent), newest first.
+
+        An answer has `limits.answer_bytes` at most; `left` is the number of older tasks beyond that.
+        """
+        most = hub.settings.limits.answer_bytes
+        await reserve_bytes(hub, caller_of(request).principal, min(most, wanted.limit * _TASK_BYTES))
+        return json_answer(await asyncio.to_thread(_tasks, hub.lists.tasks, wanted, most))
 
     @routes.get(f"{TASKS}/{{task_id}}", Action.TASK_READ, TaskAnswer, owner_of_task_in_path(hub))
     async def show_task(task_id: TaskPath) -> Response:
@@ -232,10 +242,11 @@ def _token_status(row: TokenRow) -> str:
     return EXPIRED if row.status == ACTIVE and row.expiry <= time.time() * 1000 else row.status
 
 
-def _tasks(tasks: OrderedRows[TaskRow], wanted: TaskFilter) -> dict[str, Any]:
+def _tasks(tasks: OrderedRows[TaskRow], wanted: TaskFilter, most: int) -> dict[str, Any]:
     lists = task_lists(wanted.status, wanted.agent_name)
     rows = tasks.newest(lists, wanted.limit)
-    return {"tasks": [_task_as_json(row) for row in rows], "total": tasks.count(lists)}
+    shown = encoded_within(map(_task_as_json, rows), most)
+    return {"tasks": shown, "total": tasks.count(lists), "left": len(rows) - len(shown)}
 
 
 def _tokens(tokens: OrderedRows[TokenRow], wanted: TokenFilter) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
 
-from connectors.agent_mcp.door import AgentMcp, _security
+from connectors.agent_mcp.door import AgentMcp, _host_names, _security
 from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.agent_mcp.signed_requests import DOCUMENT, PRINCIPAL
@@ -42,7 +42,7 @@ class Sides:
         self.mcp._result = self._result  # type: ignore[method-assign]
         self.library_alone = True
         self._library = StreamableHTTPASGIApp(self.mcp._streams)
-        self._security = _security(settings)
+        self._security = _security(_host_names(settings))
 
     async def _result(self, agent: str, params: Any) -> Any:
         self.called.append((agent, params.name, params.arguments))

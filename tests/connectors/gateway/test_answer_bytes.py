@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import select
 import socket
 import threading
@@ -15,12 +16,13 @@ import httpx
 import psutil
 import pytest
 
-from schemas.settings.sections import LimitSettings
+from schemas.settings.sections import GatewaySettings, LimitSettings
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.gateway.hub_stack import MESSAGES, HubStack, hub_settings
 from trunkline_agent import Agent, AsyncAgent
 from trunkline_agent.credentials import Credentials, HubAccess
+from trunkline_agent.mcp.signing import new_key_pair
 
 pytestmark = pytest.mark.requirement("LM-11")
 _MIB = 1024 * 1024
@@ -189,7 +191,7 @@ def test_many_answers_under_way_have_a_bounded_memory_and_nobody_else_is_shut_ou
         try:
             # The same messages 60 times: 720 MB, if the gateway had all answers in memory.
             slow = [_slow_request(gateway, token, "the-same") for _ in range(60)]
-            wait_until(lambda: _can_read(slow), what="the first answer begins")
+            wait_until(lambda: _readable(slow), what="the first answer begins")
             began = time.monotonic()
             found = other.get(MESSAGES, params={"lease": 60}).json()
             took_s = time.monotonic() - began
@@ -207,9 +209,40 @@ def test_many_answers_under_way_have_a_bounded_memory_and_nobody_else_is_shut_ou
     assert [one["id"] for one in again["messages"]] == ids
 
 
-def _can_read(connections: list[socket.socket]) -> bool:
-    """Return true once an answer has begun on one of the connections."""
-    return bool(select.select(connections, [], [], 0)[0])
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.requirement("LM-12")
+def test_a_thousand_leases_of_large_messages_under_way_take_less_than_a_gib(hub: HubStack) -> None:
+    usual = GatewaySettings()
+    changed = hub.settings.gateway.model_copy(update={"answer_memory_bytes": usual.answer_memory_bytes})
+    settings = hub.settings.model_copy(update={"gateway": changed, "limits": LimitSettings()})
+    gateway = GatewayProcess(settings, hub.folder)
+    hub.gateways.append(gateway)
+    gateway.wait_ready()
+    tokens = [_filled(hub, 7, "x" * (_MIB - 1000))[1] for _ in range(10)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    slow = []
+    with _PeakRss(gateway.program.process.pid) as memory:
+        try:
+            slow = [_slow_request(gateway, token, "the-same") for token in tokens for _ in range(100)]
+            wait_until(
+                lambda: len(_readable(slow)) == len(slow), timeout_s=200, what="all are answered or refused"
+            )
+        finally:
+            for one in slow:
+                one.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(f"{memory.before / _MIB:.0f} MiB before, {memory.peak / _MIB:.0f} MiB at most")
+    assert memory.peak - memory.before < 1024 * _MIB
+
+
+def _readable(connections: list[socket.socket]) -> list[tuple[int, int]]:
+    """Return the connections on which an answer has begun, or which have ended."""
+    poll = select.poll()
+    for one in connections:
+        poll.register(one, select.POLLIN)
+    return poll.poll(0)
 
 
 def _status_of_one(connections: list[socket.socket]) -> int:
@@ -233,3 +266,27 @@ def test_the_answer_of_a_lease_is_json_whatever_the_bodies_are(hub: HubStack) ->
     found = hub.client(token).get(MESSAGES, params={"limit": 1000})
 
     assert [one["payload"] for one in json.loads(found.content)["messages"]] == payloads
+
+
+@pytest.mark.requirement("LM-14")
+def test_lists_without_bodies_are_cut_alike(hub: HubStack) -> None:
+    text = "x" * 30_000
+    tasks = [hub.submit("idle", f"{number} {text}").id for number in range(3)]
+    for number in range(3):
+        joined = {"agent_name": f"long-{number}", "public_key": new_key_pair()[1], "task": text}
+        assert hub.operator.post("/api/hub/participants", json=joined).status_code == 201
+        body = {"recipient": "operator", "type": "note", "payload": text, "cron": "0 0 1 1 *"}
+        answer = hub.operator.post(f"/api/hub/schedules/long-{number}", json=body)
+        assert answer.status_code == 200, answer.text
+
+    def found(path: str) -> tuple[list[Any], int]:
+        answer = hub.operator.get(f"/api/hub/{path}", params={"limit": 1000} if path != "participants" else {})
+        assert len(answer.content) <= _ANSWER_BYTES + 100
+        return answer.json()[path], answer.json()["left"]
+
+    newest, left = found("tasks")
+    assert ([one["id"] for one in newest], left) == (tasks[:0:-1], 1)
+    first, left = found("schedules")
+    assert ([one["schedule"] for one in first], left) == (["long-0", "long-1"], 1)
+    listed, left = found("participants")
+    assert len(listed) == 2 and left >= 1

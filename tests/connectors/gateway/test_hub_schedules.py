@@ -168,7 +168,7 @@ def test_only_the_owner_and_the_operator_see_replace_and_remove_a_schedule(hub):
         assert said(client.post(f"{SCHEDULES}/{name}/remove", json={})) == (403, "policy")
     assert said(viewer.get(SCHEDULES)) == (403, "policy")
     assert [one["schedule"] for one in here.get(SCHEDULES).json()["schedules"]] == [name]
-    assert other.get(SCHEDULES).json() == {"schedules": [], "total": 0}
+    assert other.get(SCHEDULES).json() == {"schedules": [], "total": 0, "left": 0}
     listed = hub.operator.get(SCHEDULES, params={"limit": 1000}).json()
     assert name in {one["schedule"] for one in listed["schedules"]}
     assert listed["total"] == len(listed["schedules"])

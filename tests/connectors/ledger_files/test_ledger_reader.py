@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from connectors.dashboard.past_records_reader import records_between
 from connectors.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
+from connectors.live import verdict_reader
 from schemas.settings.settings import Settings
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, STEP_US, LedgerTable, settings_below
@@ -235,3 +237,30 @@ def test_a_file_name_with_escapes_in_the_log_is_found(settings: Settings, table:
     assert _seqs(_follow_first(reader, 3, -1)[-1]) == [2]
     assert _seqs(reader.newest_rows(1)) == [2]
     assert reader.rows().rows.num_rows == 5
+
+
+@pytest.mark.requirement("LM-14")
+def test_the_newest_rows_are_bounded_in_bytes_and_one_always_comes(settings: Settings) -> None:
+    table = LedgerTable(settings)
+    for number in range(6):
+        table.commit(table.message(f"job/{JOB}", b"x" * 1000), table.message(f"job/{number:08x}", b"y" * 1000))
+    reader, where = LedgerReader(settings), LedgerFilter(stream_id=JOB)
+
+    for bytes_most, offsets in ((3500, [6, 8, 10]), (1, [10]), (10**9, [0, 2, 4, 6, 8, 10])):
+        found = reader.newest_rows(1000, where, bytes_most=bytes_most)
+        assert found.rows.column("offset").to_pylist() == offsets
+
+
+@pytest.mark.requirement("LM-14")
+def test_records_that_a_reader_missed_are_bounded_in_bytes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = LedgerTable(settings)
+    for _ in range(6):
+        table.commit(*(table.message(f"job/{JOB}", b"x" * 1000) for _ in range(20)))
+    assert len(records_between(settings, {0: (0, 120)})) == 120
+    monkeypatch.setattr(verdict_reader, "READ_BYTES_MOST", 50_000)
+
+    found = records_between(settings, {0: (0, 120)})
+
+    assert 0 < sum(len(record.value or b"") for record in found) <= 50_000
