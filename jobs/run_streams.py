@@ -12,6 +12,7 @@ Run it with spark-submit, with the usual settings (conf/trunkline.yaml, TRUNKLIN
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
@@ -45,14 +47,28 @@ def prepare_session(settings: Settings) -> SparkSession:
         BackboneUnreachable: Spark does not start, for example because the cluster's master does not answer.
     """
     try:
+        _name_user()
         spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
     except Py4JError as error:
         # A context without a master, or refused by it, has stopped itself and logged the reason.
         raise BackboneUnreachable(
             "Spark did not start, for the reason above. On a cluster: is the master of spark.master there, and "
-            f"does SPARK_CONF_DIR hold the cluster's secret? ({str(error).splitlines()[0]})"
+            f"does SPARK_CONF_DIR hold the cluster's secret? ({' '.join(str(error).splitlines()[:2])})"
         ) from error
     return spark
+
+
+def _name_user() -> None:
+    """Give Hadoop a user's name if this process's user has none, as in a container with a uid of its own.
+
+    Hadoop asks Java for the name and starts nothing without one, although local files need the number alone.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        SparkContext._ensure_initialized()  # starts the gateway to the JVM, and no context
+        users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+        users.setLoginUser(users.createRemoteUser(f"uid-{os.getuid()}"))
 
 
 def run(

@@ -143,7 +143,7 @@ def start(
     writer = (
         settle_frame(read_records(spark, settings, offsets), settings, keyring_source)
         .writeStream.queryName(QUERY_NAME)
-        .option("checkpointLocation", checkpoint.as_uri())
+        .option("checkpointLocation", _hadoop_path(checkpoint))
         .outputMode("append")
         .foreachBatch(sink)
     )
@@ -154,6 +154,11 @@ def start(
     query = writer.start()
     sink.started(query.id)
     return query
+
+
+def _hadoop_path(path: Path) -> str:
+    """Return the text by which Hadoop finds this local path: `file:` and the path itself, with no escapes."""
+    return f"file://{path}"
 
 
 def _delete_checkpoint(checkpoint: Path) -> None:

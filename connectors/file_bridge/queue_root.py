@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +23,17 @@ def queue_root(settings: Settings) -> Path:
 
     This is the setting `files.root`. Without the setting, a stack with the default data directory serves the
     queue that `trunkline queue` uses for this user. A stack with another data directory, such as a test's, has
-    its own queue there.
+    its own queue there, and so has a stack whose user has no home folder in which the queue can be.
     """
     if settings.files.root is not None:
         return settings.files.root
-    if settings.data_dir != Settings.model_fields["data_dir"].default:
-        return settings.data_path / "queue"
-    return Path(find_root(os.environ)).absolute()
+    if settings.data_dir == Settings.model_fields["data_dir"].default:
+        with suppress(QueueError):
+            root = Path(find_root(os.environ)).absolute()
+            present = next(folder for folder in (root, *root.parents) if folder.exists())
+            if os.access(present, os.W_OK | os.X_OK):
+                return root
+    return settings.data_path / "queue"
 
 
 def lock_soon(folder: SessionFolder, wait_s: float) -> None:

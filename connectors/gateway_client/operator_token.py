@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import new_token
 from trunkline_agent.errors import UsageError
-from trunkline_agent.private_files import make_first
+from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 
 TOKEN_VARIABLE: Final = "TRUNKLINE_TOKEN"  # noqa: S105  a variable's name
 _SHORTEST: Final = 32
@@ -26,12 +25,11 @@ def ensure_operator_token(settings: Settings) -> str:
     try:
         if not path.exists():
             make_first(path, new_token() + "\n")
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="ascii").strip()
+        token = read_private(path).decode("ascii").strip()
+    except PrivateFileError as error:
+        raise SettingsError(f"gateway.operator_token_file: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"gateway.operator_token_file: cannot use {path}: {type(error).__name__}") from None
-    if mode & 0o077:
-        raise SettingsError(f"gateway.operator_token_file: {path} is readable by others; run: chmod 600 {path}")
     if len(token) < _SHORTEST or not token.isprintable() or " " in token:
         raise SettingsError(
             f"gateway.operator_token_file: {path} holds no token; remove it and start the gateway again"
@@ -57,9 +55,7 @@ def read_token_file(file: Path) -> str | None:
     token.
     """
     try:
-        if stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
-        found = file.read_text(encoding="utf-8").strip()
+        found = read_private(file).decode("utf-8").strip()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

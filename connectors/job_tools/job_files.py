@@ -11,7 +11,6 @@ that a file of another job is ignored.
 from __future__ import annotations
 
 import json
-import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,11 +22,11 @@ from connectors.mqtt_link.broker_settings import resolve_mqtt
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.job.job_registry import BrokerOverlay
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.private_files import read_private as read_secret
 from trunkline_agent.private_files import replace_file
 from trunkline_agent.wire.ids import is_job_id
 
 _FOLDER: Final = "job-secrets"
-_PRIVATE: Final = 0o077
 _WHAT: Final = "the job's secret"
 _BROKER: Final = "the job's broker"
 _PASSWORD: Final = "password"  # noqa: S105  a field's name
@@ -223,9 +222,7 @@ def read_private(path: Path, what: str) -> str | None:
     others can read, and TrunklineError for a file that cannot be read.
     """
     try:
-        if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
-            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
-        return path.read_text(encoding="utf-8")
+        return read_secret(path).decode("utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

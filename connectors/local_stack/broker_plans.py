@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import getpass
 import math
+import os
 import resource
 import secrets
 import subprocess
@@ -24,7 +24,7 @@ from connectors.local_stack.kafka_login import (
 )
 from connectors.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPlan
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
-from connectors.local_stack.programs import find_mosquitto, jar_files
+from connectors.local_stack.programs import JVM_LOCALE, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
@@ -67,6 +67,13 @@ def write_from_template(target: Path, values: Mapping[str, object], *templates: 
     text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, Template(text).substitute(values).encode())
+
+
+def java_property(text: str) -> str:
+    """Return `text` as a value in a file of Java properties: in ASCII, with escapes (java.util.Properties)."""
+    escaped = text.replace("\\", "\\\\").encode("utf-16-be")
+    units = (int.from_bytes(escaped[at : at + 2], "big") for at in range(0, len(escaped), 2))
+    return "".join(chr(unit) if 0x20 <= unit < 0x7F else f"\\u{unit:04x}" for unit in units)
 
 
 def _all_but(part: str) -> str:
@@ -135,7 +142,9 @@ def _format_storage(settings: Settings, properties: Path) -> None:
     cluster = "k" + cluster[1:] if cluster.startswith("-") else cluster
     command = [*_java_command(settings), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
     done = subprocess.run(  # noqa: S603 the command is ours
-        [*command, "--ignore-formatted", "-t", cluster, "-c", str(properties)],
+        [*command, "--ignore-formatted", "-t", cluster, "-c", properties.name],
+        cwd=properties.parent,
+        env=os.environ | JVM_LOCALE,
         capture_output=True,
         text=True,
         timeout=_FORMAT_TIMEOUT_S,
@@ -172,8 +181,7 @@ def kafka_plan(settings: Settings) -> PartPlan:
             "controller_port": free_port(),
             "internal_port": internal.port,
             "broker_password": internal.password,
-            "tls_dir": settings.tls_path.absolute(),
-            "log_dir": home / "log",
+            "tls_dir": java_property(str(settings.tls_path.absolute())),
             "partitions": settings.kafka.partitions,
             "record_limit_bytes": settings.kafka.record_limit_bytes,
         }
@@ -197,11 +205,12 @@ def kafka_plan(settings: Settings) -> PartPlan:
         name=KAFKA,
         summary=f"Kafka on {LOOPBACK}:{port}",
         prepare=prepare,
-        command=lambda: [*_java_command(settings), "kafka.Kafka", str(properties)],
+        command=lambda: [*_java_command(settings), "kafka.Kafka", properties.name],
         is_ready=lambda: kafka_answers(LOOPBACK, port, context=kafka_context(settings.kafka)),
         on_first_ready=ensure_topic,
         stop_within_s=20,
         cwd=home,
+        environment=JVM_LOCALE,
     )
 
 
@@ -283,9 +292,6 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
             "max_connections": descriptors - _MQTT_RESERVE,
             # Relative to its working folder: a socket's whole path may be too long.
             "socket": socket_name(port),
-            # Started by root, it would switch to a user that cannot write below the data directory.
-            "user": getpass.getuser(),
-            "data_dir": home,
             "accounts_dir": accounts_dir(settings),
             "session_expiry_h": max(1, math.ceil(settings.mqtt.session_expiry_s / 3600)),
             "inflight": settings.mqtt.bridge_read_ahead,

@@ -8,10 +8,12 @@ process, also after the supervisor was killed, and does not depend on process id
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 
@@ -29,7 +31,9 @@ def mark_of(data_path: Path, part: str) -> str:
         data_path: The data directory of the stack.
         part: The part's name. "": the result is the common beginning of all parts' marks.
     """
-    return f"{data_path}#{part};" if part else f"{data_path}#"
+    # Quoted, so that the marks of the folder `a#b` do not begin like those of the folder `a`.
+    folder = quote(os.fsencode(data_path))
+    return f"{folder}#{part};" if part else f"{folder}#"
 
 
 def start_child(

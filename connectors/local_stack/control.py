@@ -19,7 +19,7 @@ from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part import child_environment
 from connectors.local_stack.part_monitor import processes_below
 from connectors.local_stack.part_plan import ALL_PARTS
-from connectors.local_stack.stack import PLANS, StackRuns, check_addition, check_parts, shown_settings
+from connectors.local_stack.stack import StackRuns, check_addition, check_parts, plans_of, shown_settings
 from connectors.local_stack.supervisor import ANOTHER_RUNS
 from connectors.processes.process_tree import open_private_log, start_process
 from schemas.keys.sealing import ensure_keyring
@@ -94,9 +94,8 @@ def start_detached(
         Refused: a part cannot be added to the running stack.
     """
     wanted = check_parts(parts)
-    for name in wanted:
-        # Finds settings that cannot work before anything is started.
-        PLANS[name](settings)
+    # Finds settings that cannot work before anything is started.
+    plans_of(settings, wanted)
     deadline = time.monotonic() + within_s
     for _ in range(_START_ATTEMPTS):
         state = _running_and_not_stopping(settings)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -16,7 +17,7 @@ from connectors.gateway_client.gateway_tls import check_listeners
 from connectors.local_stack.java_programs import java_home
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.ports import LOOPBACK, require_free
-from connectors.local_stack.programs import spark_home
+from connectors.local_stack.programs import JVM_LOCALE, spark_home
 from connectors.local_stack.readiness import http_answers
 from connectors.local_stack.spark_command import class_path, log_option, place_options
 from connectors.mqtt_link.broker_settings import socket_dir
@@ -120,7 +121,7 @@ def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
     return replace(plan, group=XML_PUMP)
 
 
-def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
+def _spark_submit(settings: Settings, scratch: Path, local_dir: Path) -> list[str]:
     return [
         str(spark_home() / "bin" / "spark-submit"),
         *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
@@ -128,7 +129,9 @@ def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
         *("--driver-memory", settings.spark.driver_memory),
         *("--driver-class-path", class_path()),
         *("--driver-java-options", log_option()),
-        *("--conf", f"spark.local.dir={scratch}"),
+        *("--conf", f"spark.local.dir={local_dir}"),
+        # Nothing is fetched here, but Spark makes a cache in the home folder, which this user may not have.
+        *("--conf", f"spark.jars.ivy={scratch / 'ivy'}"),
         *("--conf", f"spark.sql.warehouse.dir={settings.data_path / 'warehouse'}"),
         str(_JOB),
     ]
@@ -165,13 +168,22 @@ def streams_plan(settings: Settings) -> PartPlan:
         TrunklineError: Java or Spark is not installed.
     """
     scratch = settings.data_path / "spark-scratch"
-    plan = _program_plan(settings, STREAMS, "streaming jobs (Spark)", lambda: _spark_submit(settings, scratch))
+    links = ExitStack()
+    local_dir = scratch
 
     def prepare() -> None:
+        nonlocal local_dir
         plan.prepare()
         # A killed Spark leaves its scratch files behind.
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
+        links.close()
+        if "," in str(scratch):  # spark.local.dir is a list with commas, which knows no escapes
+            local_dir = Path(links.enter_context(TemporaryDirectory(prefix="trunkline-"))) / "scratch"
+            local_dir.symlink_to(scratch)
+
+    command = lambda: _spark_submit(settings, scratch, local_dir)  # noqa: E731
+    plan = _program_plan(settings, STREAMS, "streaming jobs (Spark)", command)
 
     return replace(
         plan,
@@ -182,6 +194,7 @@ def streams_plan(settings: Settings) -> PartPlan:
         credentials=lambda: _spark_credentials(settings),
         environment={
             **plan.environment,
+            **JVM_LOCALE,
             "JAVA_HOME": str(java_home()),
             "SPARK_HOME": str(spark_home()),
             "PYSPARK_PYTHON": sys.executable,

@@ -6,11 +6,14 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from schemas.settings.settings import PROJECT_ROOT
 from trunkline_agent.errors import TrunklineError
 
 JARS = PROJECT_ROOT / ".jars"
+# A JVM encodes file names by its locale. In any other one than UTF-8 it finds no file with `ö` in its path.
+JVM_LOCALE: Final = {"LC_ALL": "C.UTF-8"}
 _SET_UP = "run ./trunkline doctor in the checkout, which sets up what is missing"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from connectors.local_stack.part_plan import (
     MOSQUITTO,
     START_WITHOUT_KAFKA,
     STOP_ORDER,
+    STREAMS,
     XML_PUMP,
     PartPlan,
 )
@@ -33,6 +35,9 @@ from trunkline_agent.errors import Refused, TrunklineError, UsageError
 
 PLANS: dict[str, Callable[[Settings], PartPlan]] = {**BROKER_PLANS, **PROGRAM_PLANS}
 _POLL_S = 0.05
+# Control characters, and bytes that are no UTF-8.
+_IN_NO_PATH = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]").search
+_IN_NO_TABLES_PATH = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\\#?\[\]^|]|%[0-9A-Fa-f]{2}").search
 
 
 class StackRuns(Refused):
@@ -83,6 +88,28 @@ def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
     return settings.model_copy(update={"mqtt": mqtt})
 
 
+def check_folders(settings: Settings, parts: Iterable[str]) -> None:
+    r"""Raise UsageError for a folder of these parts' data with a character that a program cannot take.
+
+    The library delta-rs, which reads and writes the tables, takes `\` for `/`, reads `%41` as `A`, lists no
+    files below `#` or `?`, and ends at a bracket, `^` or `|`. No program takes control
+    characters and bytes that are no UTF-8.
+    """
+    tables = settings.tables_root
+    if found := _IN_NO_PATH(str(settings.data_path)):
+        raise UsageError(
+            f"data_dir is {str(settings.data_path)!r}: no program takes {found[0]!r} in a path. "
+            "Set data_dir to another folder, or rename this one"
+        )
+    if "://" in tables or {GATEWAY, STREAMS}.isdisjoint(parts):
+        return
+    if found := _IN_NO_TABLES_PATH(tables):
+        raise UsageError(
+            f"the folder of the tables is {tables!r}: delta-rs cannot use a path with {found[0]!r}. Set "
+            "data_dir to another folder, or storage.tables alone, or rename the folder"
+        )
+
+
 def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
     """Return the plans of the named parts. The XML pump has `xml_pump.processes` plans, one for each process.
 
@@ -90,6 +117,7 @@ def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
         UsageError: The settings do not allow a part, for example because its address is not on loopback.
         TrunklineError: A program that a part needs is not installed.
     """
+    check_folders(settings, names)
     plans = [PLANS[name](settings) for name in names if name != XML_PUMP]
     if XML_PUMP in names:
         plans += [xml_pump_plan(settings, number + 1) for number in range(settings.xml_pump.processes)]

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from connectors.mqtt_link.broker_settings import socket_dir
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from trunkline_agent.broker import LOOPBACK_NAMES
-from trunkline_agent.private_files import make_first
+from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 
 OPERATOR: Final = "operator"
 BRIDGE: Final = "bridge"
@@ -70,11 +70,10 @@ def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
     """
     path = role_file(settings)
     try:
-        mode = path.stat().st_mode
-        if mode & 0o077:
-            raise SettingsError(f"{path} is readable by others; run: chmod 600 {path}")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_private(path))
         return {role: SecretStr(_text(found[role])) for role in ROLES}
+    except PrivateFileError as error:
+        raise SettingsError(str(error)) from None
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):

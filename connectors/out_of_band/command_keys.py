@@ -22,7 +22,7 @@ from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.errors import UsageError
 from trunkline_agent.mcp.pem import private_key_pem, public_key_pem
-from trunkline_agent.private_files import make_first
+from trunkline_agent.private_files import make_first, read_private
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.signing import base64_bytes
@@ -137,9 +137,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     password. The error shows none of the file's content.
     """
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        key = serialization.load_pem_private_key(read_private(path), password=None)
     except OSError as error:
         raise UsageError(f"cannot read the key {path}: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):

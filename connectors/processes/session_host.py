@@ -342,7 +342,8 @@ class SessionHost:
                     raise
                 time.sleep(_START_AGAIN_S)
         keep = f"umask 077; exec cat >> {shlex.quote(str(self._log(session)))}"
-        self._tmux("pipe-pane", "-t", f"={name}:", keep)
+        # tmux expands its formats and those of strftime(3) in this argument.
+        self._tmux("pipe-pane", "-t", f"={name}:", keep.replace("#", "##").replace("%", "%%"))
         return handle
 
     def _tmux_sessions(self, handles: Collection[str]) -> set[str]:

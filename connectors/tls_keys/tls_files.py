@@ -29,8 +29,8 @@ from connectors.tls_keys.tls_authority import (
     read_pair,
     why_not_good,
 )
-from trunkline_agent.errors import Refused, TrunklineError, UsageError
-from trunkline_agent.private_files import make_first, replace_file
+from trunkline_agent.errors import Refused, TrunklineError
+from trunkline_agent.private_files import check_private, make_first, replace_file
 
 CA: Final = "ca"
 KAFKA: Final = "kafka"
@@ -147,8 +147,7 @@ def check_server_key(file: Path) -> None:
         UsageError: Another user can read the file. The message has the command that changes its mode.
         FileNotFoundError: There is no such file.
     """
-    if _is_exposed(file):
-        raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
+    check_private(file)
 
 
 def _exposed(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
 from trunkline_agent.errors import UsageError
 from trunkline_agent.mcp.pem import private_key_pem
-from trunkline_agent.private_files import make_first
+from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 from trunkline_agent.wire.strict_json import canonical_plain
 
 _PURPOSE: Final = b"trunkline audit anchor\n"
@@ -137,10 +137,10 @@ def load_anchor_key(path: Path) -> Ed25519PrivateKey:
         UsageError: other users can read the file, or it has no Ed25519 private key.
         OSError: the file does not exist (FileNotFoundError) or cannot be read.
     """
-    if path.stat().st_mode & 0o077:
-        raise UsageError(f"audit.key_file: {path} is readable by others; run: chmod 600 {path}")
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        key = serialization.load_pem_private_key(read_private(path), None)
+    except PrivateFileError as error:
+        raise UsageError(f"audit.key_file: {error}") from None
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):

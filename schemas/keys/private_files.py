@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from schemas.settings.settings import SettingsError
-from trunkline_agent.private_files import is_open_to_others
+from trunkline_agent.private_files import PrivateFileError, check_private
 
 
 def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
@@ -23,5 +23,9 @@ def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
         SettingsError: other users can read the file.
     """
     path, name = (certfile, "certfile") if keyfile is None else (keyfile, "keyfile")
-    if is_open_to_others(path):
-        raise SettingsError(f"{settings}{name}: {path} is readable by others; run: chmod 600 {path}")
+    try:
+        check_private(path)
+    except PrivateFileError as error:
+        raise SettingsError(f"{settings}{name}: {error}") from None
+    except OSError:
+        pass

@@ -19,7 +19,7 @@ from typing import Final
 from schemas.keys.sealing import Keyring, MacKey, load_keyring
 from schemas.settings.settings import Settings, SettingsError
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.private_files import replace_file
+from trunkline_agent.private_files import PrivateFileError, read_private, replace_file
 
 # The programs that have the master keys: the gateway with its doors, reactor and launcher, and the commands.
 GATEWAY: Final = "gateway"
@@ -64,10 +64,10 @@ def load_mac_key(settings: Settings, signer: str) -> MacKey:
     if path is None:
         return load_keyring(settings).mac_key(signer)
     try:
-        if path.stat().st_mode & 0o077:
-            raise SettingsError(f"mac_key_file: {path} is readable by others; run: chmod 600 {path}")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_private(path))
         key = MacKey(**{**document, "key": base64.b64decode(document["key"], validate=True)})
+    except PrivateFileError as error:
+        raise SettingsError(f"mac_key_file: {error}") from None
     except OSError as error:
         raise SettingsError(f"mac_key_file: cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.private_files import make_first
+from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.signing import Signer
 
@@ -322,10 +322,9 @@ def load_keyring(settings: Settings) -> Keyring:
         if settings.master_key is not None:
             return _parse_keys(settings.master_key.get_secret_value(), settings)
         path = settings.key_file
-        mode = path.stat().st_mode
-        if mode & 0o077:
-            raise SettingsError(f"master_key_file: {path} is readable by others; run: chmod 600 {path}")
-        return _parse_keys(path.read_text(encoding="utf-8"), settings)
+        return _parse_keys(read_private(path).decode("utf-8"), settings)
+    except PrivateFileError as error:
+        raise SettingsError(f"master_key_file: {error}") from None
     except FileNotFoundError:
         raise SettingsError(
             f"master_key_file: {settings.key_file} is missing; './trunkline up' makes it, "

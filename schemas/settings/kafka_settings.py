@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -11,6 +10,7 @@ from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
 from schemas.settings.sections import Section
 from schemas.settings.setting_types import Servers
+from trunkline_agent.private_files import PrivateFileError, read_private
 
 USERNAME: Final = "trunkline"
 # Spark's consumers get both in a quoted string: no quotes, no backslashes, only printable characters.
@@ -46,9 +46,9 @@ def read_password(path: Path) -> str:
             password. The message names the file and says how to fix it. It never quotes the content.
     """
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ValueError(f"{path} is readable by others; run: chmod 600 {path}")
-        found = path.read_text(encoding="ascii").strip()
+        found = read_private(path).decode("ascii").strip()
+    except PrivateFileError as error:
+        raise ValueError(str(error)) from None
     except FileNotFoundError:
         raise ValueError(
             f"{path} is missing. For the stack's own Kafka ./trunkline up makes it; for another Kafka set its "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from trunkline_agent.errors import NotFound, UsageError
+from trunkline_agent.private_files import read_private
 from trunkline_agent.wire.ids import is_name
 
 _T = TypeVar("_T")
@@ -101,17 +101,11 @@ class Credentials:
         """
         place = Path(path)
         try:
-            with place.open("rb") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                content = file.read(_BYTES_MOST + 1)
+            content = read_private(place, _BYTES_MOST + 1)
         except FileNotFoundError:
             raise NotFound(f"no credentials file {place}", advice=_MAKE_ONE) from None
         except OSError as error:
             raise UsageError(f"credentials file {place}: {error.strerror}") from None
-        if mode & 0o077:
-            raise UsageError(
-                f"credentials file {place}: other users can read it", advice=f"run: chmod 600 {place}"
-            )
         if len(content) > _BYTES_MOST:
             raise UsageError(f"credentials file {place}: more than {_BYTES_MOST} bytes", advice=_MAKE_ONE)
         try:

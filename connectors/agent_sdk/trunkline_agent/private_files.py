@@ -1,4 +1,4 @@
-"""Files that only their owner may read: create a file once, replace a file, check its mode."""
+"""Files with secrets: create a file once, replace a file, read a file that no other user can read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,97 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+from trunkline_agent.errors import UsageError
+
+_ROOT: Final = 0
+_MOUNTED: Final = (
+    "a mounted secret must be root's, with mode 0440 or less and a group of this process; in Kubernetes by "
+    "defaultMode 0440 and fsGroup"
+)
 
 
-def is_open_to_others(path: Path) -> bool:
-    """Return whether other users may read, write or execute a file.
+class PrivateFileError(UsageError):
+    """A file with a secret is open to other users, or this process cannot read it."""
 
-    The result is False if the file is missing or its mode cannot be read: the code that opens it reports the
-    error.
+
+def is_private(mode: int, owner: int, user: int) -> bool:
+    """Return whether a file's secret is safe from other users.
+
+    The rule is that of PostgreSQL for key files. The group may read a file of root, because nobody but root can
+    have given it to the group. Of any other file only the owner may have rights, also if the user is root.
+
+    Args:
+        mode: The mode of the file, such as 0o640.
+        owner: The id of the user to whom the file belongs.
+        user: The id of the user who reads it.
+    """
+    return not mode & (0o037 if owner == _ROOT != user else 0o077)
+
+
+def check_private(path: str | os.PathLike[str], found: os.stat_result | None = None) -> None:
+    """Check that no other user can use a file with a secret, by the rule of `is_private`.
+
+    Args:
+        path: The file.
+        found: The status of the open file. None: ask for it, and check that this process may read the file.
+
+    Raises:
+        PrivateFileError: Other users can read, write or execute the file, or this process may not read it.
+        OSError: There is no such file, or its status cannot be read.
+    """
+    if os.name != "posix":
+        return
+    if found is None:
+        found = os.stat(path)  # noqa: PTH116  a path may be a text
+        if not os.access(path, os.R_OK):
+            raise _denied(path)
+    if not is_private(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
+        raise PrivateFileError(
+            f"{path} is readable by others ({_shown(found)}; {_MOUNTED})", advice=f"run: chmod 600 {path}"
+        )
+
+
+def open_private(path: str | os.PathLike[str]) -> int:
+    """Open a file with a secret to read it, and return the descriptor, which the caller checks and closes.
+
+    Raises:
+        PrivateFileError: This process may not read the file.
+        OSError: There is no such file, or it cannot be opened for another reason.
     """
     try:
-        return stat.S_IMODE(path.stat().st_mode) & 0o077 != 0
+        # Without blocking, because opening a pipe would wait for a writer.
+        return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except PermissionError:
+        raise _denied(path) from None
+
+
+def read_private(path: str | os.PathLike[str], bytes_most: int = -1) -> bytes:
+    """Return the content of a file with a secret, or its first `bytes_most` bytes.
+
+    Raises:
+        PrivateFileError: Other users can use the file, or this process may not read it.
+        OSError: There is no such file, or it cannot be read for another reason.
+    """
+    with os.fdopen(open_private(path), "rb") as file:
+        check_private(path, os.fstat(file.fileno()))
+        return file.read(bytes_most)
+
+
+def _denied(path: str | os.PathLike[str]) -> PrivateFileError:
+    try:
+        shown = f"{_shown(os.stat(path))}; "  # noqa: PTH116  a path may be a text
     except OSError:
-        return False
+        shown = ""  # its folder cannot be entered
+    return PrivateFileError(
+        f"{path} cannot be read by this process ({shown}this process is user {os.geteuid()}; {_MOUNTED})",
+        advice="run this program as the owner of the file, or give the file to this user: mode 0600",
+    )
+
+
+def _shown(found: os.stat_result) -> str:
+    return f"mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}, group {found.st_gid}"
 
 
 def make_first(path: Path, text: str) -> None:

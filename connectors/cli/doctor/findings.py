@@ -9,6 +9,7 @@ from pathlib import Path
 
 from connectors.local_stack import control
 from schemas.settings.settings import Settings
+from trunkline_agent.private_files import PrivateFileError, check_private
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 START = "start it: trunkline up"
@@ -58,10 +59,11 @@ def private_file(path: Path, maker: str = "") -> Finding:
     """
     if not path.exists():
         return warn(f"{path} is not there yet", maker)
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        return fail(f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")
-    return ok(f"{path}, mode {mode:o}")
+    try:
+        check_private(path)
+    except PrivateFileError as error:
+        return fail(str(error.args[0]), error.advice.removeprefix("run: "))
+    return ok(f"{path}, mode {path.stat().st_mode & 0o777:o}")
 
 
 def is_started(settings: Settings, part: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_table import UNIT_S
 from trunkline_agent.errors import UsageError
+from trunkline_agent.private_files import PrivateFileError, check_private, open_private
 from trunkline_agent.wire.ids import is_job_id, is_name, parse_stream_key
 
-_PRIVATE: Final = 0o077
 _PORT_LIMIT: Final = 65535
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)").fullmatch
@@ -137,12 +138,12 @@ def read_broker(call: Call) -> dict[str, Any] | None:
         if name == STANDARD_INPUT:
             found = json.load(sys.stdin)
         else:
-            path = Path(name)
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(found, dict) and "password" in found and path.stat().st_mode & _PRIVATE:
-                raise UsageError(
-                    f"--broker-file: {path} holds a password and is readable by others; chmod 600 {path}"
-                )
+            with os.fdopen(open_private(name), "rb") as file:
+                found = json.load(file)
+                if isinstance(found, dict) and "password" in found:
+                    check_private(name, os.fstat(file.fileno()))
+    except PrivateFileError as error:
+        raise UsageError(f"--broker-file: {error}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"--broker-file: cannot read {name}: {type(error).__name__}") from None
     if not isinstance(found, dict):

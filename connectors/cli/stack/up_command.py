@@ -22,6 +22,7 @@ from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
 from connectors.local_stack.private_data import describe_repair, find_open
+from connectors.local_stack.stack import check_folders
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
@@ -128,6 +129,7 @@ def run(call: Call) -> int:
 
     settings = call.settings
     parts = [name.strip() for name in call.only.split(",") if name.strip()]
+    check_folders(settings, parts)
     before = control.running_state(settings)
     started = time.monotonic()
     if {GATEWAY, STREAMS} & set(parts):

@@ -17,6 +17,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from trunkline_agent import errors
 from trunkline_agent.hub.answer_errors import error_of, rejection_of
 from trunkline_agent.hub.derived_keys import Handling
+from trunkline_agent.private_files import is_private
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
 from trunkline_agent.wire.retry_after import retry_after_s
@@ -105,3 +106,11 @@ def test_retry_after_is_read_in_each_form_in_utc() -> None:
         headers = {"retry-after": one["retry_after"], **({"date": one["date"]} if one["date"] else {})}
         assert retry_after_s(headers, now_s) == (one["wait_s"] or 0), one["name"]
     assert retry_after_s({}) == 0
+
+
+@pytest.mark.requirement("OP-52")
+def test_each_mode_of_the_vectors_is_private_or_not_by_python() -> None:
+    cases = vectors("private_files")["cases"]
+    for mode, owner, user, expected in cases:
+        assert is_private(int(mode, 8), owner, user) is expected, (mode, owner, user)
+    assert len({tuple(case[:3]) for case in cases}) == len(cases) > 20

@@ -113,7 +113,7 @@ def test_a_key_file_that_others_can_read_is_refused_with_the_way_to_mend_it(tmp_
     chosen = Settings(data_dir=tmp_path)
     ensure_keyring(chosen)
     chosen.key_file.chmod(mode)
-    with pytest.raises(SettingsError, match=r"readable by others; run: chmod 600"):
+    with pytest.raises(SettingsError, match=r"readable by others \(mode .*; run: chmod 600"):
         load_keyring(chosen)
 
 

@@ -1,6 +1,6 @@
 // The credentials of an agent: its name, and how it reaches each door. They come from a file or the environment.
 
-import { readFileSync, statSync } from "node:fs";
+import { closeSync, fstatSync, openSync, readFileSync, statSync } from "node:fs";
 import { inspect } from "node:util";
 
 import { decode } from "./canonical_json.js";
@@ -8,7 +8,10 @@ import { UsageError } from "./errors.js";
 import { isName } from "./job_event.js";
 
 const TOKEN = /^[\x21-\x7e]+$/;
-const OPEN_TO_OTHERS = 0o077;
+const ROOT = 0;
+const MOUNTED =
+  "a mounted secret must be root's, with mode 0440 or less and a group of this process; in Kubernetes by " +
+  "defaultMode 0440 and fsGroup";
 
 // Secrets are not enumerable, so neither console.log nor JSON.stringify shows them.
 class Access {
@@ -70,10 +73,7 @@ export class Credentials {
   static load(path) {
     let bytes;
     try {
-      if (process.platform !== "win32" && statSync(path).mode & OPEN_TO_OTHERS) {
-        throw new UsageError(`${path} is readable by others`, { advice: `run: chmod 600 ${path}` });
-      }
-      bytes = readFileSync(path);
+      bytes = readPrivate(path);
     } catch (error) {
       if (error instanceof UsageError) throw error;
       throw new UsageError(`cannot read ${path}: ${error.code}`, { cause: error });
@@ -119,6 +119,54 @@ export class Credentials {
       });
     }
     return this[door];
+  }
+}
+
+/**
+ * Return whether a file's secret is safe from other users, by the rule of PostgreSQL for key files.
+ *
+ * The group may read a file of root, because nobody but root can have given it to the group. Of any other file only
+ * the owner may have rights, also if the user is root.
+ *
+ * @param {number} mode the mode of the file, such as 0o640
+ * @param {number} owner the id of the user to whom it belongs
+ * @param {number} user the id of the user who reads it
+ */
+export function isPrivate(mode, owner, user) {
+  return (mode & (owner === ROOT && user !== ROOT ? 0o037 : 0o077)) === 0;
+}
+
+// The content of a file with a secret. UsageError if other users can use it, or this process may not read it.
+function readPrivate(path) {
+  let file;
+  try {
+    file = openSync(path, "r");
+  } catch (error) {
+    if (error.code !== "EACCES") throw error;
+    throw new UsageError(`${path} cannot be read by this process (${shownOwner(path)}${MOUNTED})`, {
+      advice: "run this program as the owner of the file, or give the file to this user: mode 0600",
+    });
+  }
+  try {
+    const found = fstatSync(file);
+    if (process.platform !== "win32" && !isPrivate(found.mode & 0o777, found.uid, process.geteuid())) {
+      throw new UsageError(`${path} is readable by others (${shown(found)}; ${MOUNTED})`, { advice: `run: chmod 600 ${path}` });
+    }
+    return readFileSync(file);
+  } finally {
+    closeSync(file);
+  }
+}
+
+function shown({ mode, uid, gid }) {
+  return `mode ${(mode & 0o777).toString(8).padStart(4, "0")}, owner ${uid}, group ${gid}`;
+}
+
+function shownOwner(path) {
+  try {
+    return `${shown(statSync(path))}; this process is user ${process.geteuid()}; `;
+  } catch {
+    return ""; // its folder cannot be entered
   }
 }
 

@@ -218,5 +218,12 @@ function isText(value) {
 }
 
 function defaultStateDir() {
-  return join(process.env.XDG_STATE_HOME || join(homedir(), ".local", "state"), "trunkline-agent", "jobs");
+  let home = "";
+  try {
+    home = process.env.XDG_STATE_HOME ? "" : homedir();
+  } catch {
+    // This user has neither HOME nor an entry in /etc/passwd.
+    throw new UsageError("this user has no home folder for outboxes", { advice: "give stateDir, or set XDG_STATE_HOME" });
+  }
+  return join(process.env.XDG_STATE_HOME || join(home, ".local", "state"), "trunkline-agent", "jobs");
 }

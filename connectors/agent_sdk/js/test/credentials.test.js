@@ -1,11 +1,14 @@
 import assert from "node:assert/strict";
-import { chmodSync, mkdtempSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 import { inspect } from "node:util";
 
+import { isPrivate } from "../lib/credentials.js";
 import { Agent, Credentials, Job, UsageError } from "../trunkline_agent.js";
+
+const { cases } = JSON.parse(readFileSync(new URL("../../vectors/private_files.json", import.meta.url)));
 
 const CANARY = "canary-5d1c0e77";
 const FIELDS = {
@@ -46,6 +49,12 @@ test("a file that others can read, or that has other content, is refused without
   const bad = ["", "{", "[]", "null", CANARY, { ...FIELDS, schema_version: 2 }, { ...FIELDS, name: "../x" }];
   for (const content of [...bad, { ...FIELDS, hub: { url: "ftp://x", token: CANARY } }, { ...FIELDS, hub: { url: "http://x", token: `${CANARY} x` } }]) {
     assert.throws(() => Credentials.load(file(content)), (error) => error instanceof UsageError && !error.stack.includes(CANARY));
+  }
+});
+
+test("each mode of the vectors is private or not", () => {
+  for (const [mode, owner, user, expected] of cases) {
+    assert.equal(isPrivate(parseInt(mode, 8), owner, user), expected, `${mode} ${owner} ${user}`);
   }
 });
 

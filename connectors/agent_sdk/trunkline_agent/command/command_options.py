@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import UsageError
+from trunkline_agent.private_files import read_private
 
 STANDARD_INPUT: Final = "-"
 _INPUT_MOST: Final = 16 * 1024 * 1024
@@ -102,13 +102,9 @@ def read_secret(path: str) -> str:
     """Return the secret in a file that only its owner may read. Raises UsageError."""
     place = Path(path)
     try:
-        with place.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(_SECRET_MOST)
+        data = read_private(place, _SECRET_MOST)
     except OSError as error:
         raise UsageError(f"--secret-file: cannot read {place}: {error.strerror}") from None
-    if mode & 0o077:
-        raise UsageError(f"--secret-file: other users can read {place}", advice=f"run: chmod 600 {place}")
     try:
         return data.decode("ascii").strip()
     except UnicodeDecodeError:

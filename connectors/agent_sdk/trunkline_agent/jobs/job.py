@@ -274,12 +274,17 @@ class Job:
 def default_state_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the outboxes: that of TRUNKLINE_STATE_DIR, else one in the user's home.
 
-    The latter is `trunkline-agent` below XDG_STATE_HOME, or below `.local/state` of the home.
+    The latter is `trunkline-agent` below XDG_STATE_HOME, or below `.local/state` of the home. Raises UsageError
+    for a user without a home folder.
     """
     if found := environment.get(STATE_VARIABLE):
         return Path(found)
-    state = environment.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "trunkline-agent"
+    state = Path(environment.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))  # noqa: PTH111 it raises
+    if str(state).startswith(("~", "?")):
+        raise UsageError(
+            "this user has no home folder for outboxes", advice=f"set {STATE_VARIABLE}, or give state_dir"
+        )
+    return state / "trunkline-agent"
 
 
 def _outcome(error: BaseException | None) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from trunkline_agent.errors import UsageError
 from trunkline_agent.mcp.signing import load_private_key
+from trunkline_agent.private_files import PrivateFileError, check_private, open_private
 
 # No key is longer. The limit also ends the reading of an endless file.
 _FILE_LIMIT: Final = 65536
@@ -45,8 +46,9 @@ class AgentKey:
         """
         with self._lock:
             try:
-                # O_NONBLOCK, because opening a pipe would wait for a writer.
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                fd = open_private(self._path)
+            except PrivateFileError as error:
+                raise KeyFileError(f"the key file {error}") from None
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "no path"
                 raise KeyFileError(f"cannot read the key file {self._path}: {why}") from None
@@ -59,11 +61,10 @@ class AgentKey:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise KeyFileError(f"the key file {self._path} is not a regular file")
-        if found.st_mode & 0o077:
-            mode = stat.S_IMODE(found.st_mode)
-            raise KeyFileError(
-                f"the key file {self._path} is readable by others ({mode:04o}); run: chmod 600 {self._path}"
-            )
+        try:
+            check_private(self._path, found)
+        except PrivateFileError as error:
+            raise KeyFileError(f"the key file {error}") from None
         seen = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if self._key is None or seen != self._seen:
             self._key = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trunkline_agent.broker import BrokerAccess
 from trunkline_agent.errors import UsageError
-from trunkline_agent.private_files import is_open_to_others
+from trunkline_agent.private_files import PrivateFileError, check_private
 
 
 class _Connection(ssl.SSLSocket):
@@ -35,8 +35,12 @@ def mqtt_context(mqtt: BrokerAccess) -> ssl.SSLContext | None:
     # Checked each time: a change of the mode does not change the time of the file.
     if mqtt.certfile is not None:
         path, name = (mqtt.certfile, "certfile") if mqtt.keyfile is None else (mqtt.keyfile, "keyfile")
-        if is_open_to_others(path):
-            raise UsageError(f"mqtt.{name}: {path} is readable by others; run: chmod 600 {path}")
+        try:
+            check_private(path)
+        except PrivateFileError as error:
+            raise UsageError(f"mqtt.{name}: {error}") from None
+        except OSError:
+            pass  # the context says which file is missing
     # Files may be replaced while the program runs: they are read again when their time has changed.
     files = (mqtt.ca_certs, mqtt.certfile, mqtt.keyfile)
     return _context(*files, tuple(_changed_at(file) for file in files))

@@ -38,6 +38,7 @@ from trunkline_agent.queue.queue_settings import (
     QueueSettings,
     check_enabled,
     checked_threshold,
+    find_root,
     is_disabled,
 )
 from trunkline_agent.queue.session_files import (
@@ -84,7 +85,7 @@ class Queue:
     ) -> None:
         settings = QueueSettings(os.environ)
         # os.path, as in the whole package: importing pathlib takes longer than a send.
-        self._root = os.path.abspath(settings.root if root is None else os.fspath(root))  # noqa: PTH100
+        self._root = os.path.abspath(find_root(os.environ) if root is None else os.fspath(root))  # noqa: PTH100
         self._session = settings.session
         self.agent_id = settings.agent_id
         self._sender = settings.agent_id or DEFAULT_SENDER

@@ -23,13 +23,12 @@ class QueueSettings:
     """The settings of the file queue in the environment variables `environ`, such as `os.environ`.
 
     TRUNKLINE_* takes precedence over the older ZOS_*. An empty variable counts as unset. Creating an object
-    raises QueueError for an invalid value.
+    raises QueueError for an invalid value. The folder is a setting of its own: see `find_root`.
     """
 
-    __slots__ = ("agent_id", "body_threshold", "fsync", "root", "session")
+    __slots__ = ("agent_id", "body_threshold", "fsync", "session")
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.root = find_root(environ)
         self.session = _first(environ, "TRUNKLINE_QUEUE_SESSION", "ZOS_MQ_SESSION") or DEFAULT_SESSION
         self.agent_id = _first(environ, "TRUNKLINE_QUEUE_AGENT_ID", "ZOS_MQ_AGENT_ID")
         self.body_threshold = _threshold(environ)
