@@ -18,6 +18,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
@@ -67,7 +68,8 @@ def _name_user() -> None:
         pwd.getpwuid(os.getuid())
     except KeyError:
         SparkContext._ensure_initialized()  # starts the gateway to the JVM, and no context
-        users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+        jvm: Any = SparkContext._jvm
+        users = jvm.org.apache.hadoop.security.UserGroupInformation
         users.setLoginUser(users.createRemoteUser(f"uid-{os.getuid()}"))
 
 

@@ -59,7 +59,8 @@ def read_records(
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
         .options(**spark_security(settings.kafka))
-        .option("subscribe", settings.kafka.topic)
+        # Not all partitions of the topic: those that were added to it are none of the log's.
+        .option("assign", json.dumps({settings.kafka.topic: list(range(settings.kafka.partitions))}))
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "true")

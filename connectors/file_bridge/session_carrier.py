@@ -40,7 +40,7 @@ from connectors.file_bridge.records import (
 )
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.queue.cursors import agents, read_cursor, write_cursor
-from trunkline_agent.queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
+from trunkline_agent.queue.message_record import CARRIED_MARK, EVERYBODY, UTF16_ADVICE, is_utf16, parse_line
 from trunkline_agent.queue.queue_errors import QueueError
 from trunkline_agent.queue.session_files import MESSAGES, SessionFolder, complete_lines
 from trunkline_agent.wire.verdicts import MAILBOX_FULL
@@ -272,11 +272,11 @@ class SessionCarrier:
         consumers: Sequence[str],
         refused: Refused,
     ) -> Iterator[Posting]:
-        begin, invalid, blob_bytes = reading.end, 0, 0
+        begin, invalid, blob_bytes = reading.end, list[bool](), 0
         for start, line_end, line in complete_lines(fd, begin, size):
             message = parse_line(line)
             if message is None:
-                invalid += 1
+                invalid.append(is_utf16(line))
                 yield Posting(refusal_of(self._session, line or b""), start)
             else:
                 for one in self._postings(folder, start, line or b"", message, consumers, refused):
@@ -287,7 +287,8 @@ class SessionCarrier:
                 reading.more = True
                 break
         if invalid:
-            log.warning("lines_refused", session=self._session, lines=invalid, why="no messages of the queue")
+            why = f"{sum(invalid)} {UTF16_ADVICE}" if any(invalid) else "no messages of the queue"
+            log.warning("lines_refused", session=self._session, lines=len(invalid), why=why)
 
     def _carry(self, postings: Iterable[Posting], refused: Refused) -> None:
         """Append the records in limited memory: a short line may have a long side-file and many recipients."""

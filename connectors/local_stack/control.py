@@ -51,6 +51,7 @@ class PartStatus:
         uptime_s: For how many seconds the process has run. None: it does not run.
         rss_mb: The memory of the process and all that it started, in MiB. None: it does not run.
         restarts: How often it was started again.
+        memory_kills: How often it ended because the kernel killed it, or a process of it, for memory.
         summary: A text such as `Kafka on 127.0.0.1:9092`.
         why: Why the part is not ready. None: it is ready, or was never started.
     """
@@ -61,6 +62,7 @@ class PartStatus:
     uptime_s: float | None = None
     rss_mb: float | None = None
     restarts: int = 0
+    memory_kills: int = 0
     summary: str = ""
     why: str | None = None
 
@@ -337,6 +339,7 @@ def _part_status(name: str, known: dict[str, Any] | None) -> PartStatus:
         return PartStatus(name)
     why = None if known["state"] == "ready" else part_reason(known)
     status = PartStatus(name, known["state"], restarts=known["restarts"], summary=known["summary"], why=why)
+    status = replace(status, memory_kills=known.get("memory_kills", 0))  # older supervisors do not count them
     if state_file.is_alive(known):
         pid = known["pid"]
         return replace(status, pid=pid, uptime_s=time.time() - known["created"], rss_mb=_rss_mb(pid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from connectors.local_stack import child_process, state_file
+from connectors.local_stack import child_process, memory, state_file
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_monitor import AnswerProbe, StartProgress, set_niceness
 from connectors.local_stack.part_plan import PartPlan
@@ -99,6 +100,7 @@ class Part:
         failures: The number of failures in a row. It is reset when the part is ready.
         error: The last failure. None: there was none since the part was ready.
         ready_after_s: How long the last start took. None: it is not ready yet.
+        memory_kills: How often the part ended because the kernel killed it, or a process of it, for memory.
     """
 
     def __init__(self, plan: PartPlan, settings: Settings) -> None:
@@ -108,6 +110,7 @@ class Part:
         self.log_path: Path = settings.data_path / "logs" / f"{plan.name}.log"
         self.state = STOPPED
         self.restarts = 0
+        self.memory_kills = 0
         self.failures = 0
         self.error: Exception | None = None
         self.ready_after_s: float | None = None
@@ -116,7 +119,7 @@ class Part:
         self._process: subprocess.Popen[bytes] | None = None
         self._progress: StartProgress | None = None
         self._probe: AnswerProbe | None = None
-        self._is_set_up = False
+        self._is_set_up = self._is_ended_by_us = False
         self._set_up_at = 0.0
         self._launched_at = 0.0
         self._backoff_s = 1.0
@@ -141,6 +144,7 @@ class Part:
         if self.pid is not None:
             return
         self.ready_after_s = None
+        self._is_ended_by_us = False
         self._launched_at = time.monotonic()
         self.plan.cwd.mkdir(parents=True, exist_ok=True)
         self.plan.prepare()
@@ -167,7 +171,7 @@ class Part:
         if self.state in (READY, UNRESPONSIVE):
             return True
         if self._process is None or self._process.poll() is not None:
-            raise self._failed(f"{self._how_it_ended()} before it was ready")
+            raise self._failed(self._how_it_ended(" before it was ready"))
         if self.plan.is_ready():
             if not self._is_set_up and time.monotonic() >= self._set_up_at:
                 self._set_up()
@@ -178,8 +182,18 @@ class Part:
             raise self._failed(f"made no progress for {self.plan.stalled_after_s:.0f} s before it was ready")
         return False
 
-    def _how_it_ended(self) -> str:
-        return f"ended with exit code {None if self._process is None else self._process.returncode}"
+    def _how_it_ended(self, when: str = "") -> str:
+        code = None if self._process is None else self._process.returncode
+        ended = f"ended with exit code {code}{when}"
+        if self._is_ended_by_us or not code:
+            return ended
+        if memory.KILLS.are_recent():
+            self.memory_kills += 1
+            what = "it" if code == -signal.SIGKILL else "one of its processes"
+            return f"{ended}, because the kernel killed {what} for memory ({memory.PAGE})"
+        if code == -signal.SIGKILL:
+            return f"{ended}: another program killed it, or the kernel, which does not say so, for memory"
+        return ended
 
     def _set_up(self) -> None:
         try:
@@ -235,6 +249,7 @@ class Part:
         """
         self._end_probe()
         if self._process is not None:
+            self._is_ended_by_us |= self._process.poll() is None
             child_process.end_child(self._process, self._mark)
 
     def schedule(self) -> None:
@@ -340,6 +355,7 @@ class Part:
             "group": self.group,
             **named,
             "restarts": self.restarts,
+            "memory_kills": self.memory_kills,
             "failures": self.failures,
             "failure": self.failure,
             "ready_after_s": self.ready_after_s,

@@ -12,7 +12,7 @@ from typing import IO, Any, Self
 
 from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.launcher.local_processes import stop_all
-from connectors.local_stack import child_process, log_files, state_file
+from connectors.local_stack import child_process, log_files, memory, state_file
 from connectors.local_stack.broker_plans import BROKER_PLANS, accounts_dir
 from connectors.local_stack.part import WAITING, Part
 from connectors.local_stack.part_plan import (
@@ -259,6 +259,7 @@ class LocalStack:
         Call it a few times a second. A failed part or a full disk is printed to stdout, raises nothing, and
         does not affect other parts.
         """
+        memory.KILLS.look()
         for part in self.parts.values():
             # It prints to a log, which may fail, too.
             with self._disk.tolerated(f"looking after {part.name}"):

@@ -119,11 +119,15 @@ def topic_config(kafka: KafkaSettings) -> dict[str, str]:
     }
 
 
-def check_topic(settings: Settings) -> None:
+def check_topic(settings: Settings) -> int:
     """Check that the log's topic in Kafka exists and agrees with the settings. Call it when a program starts.
 
     It compares the partition count, the epoch, the timestamp type and the limit for a record's size. Nothing is
-    changed or created.
+    changed or created. Partitions that were added to the topic do no harm: every program hashes by the number
+    in the topic's first record, and reads and writes no partition beyond it.
+
+    Returns:
+        The number of partitions that the topic has: `kafka.partitions` or more.
 
     Raises:
         BackboneUnreachable: Kafka does not answer, reported within about 10 s.
@@ -141,11 +145,12 @@ def check_topic(settings: Settings) -> None:
                 f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
                 "own Kafka './trunkline up'"
             )
-        if count != kafka.partitions:
-            raise TopicMismatchError(
-                f"kafka.partitions is {kafka.partitions}, but topic {kafka.topic!r} has {count} partitions; "
-                + _GROWING
-            )
+        differing = TopicMismatchError(
+            f"kafka.partitions is {kafka.partitions}, but topic {kafka.topic!r} has {count} partitions; "
+            + _GROWING
+        )
+        if count < kafka.partitions:
+            raise differing
         resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
         stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
     if stored["message.timestamp.type"]["value"] == REBUILDING_TIMESTAMPS:
@@ -161,7 +166,14 @@ def check_topic(settings: Settings) -> None:
                 f"topic {kafka.topic!r} has {name}={found}, the settings want {wanted}; set it with Kafka's "
                 "own tools (kafka-configs --alter) or change the settings"
             )
-    _check_topology(kafka)
+    try:
+        _check_topology(kafka)
+    except (TopicMissingError, TopicMismatchError):
+        # By another number of partitions, the first record is looked for in the wrong one.
+        if count != kafka.partitions:
+            raise differing from None
+        raise
+    return count
 
 
 def check_log_is_not_lost(settings: Settings) -> None:

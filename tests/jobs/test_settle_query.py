@@ -8,10 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
+from kafka.admin import NewPartitions
 from pyspark.sql import SparkSession
 
 from jobs import run_streams, settle_events
 from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import admin_client, partition_count
+from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import Settings, settings_environment
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
@@ -219,3 +223,20 @@ def test_the_job_refuses_a_topic_that_does_not_fit_its_settings(
     said = capfd.readouterr().err
     assert "7" in said
     assert str(backbone_settings.kafka.partitions) in said
+
+
+@pytest.mark.requirement("OP-55")
+def test_records_in_partitions_that_were_added_to_the_topic_are_left_alone(
+    drain: Callable[[], list[dict[str, Any]]], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    kafka = backbone_settings.kafka
+    with admin_client(kafka) as admin:
+        admin.create_partitions({kafka.topic: NewPartitions(kafka.partitions + 2)})
+        wait_until(lambda: partition_count(admin, kafka.topic) == kafka.partitions + 2, what="the partitions")
+    producer = KafkaProducer(**client_options(kafka))
+    producer.send(kafka.topic, value=b"foreign", partition=kafka.partitions + 1).get(20)
+    producer.close()
+    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
+    rows = drain()
+    assert {row["partition"] for row in rows} <= set(range(kafka.partitions))
+    assert [row["verdict"] for row in rows if row["stream_id"] == JOB] == ["accepted", "accepted"]

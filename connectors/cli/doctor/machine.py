@@ -14,9 +14,10 @@ from pathlib import Path
 
 from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok, private_file, warn
 from connectors.gateway_client.gateway_tls import open_plain_listeners
+from connectors.local_stack import control, memory
 from connectors.local_stack.broker_plans import kafka_port, mqtt_port
 from connectors.local_stack.java_programs import SERVING, find_java, java_version, passed_over_home
-from connectors.local_stack.part_plan import GATEWAY, KAFKA, MOSQUITTO
+from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA, MOSQUITTO
 from connectors.local_stack.ports import port_is_free, port_owner
 from connectors.local_stack.private_data import find_open, named
 from connectors.local_stack.programs import JARS, find_mosquitto, jar_files
@@ -89,6 +90,21 @@ def check_disk(settings: Settings) -> Finding:
     if free < _DISK_WARN_BYTES:
         return fail(found, mend) if free < _DISK_FAIL_BYTES else warn(found, mend)
     return ok(found)
+
+
+@CHECKS.add("memory")
+def check_memory(settings: Settings) -> Finding:
+    """Check that a stack's memory fits into the limit of the cgroup, and into what is free; else a warning.
+
+    What a running stack uses already counts as free.
+    """
+    in_use = sum(status.rss_mb or 0 for status in control.part_statuses(settings)) * memory.MIB
+    lacking = memory.shortage(in_use=int(in_use))
+    if lacking is not None:
+        return warn(lacking, f"see {memory.PAGE}, or run fewer parts: trunkline up --only PARTS")
+    limit = memory.memory_limit()
+    allowed = "no limit of a cgroup" if limit is None else f"the cgroup allows {limit // memory.MIB} MiB"
+    return ok(f"a whole stack needs about {memory.needed_mib(ALL_PARTS)} MiB; {allowed}")
 
 
 @CHECKS.add("privacy")

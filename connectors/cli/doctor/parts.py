@@ -29,7 +29,7 @@ from connectors.cli.doctor.findings import (
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_tls import explained as explained_http
 from connectors.gateway_client.gateway_tls import trust
-from connectors.local_stack import control
+from connectors.local_stack import control, memory
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
@@ -64,12 +64,16 @@ def check_kafka(settings: Settings) -> Finding:
     except TrunklineError as error:
         return fail(str(error), RESTART) if is_started(settings, KAFKA) else warn(str(error), START)
     try:
-        check_topic(settings)
+        count = check_topic(settings)
     except TopicMissingError as error:
         return fail(str(error), "./trunkline topic create")
     except TrunklineError as error:
         return fail(str(error), "the message says what to change")
-    return ok(f"{where}, topic {settings.kafka.topic} with {settings.kafka.partitions} partitions")
+    found = f"{where}, topic {settings.kafka.topic} with {settings.kafka.partitions} partitions"
+    if count > settings.kafka.partitions:
+        surplus = f"{found}; Kafka has {count}, and the added ones stay empty and do no harm"
+        return warn(surplus, f"leave kafka.partitions at {settings.kafka.partitions}: Kafka cannot remove them")
+    return ok(found)
 
 
 @CHECKS.add("login")
@@ -150,6 +154,9 @@ def check_part(settings: Settings, part: str) -> Finding:
     if status is None or not is_started(settings, part):
         return warn("not started by this stack", START)
     found, why = f"{status.state}, restarts: {status.restarts}", f"trunkline logs {part} says why"
+    if status.memory_kills:
+        found += f", of these {status.memory_kills} because the kernel killed it for memory"
+        why = f"give the stack more memory: {memory.PAGE}"
     if status.state != "ready":
         return fail(found if status.why is None else f"{found}: {status.why}", why)
     return warn(found, f"it died before: {why}") if status.restarts else ok(found)

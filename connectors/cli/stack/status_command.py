@@ -11,7 +11,7 @@ from dataclasses import asdict
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned
-from connectors.local_stack import control
+from connectors.local_stack import control, memory
 from connectors.local_stack.control import PartStatus
 from schemas.settings.kafka_settings import missing_login
 from trunkline_agent.terminal_text import escaped
@@ -65,6 +65,8 @@ def run(call: Call) -> int:
     for part in parts:
         if part.why is not None:
             print(f"{part.name}: {escaped(part.why)} (trunkline logs {part.name})")
+        if part.memory_kills:
+            print(f"{part.name}: the kernel killed it {part.memory_kills} times for memory ({memory.PAGE})")
     if state is None:
         left = ", ".join(p.name for p in parts if p.pid)
         print(f"The supervisor has ended, {left} left: trunkline down" if left else "Start it: trunkline up")

@@ -18,7 +18,7 @@ from typing import Any
 from connectors.cli.shared.actions import argument
 from connectors.cli.shared.arguments import duration_s
 from connectors.cli.shared.call import Call
-from connectors.local_stack import control
+from connectors.local_stack import control, memory
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
 from connectors.local_stack.private_data import describe_repair, find_open
@@ -137,6 +137,8 @@ def run(call: Call) -> int:
         check_fold_version(settings)
     _close_to_others(settings)
     if before is None:
+        if lacking := memory.shortage(parts):
+            print(f"Little memory: {lacking}. Parts may be killed; see {memory.PAGE}", file=sys.stderr)
         print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)
     if GATEWAY in parts:
         _warn_of_organism(settings)

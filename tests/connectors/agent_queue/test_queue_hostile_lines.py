@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trunkline_agent.queue import Queue, message_record, session_files
+from trunkline_agent.queue.command_line import main
 from trunkline_agent.queue.message_record import LINE_LIMIT, parse_line, to_line
 
 GOOD = {
@@ -37,7 +38,8 @@ WRONG_FIELDS = {
 }
 WRONG_LINES = [
     *(b"", b" ", b"\r", b"{}", b"[]", b"null", b'"text"', b"1", b"\xff\xfe", b"\0\0\0", b"{", b"not json"),
-    b"\xef\xbb\xbf" + to_line(GOOD).strip(),
+    b"\xef\xbb\xbf\xef\xbb\xbf" + to_line(GOOD).strip(),
+    to_line(GOOD).decode().strip().encode("utf-16-le"),
     to_line(GOOD).strip()[:-1],
     to_line(GOOD).strip() + b"x",
     to_line(GOOD).strip() * 2,
@@ -223,3 +225,26 @@ def test_reading_forward_and_backward_give_the_lines_whatever_the_pieces(
             found = [line for _, _, line in session_files.complete_lines(file.fileno(), start, size)]
             assert [line for line in found[-len(whole) :] if whole] == whole
             assert found[: len(found) - len(whole)] in ([], [None])
+
+
+@pytest.mark.requirement("OP-54")
+def test_a_byte_order_mark_is_skipped_and_utf_16_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue = Queue(tmp_path)
+    queue.send("ask", "first", to="bo")
+    marked = b"\xef\xbb\xbf" + to_line({**GOOD, "msg_id": "marked"})
+    wide = b"\xff\xfe" + "".join(
+        to_line({**GOOD, "msg_id": f"w{number}"}).decode() for number in range(3)
+    ).encode("utf-16-le")
+    with (tmp_path / "sessions" / "default" / "messages.jsonl").open("ab") as file:
+        file.write(marked + wide + b"\n" + b"not json\n")
+    queue.send("ask", "last", to="bo")
+    status = queue.status()
+    assert (status["messages"], status["utf16"], status["unparseable"]) == (3, 3, 5), "a half line ends UTF-16"
+    assert main(["--root", str(tmp_path), "poll", "--agent", "bo"]) == 0
+    out, err = capfd.readouterr()
+    assert [json.loads(line)["body"] for line in out.splitlines()] == ["first", "hello", "last"]
+    assert "3 new lines" in err and "UTF-16" in err and "UTF-8" in err
+    assert queue.poll("ann") != [] and "UTF-16" in (queue.lines_error or "")
+    assert queue.poll("ann") == [] and queue.lines_error is None

@@ -8,11 +8,13 @@ from collections import Counter
 
 import pytest
 from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 
+from connectors.cli.doctor.parts import check_kafka
 from connectors.local_stack import free_port
 from connectors.log.kafka_topic import append_first_records, check_first_records, ensure_topic
 from connectors.log.publisher import Publisher
+from connectors.log_rebuild.rebuilt_topic import topic_state
 from connectors.tls_keys.master_keys import rotate
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import (
@@ -20,6 +22,7 @@ from schemas.log_access.event_topic import (
     TopicMissingError,
     admin_client,
     check_topic,
+    partition_count,
     topic_config,
 )
 from schemas.log_access.kafka_clients import client_options
@@ -27,7 +30,7 @@ from schemas.streams.control.control_fold import TOPOLOGY_STREAM, topology_recor
 from schemas.streams.control.record_macs import macs_required_records
 from schemas.streams.principal.principals import OPERATOR, PRINCIPAL_ADDED, PrincipalAddition
 from schemas.wire.partitions import partition_for
-from tests.broker_processes import with_kafka
+from tests.broker_processes import wait_until, with_kafka
 from tests.raw_records import append_raw, raw, read_to_end
 from tests.settled_topic import settle_topic
 from trunkline_agent.errors import BackboneUnreachable
@@ -180,3 +183,20 @@ def test_a_record_that_comes_between_the_topic_and_its_first_records_is_found(ba
     check_topic(settings)
     with pytest.raises(TopicMismatchError, match=r"in partition \d;"):
         check_first_records(settings)
+
+
+@pytest.mark.requirement("OP-55")
+def test_partitions_that_are_added_to_the_topic_change_nothing_and_doctor_warns(backbone_settings):
+    settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".grown")
+    ensure_topic(settings)
+    with admin_client(settings.kafka) as admin:
+        admin.create_partitions({settings.kafka.topic: NewPartitions(8)})
+        wait_until(lambda: partition_count(admin, settings.kafka.topic) == 8, what="the new partitions")
+    assert ensure_topic(settings) is False
+    assert check_topic(settings) == 8
+    assert topic_state(settings.kafka) is not None
+    found = check_kafka(settings)
+    assert (found.level, "Kafka has 8" in found.found) == ("warn", True), found
+    for wrong in (8, 2):
+        with pytest.raises(TopicMismatchError, match=rf"(kafka\.partitions is|partitions=)\s?{wrong}"):
+            check_topic(with_kafka(settings, partitions=wrong))

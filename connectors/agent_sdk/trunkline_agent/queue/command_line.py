@@ -180,8 +180,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     else:
         status = queue.status(given.session)
         _print(to_line(status) if given.json else to_indented(status))
-    if queue.audit_error:
-        _say(queue.audit_error, OK)
+    for error in filter(None, (queue.audit_error, queue.lines_error)):
+        _say(error, OK)
     return OK
 
 

@@ -15,6 +15,7 @@ import time
 from trunkline_agent.queue.cursors import open_messages, read_cursor, write_cursor
 from trunkline_agent.queue.message_record import (
     CARRIED,
+    UTF16_ADVICE,
     blob_file_of,
     checked_delay,
     checked_name,
@@ -25,6 +26,7 @@ from trunkline_agent.queue.message_record import (
     encoded_body,
     is_expired,
     is_for,
+    is_utf16,
     new_id,
     parse_line,
     rank,
@@ -67,6 +69,7 @@ class Queue:
     It keeps no files open between calls, so threads and processes may share it. Every method raises QueueError
     when the disk or the folder cannot be used, and ValueError for an invalid name. Arguments that are None come
     from the environment (FQ-11). `audit_error`: why the last audit line could not be written, or None.
+    `lines_error`: why the last poll could not read lines, or None; a poll goes on after invalid lines.
 
     Args:
         root: The queue's folder.
@@ -93,6 +96,7 @@ class Queue:
         self.body_threshold = checked_threshold(threshold, "body_threshold")
         self.fsync = settings.fsync if fsync is None else fsync
         self.audit_error: str | None = None
+        self.lines_error: str | None = None
         self._step = step
 
     @property
@@ -308,6 +312,7 @@ class Queue:
     ) -> tuple[list[dict[str, Any]], int]:
         from trunkline_agent.queue.side_files import with_body
 
+        self.lines_error = None
         fd = folder.open_file(MESSAGES)
         if fd is None:
             return [], 0
@@ -317,17 +322,20 @@ class Queue:
                 return [], size  # if the file was cut, the rest was delivered
             now = time.time()
             found = []
-            end = start
+            end, utf16 = start, 0
             for _, line_end, line in complete_lines(fd, start, size):
                 end = line_end
                 message = parse_line(line)
-                if (
-                    message is not None
-                    and is_for(message, agent_id)
+                if message is None:
+                    utf16 += is_utf16(line)
+                elif (
+                    is_for(message, agent_id)
                     and (wanted is None or message["topic"] in wanted)
                     and not is_expired(message, now)
                 ):
                     found.append(message)
+            if utf16:
+                self.lines_error = f"{utf16} new lines of {folder.path} {UTF16_ADVICE}"
             if end != start:
                 # If a power cut loses lines but not the cursor, new lines would be before the cursor.
                 os.fsync(fd)

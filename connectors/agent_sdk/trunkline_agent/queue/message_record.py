@@ -139,6 +139,8 @@ def encoded_body(body: object) -> bytes:
 
 # Marks a line that the bridge has written. It comes from a mailbox and is not sent back.
 CARRIED = {"via": "trunkline"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF16_ADVICE = "are in UTF-16, which the queue cannot read: write the file in UTF-8"
 CARRIED_MARK = b'"via":"trunkline"'
 
 
@@ -244,10 +246,19 @@ def parse_line(line: bytes | None) -> dict[str, Any] | None:
     if line is None:
         return None
     try:
-        found = _decode(line.decode("utf-8"))
+        # RFC 8259 8.1 lets a reader skip a byte order mark, which editors of Windows write.
+        found = _decode(line.removeprefix(_BYTE_ORDER_MARK).decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     return _message(found) if type(found) is dict else None
+
+
+def is_utf16(line: bytes | None) -> bool:
+    """Return whether an invalid line looks like JSON in UTF-16: every second byte of its ASCII is zero.
+
+    No valid line has a zero byte. A line of less than eight bytes is not judged.
+    """
+    return line is not None and len(line) >= 8 and line.count(0) * 4 >= len(line)
 
 
 def _message(found: dict[str, Any]) -> dict[str, Any] | None:

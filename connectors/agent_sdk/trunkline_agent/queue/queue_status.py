@@ -6,7 +6,7 @@ import os
 import time
 
 from trunkline_agent.queue.cursors import all_cursors
-from trunkline_agent.queue.message_record import TOPICS, is_expired, is_name, parse_line
+from trunkline_agent.queue.message_record import TOPICS, is_expired, is_name, is_utf16, parse_line
 from trunkline_agent.queue.session_files import (
     BODIES,
     DELAYED,
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SUMMED = ("messages", "expired", "unparseable", "delayed", "bytes")
+_SUMMED = ("messages", "expired", "unparseable", "utf16", "delayed", "bytes")
 
 
 def last_messages(root: str, session: str, n: int, include_expired: bool) -> list[dict[str, Any]]:
@@ -56,9 +56,9 @@ def queue_status(root: str, session: str | None) -> dict[str, Any]:
     if a file cannot be read.
 
     Returns:
-        The sums `messages`, `expired`, `unparseable` (invalid lines), `delayed` and `bytes`; the messages
-        `per_topic`; and under `sessions` the same for each session, with each agent's cursor (None for an
-        invalid one).
+        The sums `messages`, `expired`, `unparseable` (invalid lines), `utf16` (those of them in UTF-16),
+        `delayed` and `bytes`; the messages `per_topic`; and under `sessions` the same for each session, with
+        each agent's cursor (None for an invalid one).
     """
     sessions = {name: _session_status(root, name) for name in ([session] if session else _sessions(root))}
     sums = {what: sum(one[what] for one in sessions.values()) for what in _SUMMED}
@@ -103,6 +103,7 @@ def _count(fd: int, found: dict[str, Any], per_topic: dict[str, int]) -> None:
         message = parse_line(line)
         if message is None:
             found["unparseable"] += 1
+            found["utf16"] += is_utf16(line)
             continue
         found["messages"] += 1
         found["expired"] += is_expired(message, now)
