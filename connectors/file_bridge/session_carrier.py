@@ -40,7 +40,7 @@ from connectors.file_bridge.records import (
 )
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.queue.cursors import agents, read_cursor, write_cursor
-from trunkline_agent.queue.message_record import CARRIED_MARK, EVERYBODY, UTF16_ADVICE, is_utf16, parse_line
+from trunkline_agent.queue.message_record import CARRIED_MARK, EVERYBODY, is_utf16, parse_line, why_refused
 from trunkline_agent.queue.queue_errors import QueueError
 from trunkline_agent.queue.session_files import MESSAGES, SessionFolder, complete_lines
 from trunkline_agent.wire.verdicts import MAILBOX_FULL
@@ -287,8 +287,7 @@ class SessionCarrier:
                 reading.more = True
                 break
         if invalid:
-            why = f"{sum(invalid)} {UTF16_ADVICE}" if any(invalid) else "no messages of the queue"
-            log.warning("lines_refused", session=self._session, lines=len(invalid), why=why)
+            log.warning("lines_refused", session=self._session, lines=len(invalid), why=why_refused(invalid))
 
     def _carry(self, postings: Iterable[Posting], refused: Refused) -> None:
         """Append the records in limited memory: a short line may have a long side-file and many recipients."""
