@@ -261,7 +261,7 @@ def is_utf16(line: bytes | None) -> bool:
     return line is not None and len(line) >= 8 and line.count(0) * 4 >= len(line)
 
 
-def why_refused(are_utf16: Sequence[bool]) -> str:
+def why_refused(are_utf16: list[bool]) -> str:
     """Return why lines are no messages, for the log. `are_utf16` says of each line whether it is in UTF-16."""
     return f"{sum(are_utf16)} {UTF16_ADVICE}" if any(are_utf16) else "no messages of the queue"
 
