@@ -40,4 +40,8 @@ def schedule_record(draw: random.Random) -> OutgoingRecord:
     if roll < 0.9:
         fields = {"sender": "ann", "content_type": "application/json", "priority": "normal", **message}
         kind, made = schedules.SCHEDULE_RAN, schedules.ScheduleRan.model_validate({**run, **fields})
+    elif roll < 0.92:
+        run["run_at"] = 0
+        kind = schedules.SCHEDULE_REFUSED
+        made = schedules.ScheduleRefused.model_validate({**run, "reason": "mailbox_full"})
     return made.record(kind, stream_key(SCHEDULE, name), door="reactor", principal="reactor")

@@ -111,7 +111,7 @@ def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_r
     assert reached_in("schedule", 10_000) >= {
         *(("schedule.set", said) for said in requests),
         *(("schedule.removed", said) for said in (*requests, "illegal_transition", "unknown_stream")),
-        *((kind, "illegal_transition") for kind in ("schedule.ran", "schedule.missed")),
+        *((kind, "illegal_transition") for kind in ("schedule.ran", "schedule.missed", "schedule.refused")),
     }
 
 

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
 from connectors.gateway.web.models import BlobDigest
 from schemas.streams.blob.blob_registry import BlobContentType
-from schemas.streams.mailboxes.mailbox_bodies import LEASE_MS_MOST
 from schemas.streams.mailboxes.message import check_times, milliseconds_of
+from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Capabilities, Name, Note
 
 MESSAGES_LIMIT: Final = 1000

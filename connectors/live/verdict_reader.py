@@ -19,6 +19,7 @@ from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import REJECTED
 
 # A number of records bounds no memory, because a value may have a MiB.
 READ_BYTES_MOST: Final = 32 * 1024 * 1024
@@ -107,13 +108,20 @@ def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple
     return {(f"{row['stream_kind']}/{row['stream_id']}", row["ce_id"]) for row in found}
 
 
-def ids_among(settings: Settings, door: str, since_s: float, ce_ids: Collection[str]) -> set[str]:
+def refusals_among(
+    settings: Settings, door: str, since_s: float, ce_ids: Collection[str]
+) -> dict[str, str | None]:
     """Return those of the CloudEvents ids `ce_ids` that `door` has appended at `since_s` or later.
 
-    For the other arguments, and the errors, see `ids_by_door`. At most `ce_ids` are in memory.
+    Each has the reason of its rejection, and None if one of its records was accepted. For the other arguments,
+    and the errors, see `ids_by_door`. At most `ce_ids` are in memory.
     """
     where = _by_door(door, since_s) & pc.field("ce_id").isin(list(ce_ids))
-    return set(_rows(settings, where, ["ce_id"]).column("ce_id").to_pylist())
+    found: dict[str, str | None] = {}
+    for row in _rows(settings, where, ["ce_id", "verdict", "reason"]).to_pylist():
+        reason = (row["reason"] or REJECTED) if row["verdict"] == REJECTED else None
+        found[row["ce_id"]] = None if found.get(row["ce_id"], reason) is None else reason
+    return found
 
 
 def _by_door(door: str, since_s: float) -> pc.Expression:

@@ -6,6 +6,7 @@ every gateway and after every restart, and the fold accepts it only once. Nothin
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from connectors.reactor.known_recipients import GetRow
 from schemas.fold.life_cycles import STOPPED
+from schemas.fold.view_rows import Row
 from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import END, JOB_CANCELLED, JOB_PICKED, JOB_TERMINAL, JobRow, pick_id
@@ -143,6 +145,8 @@ def message_from_hub(
 ) -> OutgoingRecord:
     """Return the record that posts a message from the sender `trunkline` to a mailbox of the realm `default`.
 
+    A full mailbox takes it, too.
+
     Args:
         recipient: The name of the recipient. The mailbox is `default/<recipient>`.
         kind: The type of the message, such as `job.completed`.
@@ -154,7 +158,8 @@ def message_from_hub(
         pydantic.ValidationError: An argument breaks the rules of messages, such as a name with a space.
     """
     text = canonical(body).decode("utf-8")
-    message = verified_message(message_id, SENDER, recipient, kind, text, JSON_CONTENT, in_reply_to=in_reply_to)
+    about = {"in_reply_to": in_reply_to, "unlimited": True}
+    message = verified_message(message_id, SENDER, recipient, kind, text, JSON_CONTENT, **about)
     return posting_record(message, **BY_REACTOR)
 
 
@@ -290,3 +295,29 @@ def _session_end(job: JobRow, session: str, cause: str) -> OutgoingRecord:
     ce_id = derived_id(cause, SESSION_JOB_ENDED if is_picker else f"{SESSION_JOB_ENDED}/{session}")
     body = SessionJobEnded.model_validate({"session": session, "job_id": job.job_id, "outcome": job.status})
     return session_record(body, ce_id=ce_id, **BY_REACTOR)
+
+
+class SessionsByJob:
+    """The sessions that were made for each job, and have not ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, set[str]] = {}
+
+    def made_for(self, job_id: str) -> list[str]:
+        """Return the names of the sessions that were made for a job and have not ended, in no order."""
+        with self._lock:
+            return list(self._names.get(job_id, ()))
+
+    def add(self, row: Row | None) -> None:
+        """Note the session of `row`, or its end, if it was made for a job. Ignore any other row and None."""
+        if not isinstance(row, SessionRow) or row.for_job is None:
+            return
+        with self._lock:
+            names = self._names.setdefault(row.for_job, set())
+            if row.is_live:
+                names.add(row.session)
+            else:
+                names.discard(row.session)
+            if not names:
+                del self._names[row.for_job]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from connectors.live.live_view import LiveView
+from connectors.live.log_clock import LogClock
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.timers import Timers
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MESSAGE_EXPIRED, MESSAGE_RECLAIMED
 from schemas.streams.mailboxes.mailbox_requests import due_record, expiry_record, reclaim_record
 from schemas.streams.mailboxes.message import DELAYED, LEASED, MessageRow
+from schemas.streams.mailboxes.pending_message import is_lease_held, is_of_a_wrong_clock
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import has_come, moment_of
 
 
@@ -21,15 +24,28 @@ class MessageTimers(Timers[MessageRow]):
     that. An unread or delayed message expires at `expires_at`. A delayed one becomes unread at `deliver_at`.
     """
 
-    def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None]) -> None:
-        super().__init__("message-timers", MessageRow, live_view, append)
+    def __init__(
+        self,
+        live_view: LiveView,
+        append: Callable[[OutgoingRecord], None],
+        log_clock: LogClock | None = None,
+    ) -> None:
+        super().__init__("message-timers", MessageRow, live_view, append, log_clock)
+
+    def stream_of(self, row: MessageRow) -> str:
+        """Return the stream of the message's mailbox."""
+        return stream_key(MAILBOX, f"{row.realm}/{row.recipient}")
 
     def moment_of(self, row: MessageRow) -> int | None:
         """Return the end of the lease, the delivery or the expiry, in microseconds; None for a final status."""
         if row.ended_at is not None:
             return None
-        if row.status == LEASED:
-            return row.lease_until
+        now_us = self._log_clock.now_us()
+        if row.status == LEASED and row.lease_until is not None:
+            is_wrong = row.lease_until > now_us and not is_lease_held(row.lease_until, now_us)
+            return 0 if is_wrong else row.lease_until
+        if row.status == DELAYED and is_of_a_wrong_clock(row.posted_at, now_us):
+            return 0
         expiry = None if row.expires_at is None else moment_of(row.expires_at)
         delivery = row.deliver_at if row.status == DELAYED else None
         return min((at for at in (expiry, delivery) if at is not None), default=None)

@@ -11,8 +11,9 @@ newest 256 requests. So for causes older than a minute the reactor looks into th
 that it has already appended. While the ledger cannot be read, the reactor waits. One poll returns fewer records
 than a session remembers.
 
-The copies of a message to a topic are appended a few at a time, whatever their number. Only when Kafka has
-acknowledged all of them, the reactor appends the record that says so (`connectors.reactor.topic_deliveries`).
+The copies of a message to a topic are appended a few at a time, whatever their number. Only when all of them
+have a verdict, the reactor appends the record that says so (`connectors.reactor.topic_deliveries`). For the
+verdicts on all its records see `connectors.reactor.own_verdicts`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final, TypeVar
 
@@ -29,31 +30,41 @@ import structlog
 
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from connectors.live.verdict_reader import ids_among, ids_by_door, postings_by_door
+from connectors.live.verdict_reader import ids_by_door, postings_by_door, refusals_among
 from connectors.log.publisher import Append, Position, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
-from connectors.reactor.derived_records import DOOR, derived_records
+from connectors.reactor.derived_records import DOOR, SessionsByJob, derived_records
 from connectors.reactor.few_notices import FewNotices
 from connectors.reactor.own_answers import OwnAnswers
-from connectors.reactor.schedule_records import is_run, messages_of_run
+from connectors.reactor.own_verdicts import has_own_verdict, report_rejection
+from connectors.reactor.schedule_records import (
+    is_run,
+    message_id_of,
+    messages_of_run,
+    refusal_of_run,
+    run_of,
+)
 from connectors.reactor.topic_deliveries import (
     TOPIC_DOOR,
     Delivery,
     TopicsBySubscriber,
     delivery_of,
     ended_subscriptions,
+    recipient_of,
 )
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from connectors.reactor.webhook_records import webhook_records
 from connectors.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
-from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.message import MessageRow
+from schemas.streams.schedule.schedule_registry import ScheduleRan
 from schemas.streams.session.session_registry import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
 from schemas.wire.record import OutgoingRecord, Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.wire.verdicts import REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -111,13 +122,15 @@ class Reactor:
         self._own_answers = OwnAnswers() if own_answers is None else own_answers
         # The appends of the gateway that the reactor waits for, too, before it commits.
         self._others: list[tuple[OutgoingRecord | None, Append]] = []
+        # The runs of schedules whose messages are being posted, by the ids of the messages.
+        self._runs: dict[str, ScheduleRan] = {}
         self._stopping = threading.Event()
         self._refused: dict[tuple[str, str], None] = {}
         self._notices = FewNotices()
         self._already: set[str] = set()
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
-        self._sessions, self._topics = _SessionsByJob(), TopicsBySubscriber()
+        self._sessions, self._topics = SessionsByJob(), TopicsBySubscriber()
         live_view.on_change(lambda change: self._sessions.add(change.row))
         live_view.on_change(self._topics.changed)
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
@@ -168,20 +181,24 @@ class Reactor:
         if not polled:
             return False
         self._step("seen")
-        if not self._wait_settled(polled):
+        if not self._wait_settled({record.partition: record.offset for record in polled}):
             return False
         oldest_s = min(record.logged_at_us for record in polled) / 1e6
         if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
             self._find_appended_since(oldest_s)
         for records, deliveries in self._parts(polled):
-            self._others = []
+            self._others, self._runs = [], {}
             wanted = [found for record in records for found in self._derive(record)]
             # A repeated cause has the same derived records.
             once = {(r.stream, r.ce_id, r.value): r for r in wanted}
-            self._append([r for r in once.values() if self._is_wanted(r)], publisher)
-            if not all(self._deliver(delivery, publisher) for delivery in deliveries):
-                return False
-            self._append([d.delivered for d in deliveries if self._is_wanted(d.delivered)], publisher)
+            appended = self._append([r for r in once.values() if self._is_wanted(r)], publisher)
+            reports = self._refused_runs(appended)
+            for delivery in deliveries:
+                refused = self._deliver(delivery, publisher)
+                if refused is None:
+                    return False
+                reports.append(delivery.delivered(refused))
+            self._append([report for report in reports if self._is_wanted(report)], publisher)
             self._step("acknowledged")
             tail.commit(records)
             self._step("committed")
@@ -202,37 +219,69 @@ class Reactor:
         if records:
             yield records, deliveries
 
-    def _deliver(self, delivery: Delivery, publisher: Publisher) -> bool:
-        """Append the copies of a message and wait for Kafka. Return False if the reactor stops before that."""
+    def _deliver(self, delivery: Delivery, publisher: Publisher) -> list[str] | None:
+        """Append the copies of a message and wait for their verdicts.
+
+        Return the recipients whose mailboxes refused their copies; None if the reactor stops before that.
+        """
         known = self._copies_appended(delivery)
         waiting: deque[tuple[OutgoingRecord, Append]] = deque()
+        placed: list[tuple[OutgoingRecord, Position | None]] = []
+        refused: list[str] = []
         for copy in delivery.copies():
             if self._stopping.is_set():
-                return False
-            if copy.ce_id in known or (copy.stream, copy.ce_id) in self._refused:
-                continue
-            self._step("before_append")
-            waiting.append((copy, publisher.append(copy)))
-            self._step("appended")
-            if len(waiting) >= _UNACKNOWLEDGED_MOST:
-                self._acknowledge([waiting.popleft()])
-        self._acknowledge(waiting)
-        return True
+                return None
+            if (copy.stream, copy.ce_id) in self._refused or known.get(copy.ce_id) is not None:
+                refused.append(recipient_of(copy))
+            elif copy.ce_id not in known:
+                self._step("before_append")
+                waiting.append((copy, publisher.append(copy)))
+                self._step("appended")
+                if len(waiting) >= _UNACKNOWLEDGED_MOST:
+                    placed += self._acknowledge([waiting.popleft()])
+        placed += self._acknowledge(waiting)
+        if not self._wait_settled({at.partition: at.offset for _, at in placed if at is not None}):
+            return None
+        return refused + [recipient_of(copy) for copy, at in placed if at is None or self._is_refused(copy, at)]
 
-    def _copies_appended(self, delivery: Delivery) -> set[str]:
-        """Return the ids of the copies that the ledger has, if mailboxes may have forgotten them."""
+    def _is_refused(self, posted: OutgoingRecord, at: Position) -> bool:
+        """Return whether a mailbox has refused a message that is settled."""
+        if self._live_view.get(MessageRow, f"{posted.stream.partition('/')[2]}/{posted.ce_id}") is not None:
+            return False
+        return self._settled(at).verdict == REJECTED
+
+    def _copies_appended(self, delivery: Delivery) -> dict[str, str | None]:
+        """Return the ids of the copies that the ledger has, if mailboxes may have forgotten them.
+
+        Each has the reason of its rejection, None if it was accepted.
+        """
         since_s = delivery.row.published_at / 1e6
         if since_s > time.time() - _FORGOTTEN_S:
-            return set()
+            return {}
         ids = [delivery.copy_id(recipient) for recipient in delivery.recipients]
-        try:
-            return ids_among(self._settings, TOPIC_DOOR, since_s - _CLOCKS_APART_S, ids)
-        except TrunklineError as error:
-            raise BackboneUnreachable(f"cannot read which copies were appended before: {error}") from error
+        return self._refused_earlier(TOPIC_DOOR, since_s, ids)
 
-    def _wait_settled(self, polled: Sequence[Record]) -> bool:
-        """Wait until the live view has settled all records; return False if the reactor stops before that."""
-        last = {record.partition: record.offset for record in polled}
+    def _refused_runs(self, appended: Sequence[tuple[OutgoingRecord, Position | None]]) -> list[OutgoingRecord]:
+        """Wait for the verdicts on the messages of schedules' runs. Return the reports of those refused."""
+        earlier = self._runs.keys() & self._already
+        refused = self._refused_earlier(DOOR, self._known_since_s, earlier) if earlier else {}
+        found = [refusal_of_run(self._runs[one], reason) for one, reason in refused.items() if reason]
+        for posted, at in appended:
+            run = self._runs.get(posted.ce_id)
+            settled = None if run is None or at is None else self._settled(at)
+            if run is not None and (settled is None or settled.verdict == REJECTED):
+                found.append(refusal_of_run(run, None if settled is None else settled.reason))
+        return found
+
+    def _refused_earlier(self, door: str, since_s: float, ids: Collection[str]) -> dict[str, str | None]:
+        """Return which of these records the ledger has, as `refusals_among` does."""
+        try:
+            return refusals_among(self._settings, door, since_s - _CLOCKS_APART_S, ids)
+        except TrunklineError as error:
+            raise BackboneUnreachable(f"cannot read which records were appended before: {error}") from error
+
+    def _wait_settled(self, last: Mapping[int, int]) -> bool:
+        """Wait until these offsets, by partition, are settled. Return False if the reactor stops before."""
         for partition, offset in last.items():
             while not self._stopping.is_set():
                 try:
@@ -258,11 +307,18 @@ class Reactor:
         found = derived_records(record, get, self._sessions.made_for)
         found += ended_subscriptions(record, get, self._topics.topics_of)
         found += webhook_records(record, get)
-        if depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
+        is_own = has_own_verdict(record)
+        if is_own or depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
             settled = self._settled(Position(record.partition, record.offset))
             found += self._notices.first(records_by_verdict(record, settled.verdict, settled.reason, get))
             found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
-            found += messages_of_run(record, settled.verdict, get)
+            messages = messages_of_run(record, settled.verdict, get)
+            run = run_of(record) if messages else None
+            if run is not None:
+                self._runs[message_id_of(run)] = run
+            found += messages
+            if is_own:
+                report_rejection(settled)
         return found
 
     @staticmethod
@@ -290,21 +346,33 @@ class Reactor:
         already = identity in self._posted_already if is_posted else record.ce_id in self._already
         return not already and identity not in self._refused
 
-    def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
-        """Append and wait for all acknowledgements. Raises BackboneUnreachable: then start again."""
+    def _append(
+        self, wanted: Sequence[OutgoingRecord], publisher: Publisher
+    ) -> list[tuple[OutgoingRecord, Position | None]]:
+        """Append and wait for all acknowledgements. Raises BackboneUnreachable: then start again.
+
+        Returns the place of each record, None if Kafka has refused it.
+        """
         waiting, self._others = self._others, []
         for one in wanted:
             self._step("before_append")
             waiting.append((one, publisher.append(one)))
             self._step("appended")
-        self._acknowledge(waiting)
+        return self._acknowledge(waiting)
 
-    def _acknowledge(self, waiting: Iterable[tuple[OutgoingRecord | None, Append]]) -> None:
-        """Wait for Kafka's acknowledgements of appends. Raises BackboneUnreachable: then start again."""
+    def _acknowledge(
+        self, waiting: Iterable[tuple[OutgoingRecord | None, Append]]
+    ) -> list[tuple[OutgoingRecord, Position | None]]:
+        """Wait for Kafka's acknowledgements of appends. Raises BackboneUnreachable: then start again.
+
+        Returns the place of each record, None if Kafka has refused it. The gateway's own answers have none.
+        """
         failure: BackboneUnreachable | None = None
+        placed: list[tuple[OutgoingRecord, Position | None]] = []
         for record, append in waiting:
+            at: Position | None = None
             try:
-                append.result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
+                at = append.result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
             except RecordRefused as error:
                 if record is not None:
                     self._refused[record.stream, record.ce_id] = None
@@ -313,8 +381,11 @@ class Reactor:
                 log.error("follow_up_refused", stream=None if record is None else record.stream, why=str(error))
             except BackboneUnreachable as error:
                 failure = error
+            if record is not None:
+                placed.append((record, at))
         if failure is not None:
             raise failure
+        return placed
 
     def _find_appended_since(self, oldest_s: float) -> None:
         # A derived record is logged after its cause.
@@ -326,29 +397,3 @@ class Reactor:
             self._known_since_s = oldest_s
         except TrunklineError as error:
             raise BackboneUnreachable(f"cannot read which records were appended before: {error}") from error
-
-
-class _SessionsByJob:
-    """The sessions that were made for each job, and have not ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._names: dict[str, set[str]] = {}
-
-    def made_for(self, job_id: str) -> list[str]:
-        """Return the names of the sessions that were made for a job and have not ended, in no order."""
-        with self._lock:
-            return list(self._names.get(job_id, ()))
-
-    def add(self, row: Row | None) -> None:
-        """Note the session of `row`, or its end, if it was made for a job. Ignore any other row and None."""
-        if not isinstance(row, SessionRow) or row.for_job is None:
-            return
-        with self._lock:
-            names = self._names.setdefault(row.for_job, set())
-            if row.is_live:
-                names.add(row.session)
-            else:
-                names.discard(row.session)
-            if not names:
-                del self._names[row.for_job]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from connectors.live.live_view import LiveView
+from connectors.live.log_clock import LogClock
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.known_recipients import GetRow
 from connectors.reactor.timers import Timers
@@ -22,6 +23,7 @@ from schemas.streams.schedule.schedule_registry import (
 )
 from schemas.streams.task.task_registry import TASK_TERMINAL, TaskRow, TokenRow
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.ids import SCHEDULE, stream_key
 
 
 class ScheduleTimers(Timers[ScheduleRow]):
@@ -31,9 +33,18 @@ class ScheduleTimers(Timers[ScheduleRow]):
     reactor posts its message. A schedule whose owner may no longer send messages is removed instead.
     """
 
-    def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None]) -> None:
-        super().__init__("schedule-timers", ScheduleRow, live_view, append)
+    def __init__(
+        self,
+        live_view: LiveView,
+        append: Callable[[OutgoingRecord], None],
+        log_clock: LogClock | None = None,
+    ) -> None:
+        super().__init__("schedule-timers", ScheduleRow, live_view, append, log_clock)
         self._get: GetRow = live_view.get
+
+    def stream_of(self, row: ScheduleRow) -> str:
+        """Return the schedule's stream."""
+        return stream_key(SCHEDULE, row.schedule)
 
     def moment_of(self, row: ScheduleRow) -> int | None:
         """Return the time of the next run, in microseconds since 1970 UTC; None for a removed schedule."""

@@ -1,9 +1,9 @@
 """Copies of a message to a topic for its subscribers, and ends of subscriptions (DL-24).
 
 A settled publication has the names of its recipients in its row. The reactor posts a copy to each of them, and
-appends `topic.delivered` when Kafka has acknowledged all copies. So as long as a copy may be missing, the row
-has the status `publishing`. A reactor that starts again then posts all copies again under the same ids, and the
-mailboxes recognise those that they have. After `topic.delivered` nothing is derived any more.
+appends `topic.delivered` when all copies have a verdict, with those that mailboxes refused. So while a copy may
+be missing, the row has the status `publishing`. A reactor that starts again posts all copies again, with the
+same ids, and the mailboxes recognise what they have. After `topic.delivered` nothing is derived any more.
 
 The functions use only the settled record and the rows of the live view.
 """
@@ -11,7 +11,7 @@ The functions use only the settled record and the rows of the live view.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -50,12 +50,11 @@ TopicsOf = Callable[[str], Iterable[str]]
 
 
 class Delivery:
-    """The delivery of one published message: its copies, and the record that says that all are in the log.
+    """The delivery of one published message: its copies, and the record that says that all have a verdict.
 
     Attributes:
         row: The row of the message.
         recipients: The names of the recipients, sorted. There is at least one.
-        delivered: The record `topic.delivered`. Append it when Kafka has acknowledged all copies.
     """
 
     def __init__(self, body: Publication, row: TopicMessageRow, get: GetRow) -> None:
@@ -67,8 +66,6 @@ class Delivery:
         self._sender = body.sender
         # One validated message for all copies, because they differ in two names that are valid.
         self._content = self._copy_for_first(body)
-        ce_id = derived_id(self._cause, TOPIC_DELIVERED)
-        self.delivered = delivery_record(row.topic, row.message_id, ce_id=ce_id, **BY_REACTOR)
 
     def copy_id(self, recipient: str) -> str:
         """Return the id of the copy for a recipient. It depends on the publication and the recipient alone."""
@@ -94,6 +91,14 @@ class Delivery:
                 value=canonical_plain(content),
             )
 
+    def delivered(self, refused: Sequence[str] = ()) -> OutgoingRecord:
+        """Return the record `topic.delivered`. Append it when all copies have a verdict.
+
+        `refused` are the names of the recipients whose mailboxes refused their copies.
+        """
+        ce_id = derived_id(self._cause, TOPIC_DELIVERED)
+        return delivery_record(self.row.topic, self.row.message_id, refused, ce_id=ce_id, **BY_REACTOR)
+
     def _copy_for_first(self, body: Publication) -> dict[str, Any]:
         """Return the content of the copy for the first recipient."""
         published = body.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -106,6 +111,11 @@ class Delivery:
         message = Message.model_validate({**published, **own})
         content: dict[str, Any] = message.model_dump(mode="json", by_alias=True, exclude_none=True)
         return content
+
+
+def recipient_of(copy: OutgoingRecord) -> str:
+    """Return the name of the recipient of a copy."""
+    return copy.stream.rpartition("/")[2]
 
 
 def delivery_of(record: Record, get: GetRow) -> Delivery | None:

@@ -49,9 +49,7 @@ def webhook_records(record: Record, get: GetRow) -> list[OutgoingRecord]:
     try:
         envelope = read_envelope(record)
         if envelope.type == WEBHOOK_SET and row.topic is not None:
-            ce_id = derived_id(envelope.ce_id, TOPIC_SUBSCRIBED)
-            subscription = Subscription(topic=row.topic, subscriber=row.webhook, request_id=ce_id)
-            return [subscription_record(subscription, ce_id=ce_id, **BY_REACTOR)]
+            return [subscription_of(row.webhook, row.topic, envelope.ce_id)]
         if envelope.type in ENDS_OF_MAILBOX and not has_mailbox(get, row.webhook):
             ce_id = derived_id(envelope.ce_id, WEBHOOK_REMOVED)
             removal = WebhookRemoved(name=row.webhook, request_id=ce_id)
@@ -59,3 +57,14 @@ def webhook_records(record: Record, get: GetRow) -> list[OutgoingRecord]:
     except (BadEnvelopeError, ValidationError):
         pass
     return []
+
+
+def subscription_of(webhook: str, topic: str, cause: str) -> OutgoingRecord:
+    """Return the record that subscribes the mailbox of a webhook to a topic.
+
+    The gateway that sets the webhook appends it before it answers, and the reactor appends the same one, if the
+    gateway was killed before that. `cause` is the id of the record that sets the webhook.
+    """
+    ce_id = derived_id(cause, TOPIC_SUBSCRIBED)
+    subscription = Subscription(topic=topic, subscriber=webhook, request_id=ce_id)
+    return subscription_record(subscription, ce_id=ce_id, **BY_REACTOR)

@@ -86,7 +86,7 @@ def xml_records(
         return _gates(record, envelope.ce_id, all_rows)
     if envelope.type in _ACKED:
         listener = stream[1].partition("/")[2]
-        found = [posting_record(answer, door=XML_DOOR, principal=listener) for answer in answers_of(body)]
+        found = [answer_record(answer, listener) for answer in answers_of(body)]
         return [one for one in found if get(MessageRow, f"{one.stream.partition('/')[2]}/{one.ce_id}") is None]
     if envelope.type == MESSAGE_POSTED:
         return system_readings(SYSTEM, envelope.ce_id, stream[1], get)
@@ -141,6 +141,12 @@ def answers_of(body: dict[str, Any]) -> list[Message]:
         return [answer for one in handled for answer in one.answers or ()]
     except ValidationError:
         return []
+
+
+def answer_record(answer: Message, listener: str) -> OutgoingRecord:
+    """Return the record that posts an answer of a listener. A full mailbox takes it, too."""
+    unlimited = answer.model_copy(update={"unlimited": True})
+    return posting_record(unlimited, door=XML_DOOR, principal=listener)
 
 
 def _gates(record: Record, cause: str, all_rows: AllListeners) -> list[OutgoingRecord]:
@@ -211,5 +217,6 @@ def _huh_posting(sender: str, about: dict[str, Any], text: bytes, message_id: st
         in_reply_to=about["message_id"],
         thread=thread,
         root_thread=about.get("root_thread") if thread else None,
+        unlimited=True,
     )
     return posting_record(message, door=XML_DOOR, principal=sender)

@@ -22,7 +22,7 @@ from connectors.dashboard.past_records_reader import history_of_job, records_bet
 from connectors.file_bridge.mailbox_reader import known_messages
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.live import verdict_reader
-from connectors.live.verdict_reader import ids_among, ids_by_door, newest_settled, postings_by_door
+from connectors.live.verdict_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_views
 from jobs.refold import check_views
@@ -163,7 +163,7 @@ def test_each_read_with_a_filter_takes_merged_files_of_many_rows(
         expected = [row for row in rows if row.door == door]
         assert ids_by_door(settings, door, since) == {row.ce_id for row in expected if row.ce_id}
         some = [row.ce_id for row in expected if row.ce_id][:3]
-        assert ids_among(settings, door, since, some) == set(some)
+        assert refusals_among(settings, door, since, some).keys() == set(some)
         assert postings_by_door(settings, door, since) == {
             (f"{row.stream_kind}/{row.stream_id}", row.ce_id) for row in expected if row.type == MESSAGE_POSTED
         }

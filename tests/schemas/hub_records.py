@@ -240,6 +240,7 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "schedule.set": (SCHEDULE_KEY, schedule()),
     "schedule.ran": (SCHEDULE_KEY, run(START_US + 60_000_000)),
     "schedule.missed": (SCHEDULE_KEY, missed_run(START_US + 60_000_000)),
+    "schedule.refused": (SCHEDULE_KEY, {**missed_run(START_US + 60_000_000), "reason": "mailbox_full"}),
     "schedule.removed": (SCHEDULE_KEY, {"schema_version": 1, "name": "tea", "request_id": "s2"}),
     "blob.stored": (BLOB_KEY, storing()),
     "blob.removed": (BLOB_KEY, of_blob()),

@@ -20,6 +20,7 @@ import structlog
 from connectors.gateway.blobs.blob_references import BlobReferences
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.live.live_view import LiveView
+from connectors.live.log_clock import LogClock
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.timers import Timers
 from schemas.fold.settled import AppliedChange
@@ -28,6 +29,7 @@ from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.topic.topic_registry import TopicMessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.wire.ids import BLOB, stream_key
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -47,14 +49,21 @@ class BlobKeeper(Timers[BlobRow]):
         live_view: The live view.
         append: Appends a record to the log.
         store: The objects.
+        log_clock: The log's clock. None: this process's own.
     """
 
-    def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None], store: BlobStore) -> None:
-        super().__init__("blob-keeper", BlobRow, live_view, self._append_removal)
+    def __init__(
+        self,
+        live_view: LiveView,
+        append: Callable[[OutgoingRecord], None],
+        store: BlobStore,
+        log_clock: LogClock | None = None,
+    ) -> None:
+        super().__init__("blob-keeper", BlobRow, live_view, self._append_removal, log_clock)
         self.store = store
         self._append_to_log = append
         self._references = BlobReferences()
-        self._begun_at = time.time_ns() // 1000
+        self._begun_at = self._log_clock.now_us()
         self._removed: deque[str] = deque()
         self._sweep_at = time.monotonic() + _SWEEP_S
 
@@ -79,6 +88,10 @@ class BlobKeeper(Timers[BlobRow]):
         if blob is not None:
             self._note(blob.key, blob)
 
+    def stream_of(self, row: BlobRow) -> str:
+        """Return the blob's stream."""
+        return stream_key(BLOB, row.digest)
+
     def moment_of(self, row: BlobRow) -> int | None:
         """Return when a blob ends, in microseconds since 1970 UTC; None while a message refers to it."""
         use = self._references.use(row.digest)
@@ -100,7 +113,7 @@ class BlobKeeper(Timers[BlobRow]):
             return True
         margin_us = min(_MARGIN_S * _SECOND_US, row.keep_s * _SECOND_US // 2)
         moment = self.moment_of(row)
-        return moment is not None and moment - time.time_ns() // 1000 > margin_us
+        return moment is not None and moment - self._log_clock.now_us() > margin_us
 
     def _append_removal(self, record: OutgoingRecord) -> None:
         """Append the removal of a blob if no message refers to it at the end of the log."""
@@ -110,7 +123,7 @@ class BlobKeeper(Timers[BlobRow]):
             log.warning("blob_not_removed", stream=record.stream, why=str(error))
             return
         row = self._live_view.get(BlobRow, record.stream.partition("/")[2])
-        now_us = time.time_ns() // 1000
+        now_us = self._log_clock.now_us(record.stream)
         moment = None if row is None else self.moment_of(row)
         if row is not None and moment is not None and moment <= now_us:
             self._append_to_log(self.record_of(row, now_us))

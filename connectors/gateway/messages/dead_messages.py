@@ -50,6 +50,7 @@ _COPIED: Final = (
     "sent_at",
     "expires_at",
     "parent_thread",
+    "hops",
     "root_thread",
     "on_behalf_of",
 )

@@ -64,6 +64,8 @@ def _add_publish_route(routes: Routes, hub: Hub) -> None:
 
         The recipients are those that are subscribed at the message's position in the log. The answer comes when
         the message is in the log, and the copies come into the mailboxes after that, usually within a second.
+        A mailbox that is full gets none. If one may be full, the answer waits until all mailboxes have taken or
+        refused their copies, and has the numbers. The row in `topic_messages` always has them.
 
         The answer is 404 for a topic to which nobody has ever subscribed. It is 409 when the idempotency key
         was used for another message to this topic, and 429 when too many messages of the topic are not
@@ -92,7 +94,8 @@ def _add_publish_route(routes: Routes, hub: Hub) -> None:
             }
         )
         found = await publish(hub, message, f"POST {_TOPIC}", **write.origin)
-        answer = {"message_id": message.message_id, "topic": topic, "recipients": found.recipients}
+        numbers = {"recipients": found.recipients, "full": found.full}
+        answer = {"message_id": message.message_id, "topic": topic, **numbers}
         return json_answer(answer, verdict=found.settled.verdict)
 
 

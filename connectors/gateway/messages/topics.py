@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from typing import Any, Unpack
+import time
+from typing import Any, Final, Unpack
 
 import msgspec
 
@@ -30,12 +32,23 @@ from schemas.streams.topic.topic_registry import (
 from trunkline_agent.wire.ids import TOPIC, stream_key
 from trunkline_agent.wire.verdicts import UNKNOWN_RECIPIENT
 
+# Subscribers whose mailboxes are looked at before the answer. The row of the message counts all of them.
+_CHECKED_MOST: Final = 1000
+_LOOK_S: Final = 0.02
+
 
 class Published(msgspec.Struct, frozen=True):
-    """A message that was published: its record with the verdict, and the number of its recipients."""
+    """A message that was published: its record with the verdict.
+
+    Attributes:
+        settled: The record.
+        recipients: The number of mailboxes that the message goes to.
+        full: The number of further subscribers whose mailboxes are full, so that they do not get it.
+    """
 
     settled: SettledRecord
     recipients: int
+    full: int
 
 
 def message_id_of(requester: str, topic: str, key: str | None) -> str:
@@ -66,7 +79,22 @@ async def publish(hub: Hub, body: Publication, route: str, **origin: Unpack[Orig
         check_rate(hub, body.sender, len(body.body.encode()), 1, route)
     settled = refuse_rejected(await hub.appender.settle(publication_record(body, **origin)))
     row = hub.live_view.get(TopicMessageRow, key)
-    return Published(settled, 0 if row is None else row.recipient_count)
+    if row is None:
+        return Published(settled, 0, 0)
+    if row.recipients is not None and any(
+        hub.limits.may_be_full(name) for name in row.recipients[:_CHECKED_MOST]
+    ):
+        row = await _delivered(hub, row)
+    return Published(settled, row.recipient_count - row.refused_count, row.refused_count)
+
+
+async def _delivered(hub: Hub, row: TopicMessageRow) -> TopicMessageRow:
+    """Wait until each mailbox has taken or refused its copy, for a short time, and return the row."""
+    deadline = time.monotonic() + hub.settings.gateway.settle_timeout_s
+    while row.is_live and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        row = hub.live_view.get(TopicMessageRow, row.key) or row
+    return row
 
 
 async def subscribe(

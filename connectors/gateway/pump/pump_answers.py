@@ -59,22 +59,28 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
     """Return the messages of a payload: to the named recipient, all listeners of its tag, or the asker."""
     thread, listener = thread_of(hub.keyring, row), row.recipient
     place = place_of(hub, thread) or _place_of_itself(hub, row)
-    if answer.to == place.asker:
-        return [_to_asker(hub, row, number, answer.kind, answer.body)]
+    most, chain = hub.settings.xml_pump.chain_most, _chain(hub, thread, row)
+    if answer.to == place.asker and (row.hops or 0) < most:
+        # Two that write to each other by name, or one to itself, stay in one place of the tree.
+        return [_to_asker(hub, row, number, answer.kind, answer.body, hops=chain + 1)]
     try:
         names = recipients_of(hub, listener, answer.to, answer.kind, answer.namespace)
     except Faulty as fault:
         if answer.to is None:
             return [_to_asker(hub, row, number, answer.kind, answer.body)]
+        if chain >= most and row.kind == HUH_TAG:
+            return []
         body = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
         where = {"thread": thread, "root_thread": place.root_thread}
-        return [_message(hub, row, number, SYSTEM, listener, HUH_TAG, body, **where)]
-    most = hub.settings.xml_pump.chain_most
-    if _depth(hub, thread, most) >= most:
+        return [_message(hub, row, number, SYSTEM, listener, HUH_TAG, body, chain + 1, **where)]
+    if chain >= most:
+        if row.kind == HUH_TAG:
+            # It asks again after a <huh>. Another <huh> would go on without an end.
+            return []
         why = f"the chain of messages from listener to listener ended after {most} messages"
         expected = "a shorter chain, or a higher xml_pump.chain_most"
         body = huh(Faulty("routing", why, expected=expected), about_tag=answer.kind).decode("utf-8")
-        return [_to_asker(hub, row, number, HUH_TAG, body)]
+        return [_to_asker(hub, row, number, HUH_TAG, body, hops=chain)]
     return [
         _message(
             hub,
@@ -84,6 +90,7 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
             name,
             answer.kind,
             answer.body,
+            None if row.hops is None else chain + 1,
             thread=child_thread(hub.keyring, thread, listener, name),
             parent_thread=thread,
             root_thread=place.root_thread,
@@ -91,6 +98,11 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
         )
         for place_in_list, name in enumerate(names)
     ]
+
+
+def _chain(hub: Hub, thread: str, row: MessageRow) -> int:
+    """Return the number of messages of the chain up to `row`, by its place in the tree or its own count."""
+    return max(_depth(hub, thread, hub.settings.xml_pump.chain_most), row.hops or 0)
 
 
 def _depth(hub: Hub, thread: str, most: int) -> int:
@@ -102,7 +114,8 @@ def _depth(hub: Hub, thread: str, most: int) -> int:
     return depth
 
 
-def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> Message:
+def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str, hops: int | None = None) -> Message:
+    """Return a message to the asker. `hops`: its place in the chain, None for that of an answer."""
     thread = thread_of(hub.keyring, row)
     place = place_of(hub, thread) or _place_of_itself(hub, row)
     question = _question(hub, row, thread, place.asker)
@@ -114,6 +127,7 @@ def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> M
         place.asker,
         kind,
         body,
+        hops if hops is not None or question.hops is None else max(1, question.hops - 1),
         in_reply_to=question.message_id,
         thread=place.parent_thread or own_thread(question),
         root_thread=place.root_thread,
@@ -160,14 +174,24 @@ def _back_to_sender(hub: Hub, row: MessageRow, body: str) -> Message:
     """Return a fault as a message to the sender, on the sender's thread if it has one."""
     thread = row.parent_thread or own_thread(row)
     root = row.root_thread if thread is not None else None
-    return _message(hub, row, 0, row.recipient, row.sender, HUH_TAG, body, thread=thread, root_thread=root)
+    hops = _chain(hub, thread_of(hub.keyring, row), row) + 1
+    place = {"thread": thread, "root_thread": root}
+    return _message(hub, row, 0, row.recipient, row.sender, HUH_TAG, body, hops, **place)
 
 
 def _message(
-    hub: Hub, row: MessageRow, number: int, sender: str, to: str, kind: str, body: str, **place: str | None
+    hub: Hub,
+    row: MessageRow,
+    number: int,
+    sender: str,
+    to: str,
+    kind: str,
+    body: str,
+    hops: int | None,
+    **place: str | None,
 ) -> Message:
     message_id = str(uuid.uuid5(_NAMESPACE, f"{row.recipient}/{row.message_id}/{number}"))
-    about: dict[str, Any] = {"priority": row.priority, "in_reply_to": row.message_id, **place}
+    about: dict[str, Any] = {"priority": row.priority, "in_reply_to": row.message_id, "hops": hops, **place}
     if place.get("parent_thread") is not None:
         about["opens_thread"] = opens_thread(hub, place["thread"], message_id)
     return verified_message(message_id, sender, to, kind, body, XML_CONTENT, **about)

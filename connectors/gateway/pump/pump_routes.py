@@ -98,6 +98,7 @@ def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
                 root_thread=ROOT_THREAD,
                 on_behalf_of=SYSTEM,
                 opens_thread=opens_thread(hub, thread, message_id),
+                unlimited=True,
             )
             for row, thread, message_id in threads
         ]

@@ -11,10 +11,10 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.log_appender import gather_all
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Append
-from connectors.reactor.xml_records import XML_DOOR
+from connectors.reactor.xml_records import XML_DOOR, answer_record
 from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST, HANDLED_MOST, HandledMessage
 from schemas.streams.mailboxes.mailbox_requests import ack_record, handled_record, nack_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
@@ -133,10 +133,7 @@ async def _acknowledged(hub: Hub, group: Sequence[_Handled], principal: str) -> 
 async def _posted(hub: Hub, answers: Sequence[Message], listener: str) -> list[Append] | None:
     """Append the answers. None if Kafka is unreachable: then they are left to the reactor."""
     try:
-        return [
-            await hub.appender.append(posting_record(answer, door=XML_DOOR, principal=listener))
-            for answer in answers
-        ]
+        return [await hub.appender.append(answer_record(answer, listener)) for answer in answers]
     except (BackboneUnreachable, TimeoutError):
         return None
 

@@ -15,8 +15,9 @@ from connectors.gateway.web.models import (
     QueryFilter,
     RequestBody,
 )
-from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LEASE_MS_MOST, LIMIT_MOST
+from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LIMIT_MOST
 from schemas.streams.mailboxes.message import DurationSeconds, check_times, milliseconds_of
+from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.wire.wire_body import Note, Printable
 

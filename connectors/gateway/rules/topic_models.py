@@ -31,7 +31,9 @@ class PublishedAnswer(AnswerBody):
     topic: str
     """Name of the topic."""
     recipients: int
-    """Number of subscribers that get the message: those at its position in the log."""
+    """Number of mailboxes that get the message: those that were subscribed at its position in the log."""
+    full: int
+    """Number of further subscribers that get none, because their mailboxes are full."""
 
 
 class SubscriptionRequest(RequestBody):

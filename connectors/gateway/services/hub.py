@@ -41,6 +41,7 @@ from connectors.gateway.web.refusals import DOOR, RefusalRecorder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
+from connectors.live.log_clock import LogClock
 from connectors.reactor.message_timers import MessageTimers
 from connectors.reactor.own_answers import OwnAnswers
 from connectors.reactor.schedule_timers import ScheduleTimers
@@ -81,7 +82,8 @@ class Hub:
         self.keyring = keyring
         self.live_view = live_view
         self.boot_id = uuid.uuid4().hex[:12]
-        self.identities = Identities(operator_token)
+        self.log_clock = LogClock(settings.kafka.partitions)
+        self.identities = Identities(operator_token, self.log_clock.now_s)
         self.pending = PendingJobs(lambda job_id: live_view.get(JobRow, job_id))
         self.overlays = BrokerOverlays(live_view.entries, keyring)
         self.lists = RowLists(live_view)
@@ -95,13 +97,14 @@ class Hub:
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
         self.answer_memory = ByteBudget(settings.gateway.answer_memory_bytes)
-        state = StateMetrics(live_view, self.lists, self.mailboxes, self.mailbox_waits, self.answer_memory)
+        waits = (self.mailboxes, self.mailbox_waits)
+        state = StateMetrics(live_view, self.lists, *waits, self.answer_memory, self.log_clock)
         collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
         self.webhook_client = WebhookClient(settings.webhooks)
         self.webhook_health = WebhookHealth()
-        self.appender = LogAppender(settings, live_view)
+        self.appender = LogAppender(settings, live_view, self.log_clock)
         self.own_answers = OwnAnswers()
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
         self.refusals = RefusalRecorder(self.appender.append_unattended)
@@ -118,8 +121,9 @@ class Hub:
         self.organism = OrganismKeeper(settings, live_view, self.appender)
         append = self.appender.append_unattended
         self.blob_store = BlobStore(settings.blobs_root, settings.state_path / "uploads")
-        self.blobs = BlobKeeper(live_view, append, self.blob_store)
-        timers = (MessageTimers(live_view, append), ScheduleTimers(live_view, append), self.blobs)
+        self.blobs = BlobKeeper(live_view, append, self.blob_store, self.log_clock)
+        by_log = (live_view, append, self.log_clock)
+        timers = (MessageTimers(*by_log), ScheduleTimers(*by_log), self.blobs)
         self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, *timers)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
@@ -135,7 +139,7 @@ class Hub:
         watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
-        for part in (self.audit, self.metrics, self.listeners):
+        for part in (self.audit, self.metrics, self.listeners, self.log_clock):
             self.live_view.on_settled(part.settled)
         self.live_view.open()
         self.identities.load([*self.live_view.live(PrincipalRow), *self.live_view.live(TokenRow)])

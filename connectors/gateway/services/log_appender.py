@@ -18,6 +18,7 @@ import structlog
 
 from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.live.live_view import LiveView
+from connectors.live.log_clock import LogClock
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka
@@ -44,8 +45,9 @@ class LogAppender:
     a publisher that has failed.
     """
 
-    def __init__(self, settings: Settings, live_view: LiveView) -> None:
+    def __init__(self, settings: Settings, live_view: LiveView, log_clock: LogClock | None = None) -> None:
         self._settings = settings
+        self._log_clock = LogClock() if log_clock is None else log_clock
         self._live_view = live_view
         self._timeout_s = settings.gateway.settle_timeout_s
         self._publisher: Publisher | None = None
@@ -195,6 +197,7 @@ class LogAppender:
             TimeoutError: Too many records wait to be sent, and none was sent within `gateway.settle_timeout_s`.
         """
         publisher = self.check()
+        self._log_clock.sample(record.ce_id)
         self._calls += 1
         call, self._under_way[self._calls] = self._calls, time.monotonic()
         try:

@@ -122,6 +122,12 @@ class PrincipalLimits:
             raise too_many("the mailbox is full", reason=MAILBOX_FULL)
         return limits
 
+    def may_be_full(self, recipient: str) -> bool:
+        """Return whether a mailbox may have no room for one more message, by what this gateway has settled."""
+        limits = self.of(recipient)
+        most, size = limits.pending_most, self._mailboxes.size((DEFAULT_REALM, recipient))
+        return limits.bytes_most is not None or (most is not None and size >= most)
+
     def may_refuse(self, recipient: str, message_id: str) -> bool:
         """Return whether the fold may call a mailbox full for a message whose posting is under way.
 

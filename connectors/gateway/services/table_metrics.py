@@ -23,6 +23,7 @@ from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
+from connectors.live.log_clock import LogClock
 from connectors.live.table_lag import Lag, TableLag
 from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
 from connectors.local_stack import state_file
@@ -54,15 +55,17 @@ class StateMetrics(Collector):
         mailboxes: MailboxIndex,
         waits: MailboxWaits,
         answers: ByteBudget,
+        log_clock: LogClock,
     ) -> None:
         self._live_view = live_view
         self._lists = lists
         self._mailboxes = mailboxes
         self._waits = waits
         self._answers = answers
+        self._log_clock = log_clock
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the lag of live view and store, depths of mailboxes, waits, and participants by status.
+        """Yield the lag of live view and store, depths of mailboxes, waits, clocks, and participants by status.
 
         Prometheus calls this method at each scrape.
         """
@@ -70,6 +73,8 @@ class StateMetrics(Collector):
         unwritten, is_up = self._live_view.unwritten()
         yield gauge("state_store_unwritten", "Records that the gateway's state store lacks.", unwritten)
         yield gauge("state_store_up", "Whether the last write to the state store succeeded.", is_up)
+        offset_s = self._log_clock.offset_us() / 1e6
+        yield gauge("log_clock_offset_seconds", "The log's clock minus the gateway's.", offset_s)
         pending, _ = self._mailboxes.totals()
         yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", pending)
         deepest = [found for found in self._mailboxes.deepest(_MAILBOXES) if found.depth]

@@ -38,6 +38,7 @@ from connectors.gateway.webhooks.webhook_models import (
 )
 from connectors.live.settled_feed import SettledRecord
 from connectors.reactor.known_recipients import has_mailbox, is_listener
+from connectors.reactor.webhook_records import subscription_of
 from connectors.webhooks.addresses import AddressRefusedError
 from connectors.webhooks.signatures import new_webhook_secret
 from schemas.keys.sealing import Keyring
@@ -95,7 +96,7 @@ def _add_setting(routes: Routes, hub: Hub) -> None:
 
         The address is then called with each message of the mailbox with the webhook's name, also with those
         that wait there. With `topic`, which only the operator may use, the name must be free: the webhook gets
-        a mailbox of its own, which is subscribed to the topic.
+        a mailbox of its own, which is subscribed to the topic when the answer comes.
 
         The answer is 404 for an unknown mailbox, and 403 for an address that may not be called. It is 409 for
         another topic than before, or when a later request has replaced the secret of this one.
@@ -119,6 +120,9 @@ def _add_setting(routes: Routes, hub: Hub) -> None:
         settled = await hub.appender.settle_accepted(record)
         if key_of_request(hub.live_view.entries(stream_key(WEBHOOK, name)), write.request_id) is None:
             raise ApiError(409, SEQ_CONFLICT, "a later request has replaced the secret of this request")
+        if body.topic is not None:
+            # A message that is published after this answer reaches the webhook.
+            await hub.appender.settle_accepted(subscription_of(name, body.topic, record.ce_id))
         return json_answer({**_shown(hub, name), "secret": secret}, verdict=settled.verdict)
 
 

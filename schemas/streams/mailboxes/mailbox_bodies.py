@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.streams.control.organism import PER_MINUTE_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Most, Name, Note, WireBody
 
 MESSAGE_CLAIMED: Final = "message.claimed"
@@ -29,7 +30,6 @@ CLAIM_LIMIT: Final = 100
 LEASE_LIMIT: Final = 1
 LIMIT_MOST: Final = 1000
 LEASE_MS: Final = 30_000
-LEASE_MS_MOST: Final = 86_400_000
 ANSWERS_MOST: Final = 100
 HANDLED_MOST: Final = 100
 ATTEMPTS_LIMIT: Final = 1000

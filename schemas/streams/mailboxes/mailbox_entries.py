@@ -32,7 +32,12 @@ from schemas.fold.memories import RequestChunk, RequestChunks, RequestMemory
 from schemas.fold.settled import Change
 from schemas.streams.mailboxes.mailbox_limits import MailboxSize, OwnLimits
 from schemas.streams.mailboxes.message import DELAYED, MAILBOX_VIEW, PRIORITIES, UNREAD
-from schemas.streams.mailboxes.pending_message import PendingMessage
+from schemas.streams.mailboxes.pending_message import (
+    CLOCK_AHEAD_US,
+    PendingMessage,
+    is_lease_held,
+    is_of_a_wrong_clock,
+)
 
 ENTRY_VERSION: Final = 1
 # A posting writes all ids of an entry. With fewer together, a micro-batch of a deep mailbox changes entries in
@@ -146,10 +151,12 @@ class MailboxEntries:
         """Choose the posting time of a new message, remember it as the newest, and return it (microseconds).
 
         It is the record's append time, or one microsecond after the newest message if that is later. Kafka
-        gives all records of a batch the same time, but messages must be handed out in the order of posting.
+        gives all records of a batch the same time, but messages must be handed out in the order of posting. A
+        newest message of a wrong clock counts no more.
         """
         raw = self._entries.get(LAST)
-        moment = self.now_us if raw is None else max(self.now_us, int.from_bytes(raw, "big") + 1)
+        newest = 0 if raw is None else int.from_bytes(raw, "big")
+        moment = self.now_us if is_of_a_wrong_clock(newest, self.now_us) else max(self.now_us, newest + 1)
         self._entries.put(LAST, moment.to_bytes(8, "big"))
         return moment
 
@@ -201,14 +208,19 @@ class MailboxEntries:
         """Add a new message and remember its id with `digest`, the digest of its content.
 
         Some older ids are forgotten: those in the same entry that are older than a week and whose message has
-        a final status.
+        a final status. The week of an id that came under a wrong clock begins now.
         """
         self._resize(1, message.body_bytes)
         message_id = message.message_id
         at, shard = self._shard(message_id)
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
         self.put(message)
-        shard.ids = {known_id: known for known_id, known in shard.ids.items() if self._is_kept(known_id, known)}
+        latest = self.now_us + CLOCK_AHEAD_US
+        shard.ids = {
+            known_id: known if known.posted_at <= latest else self._healed(known_id, known)
+            for known_id, known in shard.ids.items()
+            if self._is_kept(known_id, known)
+        }
         if len(shard.ids) > IDS_TOGETHER:
             parts: dict[str, dict[str, KnownId]] = {}
             for known_id, known in shard.ids.items():
@@ -246,6 +258,10 @@ class MailboxEntries:
             _DELAYED.delete(self._entries, message.message_id)
         else:
             _MESSAGES.delete(self._entries, _key_of(message))
+        if is_of_a_wrong_clock(message.posted_at, self.now_us):
+            at, shard = self._shard(message.message_id)
+            shard.ids[message.message_id] = self._healed(message.message_id, shard.ids[message.message_id])
+            _IDS.write(self._entries, shard, at)
 
     def size(self) -> MailboxSize:
         """Return how many messages have no final status, and the bytes of their bodies. Do not change it."""
@@ -277,7 +293,7 @@ class MailboxEntries:
         """Return a copy of the leases that have not expired. Write changes back with `put_leases`."""
         known = _LEASES.read(self._entries)
         ends = {} if known is None else known.ends
-        return Leases(ends={until: count for until, count in ends.items() if until > self.now_us})
+        return Leases(ends={until: n for until, n in ends.items() if is_lease_held(until, self.now_us)})
 
     def put_leases(self, leases: Leases) -> None:
         """Write the leases of the mailbox if they have changed. Delete the entry if there is no lease."""
@@ -305,7 +321,8 @@ class MailboxEntries:
         Each message has one element, in microseconds since 1970 UTC.
         """
         known = _HANDED.read(self._entries)
-        return [at for at in (known.moments if known else ()) if at > self.now_us - _MINUTE_US]
+        moments = known.moments if known else ()
+        return [at for at in moments if self.now_us - _MINUTE_US < at <= self.now_us + CLOCK_AHEAD_US]
 
     def put_handed(self, moments: list[int]) -> None:
         """Replace the times that `handed_lately` returns: one per message, in microseconds since 1970 UTC."""
@@ -345,6 +362,14 @@ class MailboxEntries:
             if found is None or not found.is_split:
                 return digits[:length], found or _Shard(ENTRY_VERSION, {})
         raise LookupError(f"the entry of {digits} is split to its last digit")
+
+    def _healed(self, message_id: str, known: KnownId) -> KnownId:
+        """Return what is known of an id, as of now if its message has ended and came under a wrong clock."""
+        if not is_of_a_wrong_clock(known.posted_at, self.now_us) or self.delayed(message_id) is not None:
+            return known
+        if _MESSAGES.read(self._entries, _message_key(message_id, known)) is not None:
+            return known
+        return KnownId(known.digest, self.now_us, known.priority)
 
     def _is_kept(self, message_id: str, known: KnownId) -> bool:
         # Two messages with one id would share a row, so the id of one without a final status is not forgotten.

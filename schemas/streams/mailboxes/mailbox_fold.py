@@ -57,7 +57,7 @@ from schemas.streams.mailboxes.message import (
     MessageBodyRow,
     MessageRow,
 )
-from schemas.streams.mailboxes.pending_message import PendingMessage
+from schemas.streams.mailboxes.pending_message import PendingMessage, is_of_a_wrong_clock
 from schemas.streams.thread.threads import ThreadRow
 from trunkline_agent.wire.ids import MAILBOX
 from trunkline_agent.wire.verdicts import (
@@ -324,6 +324,8 @@ def _refusal_of_delivery(message: PendingMessage, now_us: int) -> str | None:
         return "the message has been delivered"
     if message.is_over(now_us):
         return "the message has expired"
+    if is_of_a_wrong_clock(message.posted_at, now_us):
+        return None
     is_early = message.deliver_at is not None and message.deliver_at > now_us
     return "the time of the delivery has not come" if is_early else None
 

@@ -27,8 +27,10 @@ _OF_THE_GATEWAY: Final = (
     "root_thread",
     "on_behalf_of",
     "topic",
+    "unlimited",
+    "hops",
 )
-_OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most"})
+_OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most", "unlimited"})
 
 
 def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
@@ -81,6 +83,7 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         topic=body.get("topic"),
         blob=None if blob is None else blob["digest"],
         blob_bytes=blob_bytes,
+        hops=body.get("hops"),
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)
@@ -112,7 +115,10 @@ def _later(now_us: int, duration_ms: int | None) -> int | None:
 
 def _full(body: dict[str, Any], mailbox: MailboxEntries, body_bytes: int) -> str | None:
     """Return why the mailbox has no room for one more message with this body, or `None` if it has."""
+    # The size of a mailbox of an earlier fold version is counted before its first new message.
     own, size = mailbox.own_limits, mailbox.size()
+    if body.get("unlimited"):
+        return None
     pending_most = body.get("pending_most") if own.pending_most is None else own.pending_most
     if pending_most is not None and size.messages >= pending_most:
         return f"{size.messages} messages wait in the mailbox, and its limit is {pending_most}"

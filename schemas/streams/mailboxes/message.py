@@ -147,6 +147,8 @@ class MessageRow(Row, frozen=True, gc=False):
     """Topic to which the message was published. Null: none."""
     blob: str | None = None
     """Digest of the blob that the message refers to. Null: none."""
+    hops: int | None = None
+    """Number of messages in the chain between listeners that led to this one. Null: see the conversations."""
 
     @property
     def is_live(self) -> bool:
@@ -209,6 +211,10 @@ class Message(WireBody):
             door fills it in, and it is no part of the content. `None` means no limit. A limit of the mailbox's
             own (`mailbox.limited`) counts instead.
         bytes_most: the same for the bytes of their bodies and blobs.
+        unlimited: `True` for a message of Trunkline itself or of a listener, which a full mailbox takes, too.
+            It is no part of the content, either.
+        hops: the number of messages in the chain between listeners that led to this one, if a listener of the
+            chain addressed an answer to its asker by name. `None`: the tree of conversations has the number.
         repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
         original: the message before the repairs in base64. Only the ledger stores it.
         topic: the topic to which the message was published, or `None`. `broadcast_id` is then its id there.
@@ -240,6 +246,8 @@ class Message(WireBody):
     opens_thread: Literal[True] | None = None
     pending_most: Most | None = None
     bytes_most: Most | None = None
+    unlimited: Literal[True] | None = None
+    hops: Annotated[int, Field(ge=1)] | None = None
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
     topic: Name | None = None

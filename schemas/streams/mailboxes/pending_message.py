@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from schemas.streams.mailboxes.message import LEASED, UNREAD, MessageRow
 from trunkline_agent.wire.moments import has_come
+
+LEASE_MS_MOST: Final = 86_400_000
+"""The longest lease in milliseconds: a day."""
+CLOCK_AHEAD_US: Final = 3_600_000_000
+"""The clocks of two brokers differ by less than this hour."""
+
+
+def is_of_a_wrong_clock(logged_us: int, now_us: int) -> bool:
+    """Return whether a record's time is so far ahead of the log's present time that a broker's clock was wrong.
+
+    Both are in microseconds since 1970 UTC.
+    """
+    return logged_us - now_us > CLOCK_AHEAD_US
+
+
+def is_lease_held(until_us: int, now_us: int) -> bool:
+    """Return whether a lease that ends at `until_us` is held at `now_us`, both in microseconds since 1970 UTC.
+
+    A lease that ends later than the longest one could was made while a broker's clock was wrong. It counts as
+    expired.
+    """
+    return now_us < until_us <= now_us + LEASE_MS_MOST * 1000 + CLOCK_AHEAD_US
 
 
 class PendingMessage(msgspec.Struct, array_like=True, gc=False):
@@ -48,6 +72,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     topic: str | None = None
     blob: str | None = None
     blob_bytes: int = 0
+    hops: int | None = None
 
     @property
     def answer_bytes(self) -> int:
@@ -58,10 +83,10 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
         """Return the message's status at the time `now_us`: `leased` or `unread`.
 
         `now_us` is in microseconds since 1970 UTC. A message whose lease has expired is `unread`, although the
-        attribute `status` may still be `leased`.
+        attribute `status` may still be `leased`. A lease that began under a wrong clock has expired.
         """
-        is_held = self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
-        return LEASED if is_held else UNREAD
+        is_leased = self.status == LEASED and self.lease_until is not None
+        return LEASED if is_leased and is_lease_held(self.lease_until or 0, now_us) else UNREAD
 
     def is_over(self, now_us: int) -> bool:
         """Return whether the message has expired: `expires_at` is at or before `now_us`.
@@ -106,4 +131,5 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
             deliver_at=self.deliver_at,
             topic=self.topic,
             blob=self.blob,
+            hops=self.hops,
         )

@@ -25,6 +25,7 @@ from schemas.streams.schedule.schedule_registry import (
     SCHEDULE_MISSED,
     SCHEDULE_MODELS,
     SCHEDULE_RAN,
+    SCHEDULE_REFUSED,
     SCHEDULE_REMOVED,
     SCHEDULE_SET,
     SCHEDULE_TRANSITIONS,
@@ -39,6 +40,7 @@ from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, SEQ_CON
 _SCHEDULE: Final = StructEntries("schedule", ScheduleRow)
 # A schedule may run so often that its runs would displace the requests from one common memory.
 _REQUESTS: Final = (StructEntries("requests", RequestMemory), StructEntries("requests/", RequestChunk))
+_OF_RUNS: Final = frozenset({SCHEDULE_RAN, SCHEDULE_MISSED, SCHEDULE_REFUSED})
 _RUNS: Final = (StructEntries("runs", RequestMemory), StructEntries("runs/", RequestChunk))
 
 
@@ -50,7 +52,7 @@ def settle_schedule(given: FoldInput) -> Outcome:
     accepted.
     """
     known = _SCHEDULE.read(given.entries)
-    memories, chunks = _RUNS if given.type in (SCHEDULE_RAN, SCHEDULE_MISSED) else _REQUESTS
+    memories, chunks = _RUNS if given.type in _OF_RUNS else _REQUESTS
     memory = memories.read(given.entries) or RequestMemory()
     repeated = memory.repeated(given, chunks, None if known is None else known.status)
     if repeated is not None:
@@ -112,7 +114,7 @@ def _changed(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outco
     """Return the schedule after its removal or its next run, or the rejection."""
     if known is None:
         return rejected(UNKNOWN_STREAM, "no schedule with this name")
-    if known.status != ACTIVE:
+    if known.status != ACTIVE and given.type != SCHEDULE_REFUSED:
         return wrong_state(SCHEDULE_TRANSITIONS, known.status, "schedule")
     return _CHANGES[given.type](given, known)
 
@@ -156,6 +158,24 @@ def _missed(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
     return replace(known, next_run_at=following, missed_runs=left_out, late_runs=0)
 
 
+def _refused(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
+    """Count a run whose message was refused as missed. The messages of runs are posted in their order."""
+    run_at: int = given.body["run_at"]
+    if given.body["revision"] != known.revision:
+        return rejected(ILLEGAL_TRANSITION, "the schedule was set anew", known.status)
+    if known.last_run_at is None or run_at > known.last_run_at:
+        return rejected(ILLEGAL_TRANSITION, "the run has not taken place", known.status)
+    if known.refused_run_at is not None and run_at <= known.refused_run_at:
+        return rejected(ILLEGAL_TRANSITION, "a later run was refused already", known.status)
+    return replace(
+        known,
+        runs=known.runs - 1,
+        missed_runs=known.missed_runs + 1,
+        refused_run_at=run_at,
+        refused_reason=given.body["reason"],
+    )
+
+
 def _due_run(given: FoldInput, known: ScheduleRow) -> int | Outcome:
     """Return the time of the schedule's next run, or the rejection of a record that is not about this run."""
     body = given.body
@@ -173,6 +193,7 @@ _CHANGES: Final[dict[str, Callable[[FoldInput, ScheduleRow], ScheduleRow | Outco
     SCHEDULE_REMOVED: _removed,
     SCHEDULE_RAN: _ran,
     SCHEDULE_MISSED: _missed,
+    SCHEDULE_REFUSED: _refused,
 }
 
 SCHEDULE_KIND: Final = StreamKind(

@@ -22,6 +22,7 @@ SCHEDULE_SET: Final = "schedule.set"
 SCHEDULE_REMOVED: Final = "schedule.removed"
 SCHEDULE_RAN: Final = "schedule.ran"
 SCHEDULE_MISSED: Final = "schedule.missed"
+SCHEDULE_REFUSED: Final = "schedule.refused"
 REGISTRY_SCHEDULES: Final = "registry_schedules"
 
 ACTIVE: Final = "active"
@@ -101,15 +102,19 @@ class ScheduleRow(Row, frozen=True, gc=False):
     next_run_at: Moment | None
     """Time of the next run. Null: there is none."""
     last_run_at: Moment | None = None
-    """Time of the last run whose message was posted. Null: none yet."""
+    """Time of the last run that took place. Null: none yet."""
     runs: int = 0
     """Number of runs whose messages were posted, since the schedule was set."""
     missed_runs: int = 0
-    """Number of runs that were left out, since the schedule was set."""
+    """Number of runs that were left out or whose messages were refused, since the schedule was set."""
     late_runs: int = 0
     """Number of the last runs in succession that were more than a minute late."""
     removed_at: Moment | None = None
     """Time at which the schedule was removed. Null: it is active."""
+    refused_run_at: Moment | None = None
+    """Time of the last run whose message the mailbox refused. Null: none."""
+    refused_reason: str | None = None
+    """Reason of this refusal, such as `mailbox_full`. Null: none."""
 
     @property
     def is_live(self) -> bool:
@@ -214,6 +219,16 @@ class ScheduleMissed(_ScheduleBody):
     run_at: int
 
 
+class ScheduleRefused(ScheduleMissed):
+    """Body of `schedule.refused`: the mailbox refused the message of the run at `run_at`.
+
+    Attributes:
+        reason: the reason, such as `mailbox_full`.
+    """
+
+    reason: Name
+
+
 class ScheduleRan(ScheduleMissed):
     """Body of `schedule.ran`: the run at `run_at`, with the message that it posts.
 
@@ -234,6 +249,7 @@ SCHEDULE_MODELS: Final[dict[str, type[WireBody]]] = {
     SCHEDULE_REMOVED: ScheduleRemoved,
     SCHEDULE_RAN: ScheduleRan,
     SCHEDULE_MISSED: ScheduleMissed,
+    SCHEDULE_REFUSED: ScheduleRefused,
 }
 _TYPES: Final = {model: record_type for record_type, model in SCHEDULE_MODELS.items()}
 
@@ -290,6 +306,16 @@ def missed_record(row: ScheduleRow, *, ce_id: str, **origin: Unpack[Origin]) -> 
     """
     body = ScheduleMissed.model_validate(_next_run(row))
     return body.record(SCHEDULE_MISSED, stream_key(SCHEDULE, row.schedule), ce_id=ce_id, **origin)
+
+
+def refused_record(run: ScheduleRan, reason: str, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record `schedule.refused`, ready to append: the mailbox refused the message of `run`.
+
+    `reason` is that of the message's rejection. `ce_id` is the CloudEvents id, which the reactor chooses.
+    `origin` is `door`, which appends the record, and `principal`, which caused it.
+    """
+    body = ScheduleRefused(name=run.name, revision=run.revision, run_at=run.run_at, reason=reason)
+    return body.record(SCHEDULE_REFUSED, stream_key(SCHEDULE, run.name), ce_id=ce_id, **origin)
 
 
 def _next_run(row: ScheduleRow) -> dict[str, Any]:

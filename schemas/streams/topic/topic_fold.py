@@ -218,7 +218,7 @@ def _settle_publication(given: FoldInput, topic: TopicEntry) -> Outcome:
 
 
 def _settle_delivery(given: FoldInput, topic: TopicEntry) -> Outcome:
-    """Note that a message is in the mailboxes of all its recipients."""
+    """Note that the mailboxes of all recipients have taken or refused a message."""
     message_id = given.body["message_id"]
     pending = _PUBLICATIONS.read(given.entries, message_id)
     if pending is None:
@@ -241,6 +241,8 @@ def _delivered(given: FoldInput, entry: PublicationEntry) -> TopicMessageRow:
         status=DELIVERED,
         recipients=None,
         delivered_at=given.now_us,
+        refused_count=given.body.get("refused_count", 0),
+        refused=given.body.get("refused"),
     )
 
 

@@ -7,6 +7,7 @@ subscribed <--> unsubscribed          publishing --> delivered
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 from pydantic import Field, model_validator
@@ -29,6 +30,8 @@ TOPIC_MESSAGES: Final = "topic_messages"
 
 SUBSCRIBERS_MOST: Final = 10_000
 """The largest number of subscribers of a topic."""
+REFUSED_NAMED_MOST: Final = 100
+"""The largest number of names in the list of the recipients whose mailboxes refused a message."""
 UNDELIVERED_MOST: Final = 1_000_000
 """The largest number of postings of a topic that the reactor has not reported as delivered yet."""
 
@@ -108,7 +111,7 @@ class TopicMessageRow(Row, frozen=True, gc=False):
     message_id: str
     """Id of the message. Its copies have it as `broadcast_id`."""
     status: str
-    """`publishing`, or `delivered` when all copies are in the log."""
+    """`publishing`, or `delivered` when each mailbox has taken or refused its copy."""
     sender: str
     """Name of the sender."""
     kind: str
@@ -122,9 +125,13 @@ class TopicMessageRow(Row, frozen=True, gc=False):
     published_offset: int
     """Kafka offset of the record. The recipients are those who were subscribed at this offset."""
     delivered_at: Moment | None
-    """Time at which all copies were in the log. Null: the message is being published."""
+    """Time at which each mailbox had taken or refused its copy. Null: the message is being published."""
     blob: str | None = None
     """Digest of the blob that the message refers to. Null: none."""
+    refused_count: int = 0
+    """Number of recipients whose mailboxes refused their copies, such as full ones."""
+    refused: list[str] | None = None
+    """Names of these recipients, sorted, at most 100. Null: none."""
 
     @property
     def is_live(self) -> bool:
@@ -186,9 +193,17 @@ class Publication(_TopicBody):
 
 
 class TopicDelivery(_TopicBody):
-    """Body of `topic.delivered`: the log has a copy of the message `message_id` for each recipient."""
+    """Body of `topic.delivered`: each recipient's mailbox has taken or refused its copy of a message.
+
+    Attributes:
+        message_id: the id of the message.
+        refused_count: the number of mailboxes that refused their copies. `None` means 0.
+        refused: the names of these recipients, sorted, at most 100.
+    """
 
     message_id: Name
+    refused_count: Annotated[int, Field(ge=1, le=SUBSCRIBERS_MOST)] | None = None
+    refused: Annotated[list[Name], Field(max_length=REFUSED_NAMED_MOST)] | None = None
 
 
 TOPIC_MODELS: Final[dict[str, type[_TopicBody]]] = {
@@ -225,11 +240,19 @@ def publication_record(body: Publication, **origin: Unpack[Origin]) -> OutgoingR
     return body.record(TOPIC_PUBLISHED, stream, ce_id=body.message_id, **origin)
 
 
-def delivery_record(topic: str, message_id: str, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
+def delivery_record(
+    topic: str, message_id: str, refused: Sequence[str] = (), *, ce_id: str, **origin: Unpack[Origin]
+) -> OutgoingRecord:
     """Return the record `topic.delivered`, ready to append.
 
-    It says that the log has all copies of the message `message_id` of `topic`. `ce_id` is the CloudEvents id
-    that the reactor chooses. `origin` is `door`, which appends the record, and `principal`.
+    It says that each mailbox has taken or refused its copy of the message `message_id` of `topic`. `refused`
+    are the recipients whose mailboxes refused it. `ce_id` is the CloudEvents id that the reactor chooses.
+    `origin` is `door`, which appends the record, and `principal`.
     """
-    body = TopicDelivery(topic=topic, message_id=message_id)
+    body = TopicDelivery(
+        topic=topic,
+        message_id=message_id,
+        refused_count=len(refused) or None,
+        refused=sorted(refused)[:REFUSED_NAMED_MOST] or None,
+    )
     return body.record(TOPIC_DELIVERED, stream_key(TOPIC, topic), ce_id=ce_id, **origin)

@@ -74,7 +74,7 @@ def test_each_subscriber_gets_a_message_once_at_either_gateway(hub: HubStack) ->
     assert subscribe(here, topic).json() == {"topic": topic, "subscriber": ann, "status": "subscribed"}
     subscribe(there, topic)
     sent = published(hub.operator, topic, {"n": 1}, priority="high", thread="t1")
-    assert sent == {"message_id": sent["message_id"], "topic": topic, "recipients": 2}
+    assert sent == {"message_id": sent["message_id"], "topic": topic, "recipients": 2, "full": 0}
     for client, name in ((here, ann), (there, bo)):
         (message,) = drained(client)
         assert message.pop("timestamp").endswith("Z")

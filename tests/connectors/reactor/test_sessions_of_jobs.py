@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from connectors.reactor.reactor import _SessionsByJob
+from connectors.reactor.derived_records import SessionsByJob
 from schemas.streams.session.session_registry import STOPPED, TERMINATED, SessionRow
 
 ROW = SessionRow("s1", "running", "d", None, None, "0badcafe", None, 0, "ann", 1, None, None, None)
@@ -13,7 +13,7 @@ ROW = SessionRow("s1", "running", "d", None, None, "0badcafe", None, 0, "ann", 1
 
 @pytest.mark.requirement("ST-71")
 def test_the_sessions_of_a_job_are_known_until_they_have_ended_and_then_take_no_memory() -> None:
-    sessions = _SessionsByJob()
+    sessions = SessionsByJob()
     other = msgspec.structs.replace(ROW, session="s2")
     for row in (ROW, other, msgspec.structs.replace(ROW, session="s3", for_job=None), None):
         sessions.add(row)

@@ -194,11 +194,14 @@ def test_copies_that_a_mailbox_may_have_forgotten_are_looked_up_in_the_ledger(
         moment = pa.array([row.published_at], pa.timestamp("us", "UTC"))
         columns = {"door": [TOPIC_DOOR], "type": [MESSAGE_POSTED], "ce_id": [first], "logged_at": moment}
         streams = {"stream_kind": ["mailbox"], "stream_id": ["default/ann"]}
-        write_deltalake(settings.table_path(LEDGER), pa.table({**columns, **streams}))
+        verdicts = {"verdict": ["rejected"], "reason": ["mailbox_full"]}
+        write_deltalake(settings.table_path(LEDGER), pa.table({**columns, **streams, **verdicts}))
         with reacting(settings, view):
             wait_until(lambda: set(statuses(view).values()) == {"delivered"}, 30, "all are delivered")
         view.catch_up(10)
         assert copies_in(view) == sorted(COPIES - {("ann", "p1")})
+        row = view.get(TopicMessageRow, "news/p1")
+        assert row is not None and (row.refused_count, row.refused) == (1, ["ann"])
 
 
 def test_offsets_are_committed_between_large_messages(

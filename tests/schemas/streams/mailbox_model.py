@@ -11,6 +11,9 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 WEEK_US = 604_800_000_000
+# Two brokers' clocks are less than an hour apart. A time beyond that was made by a wrong clock.
+HOUR_US = 3_600_000_000
+LONGEST_LEASE_US = 86_400_000_000
 ORDER = ["high", "normal", "low"]
 LEADS_TO = {"acked": "claimed", "read": "read", "expired": "expired"}
 OPEN = ("delayed", "unread", "leased")
@@ -28,7 +31,10 @@ DEFAULTS = {
     "on_behalf_of": None,
     "replay_of": None,
     "topic": None,
+    "hops": None,
 }
+
+OF_THE_DOOR = ("pending_most", "bytes_most", "unlimited")
 
 
 class Said(NamedTuple):
@@ -60,7 +66,7 @@ def bytes_of(body: dict[str, Any]) -> int:
 
 def content(body: dict[str, Any]) -> dict[str, Any]:
     """The part of a posting that must be the same for it to be the same message."""
-    return {name: value for name, value in body.items() if name not in ("pending_most", "bytes_most")}
+    return {name: value for name, value in body.items() if name not in OF_THE_DOOR}
 
 
 class MailboxModel:
@@ -71,6 +77,7 @@ class MailboxModel:
         self.messages: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
         self.is_closed = False
+        self.newest_at = 0
         self.limits: dict[str, int | None] = {"pending_most": None, "bytes_most": None}
         self.handed_with_rate: list[int] = []
         self.attempts_most: dict[str, int] = {}
@@ -96,7 +103,9 @@ class MailboxModel:
         if number is None:
             return False
         message = self.messages[number]
-        return message["status"] in OPEN or now - message["posted_at"] <= WEEK_US
+        # A message of a wrong clock is known for a week from its end.
+        is_wrong = message["ended_at"] is not None and message["posted_at"] - message["ended_at"] > HOUR_US
+        return message["status"] in OPEN or now - message["ended_at" if is_wrong else "posted_at"] <= WEEK_US
 
     def settle(self, kind: str, ce_id: str, sender: str, body: dict[str, Any], now: int) -> Said:
         """Return the expected answer to a record; `kind` is the last word of its type."""
@@ -138,8 +147,7 @@ class MailboxModel:
             "status": "unread",
             "sender": body["from"],
             "kind": body["kind"],
-            # In the order of the log, also where the clock says the same.
-            "posted_at": max([now, *(m["posted_at"] + 1 for m in self.messages)]),
+            "posted_at": self._next_moment(now),
             "attempts": 0,
             "handed_to": None,
             "handed_at": None,
@@ -158,8 +166,16 @@ class MailboxModel:
         self.bodies.append(body)
         return Said("accepted", None, row["status"], (dict(row),))
 
+    def _next_moment(self, now: int) -> int:
+        """In the order of the log, also where the clock says the same; but not after a wrong clock."""
+        is_wrong = self.newest_at - now > HOUR_US
+        self.newest_at = now if is_wrong else max(now, self.newest_at + 1)
+        return self.newest_at
+
     def _has_room(self, body: dict[str, Any]) -> bool:
-        """The mailbox's own limits count, and those of the posting where it has none."""
+        """The mailbox's own limits count, and those of the posting where it has none; none for the system's."""
+        if body.get("unlimited"):
+            return True
         open_now = [n for n, m in enumerate(self.messages) if m["status"] in OPEN]
         taken = {
             "pending_most": len(open_now) + 1,
@@ -175,7 +191,9 @@ class MailboxModel:
         message.update(status=status, ended_at=now, lease_until=None)
 
     def _is_held(self, message: dict[str, Any], now: int) -> bool:
-        return message["status"] == "leased" and message["lease_until"] > now
+        if message["status"] != "leased":
+            return False
+        return 0 < message["lease_until"] - now <= LONGEST_LEASE_US + HOUR_US
 
     def _is_over(self, message: dict[str, Any], now: int) -> bool:
         return message["expires_at"] is not None and moment_us(message["expires_at"]) <= now
@@ -244,7 +262,7 @@ class MailboxModel:
         if "held_most" in body:
             most.append(body["held_most"] - sum(self._is_held(m, now) for m in self.messages))
         if "per_minute" in body:
-            lately = [moment for moment in self.handed_with_rate if moment > now - 60_000_000]
+            lately = [at for at in self.handed_with_rate if now - 60_000_000 < at <= now + HOUR_US]
             most.append(body["per_minute"] - len(lately))
         return int(min(most))
 
@@ -273,8 +291,7 @@ class MailboxModel:
         if body.get("is_no_attempt"):
             message["attempts"] -= 1
         if kind == "due":
-            newest = max(m["posted_at"] for m in self.messages)
-            message.update(status="unread", posted_at=max(now, newest + 1))
+            message.update(status="unread", posted_at=self._next_moment(now))
         elif kind in LEADS_TO:
             self._end(message, LEADS_TO[kind], now)
         elif kind == "extended":
@@ -309,7 +326,10 @@ class MailboxModel:
     ) -> bool:
         is_held = self._is_held(message, now)
         if message["status"] == "delayed" or kind == "due":
-            is_due = kind == "due" and message["status"] == "delayed" and message["deliver_at"] <= now
+            has_come = message["status"] == "delayed" and (
+                message["deliver_at"] <= now or message["posted_at"] - now > HOUR_US
+            )
+            is_due = kind == "due" and has_come
             return (is_due and not self._is_over(message, now)) or (
                 kind == "expired" and self._is_over(message, now)
             )
@@ -327,3 +347,46 @@ class MailboxModel:
         if kind == "extended":
             return is_holder and is_held
         return is_its_lease and message["status"] == "leased" and not is_held
+
+
+def time_at(moment_us: int, more: str = "") -> str:
+    """A time as a message has it; `more`: digits after the microseconds."""
+    moment = datetime.fromtimestamp(moment_us // 1_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment_us % 1_000_000:06d}{more}Z"
+
+
+def contents(now: int) -> tuple[dict[str, Any], ...]:
+    """Return the contents of messages; from the fifth on they expire."""
+    return (
+        {},
+        {"priority": "high"},
+        {"priority": "low", "from_task": "t1", "from_verified": True, "replay_of": "m9"},
+        {
+            "body": "other",
+            "thread": "t",
+            "in_reply_to": "m0",
+            "broadcast_id": "b",
+            "sent_at": "at noon",
+            "topic": "news",
+        },
+        {"expires_at": time_at(now + 1000)},
+        {"expires_at": time_at(now + 30_000_000, "001")},
+        {"expires_at": time_at(now + 3_600_000_000)},
+        {"expires_at": time_at(now + WEEK_US), "priority": "high"},
+        {"expires_at": "2026-11-21T10:00:00Z"},
+        {"expires_in_ms": 1},
+        {"expires_in_ms": 30_000, "deliver_after_ms": 1000},
+        {"deliver_after_ms": 1},
+        {"deliver_after_ms": 29_000, "priority": "high"},
+        {"pending_most": 2},
+        {"bytes_most": 3, "body": "ü?"},
+        {"pending_most": 0, "body": "other"},
+        {"deliver_after_ms": (WEEK_US + 1000) // 1000, "priority": "low"},
+        {"unlimited": True, "pending_most": 1, "bytes_most": 1},
+        {"hops": 3, "unlimited": True},
+        {"blob": {"digest": "ab" * 32, "bytes": 2, "content_type": "image/png"}},
+        {"bytes_most": 9, "blob": {"digest": "cd" * 32, "bytes": 5, "content_type": "image/png"}},
+    )
+
+
+CONTENTS = len(contents(0))

@@ -23,6 +23,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     limits_record,
     nack_record,
 )
+from schemas.streams.mailboxes.message import Message, posting_record
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, S_US, at, mailbox_of, post_at
 from tests.schemas.stream_records import as_read
@@ -82,6 +83,26 @@ def test_the_same_message_again_is_a_duplicate_also_in_a_full_mailbox_and_with_o
     assert said(post_at(0, entries, "m1", pending_most=1)) == ("duplicate", None)
     assert said(post_at(0, entries, "m1", bytes_most=0)) == ("duplicate", None)
     assert said(post_at(0, entries, "m1", body="other", pending_most=1)) == ("rejected", "seq_conflict")
+
+
+@pytest.mark.requirement("ST-80")
+def test_a_message_of_the_system_is_taken_by_a_full_mailbox_and_no_file_can_say_that_it_is_one() -> None:
+    entries = mailbox_of("m1")
+    limit(entries, 1, pending_most=1, bytes_most=1)
+    assert said(post_at(2, entries, "m2", unlimited=True)) == ("accepted", None)
+    # The mark is no part of the content.
+    assert said(post_at(3, entries, "m2")) == ("duplicate", None)
+    assert said(post_at(4, entries, "m3")) == ("rejected", "mailbox_full")
+    said_by_file = {
+        "message_id": "m4",
+        "from": "ann",
+        "to": "bo",
+        "kind": "ask",
+        "body": "?",
+        "unlimited": True,
+    }
+    record = posting_record(Message.model_validate(said_by_file), door="file", principal="ann")
+    assert said(at(5, record, entries)) == ("rejected", "unauthenticated_record")
 
 
 @pytest.mark.requirement("LM-01")

@@ -9,8 +9,14 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes import mailbox_entries
-from schemas.streams.mailboxes.mailbox_requests import claim_record, read_record
-from tests.schemas.job_records import said
+from schemas.streams.mailboxes.mailbox_requests import (
+    claim_record,
+    due_record,
+    lease_record,
+    read_record,
+    reclaim_record,
+)
+from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, post_at, refused, row_of
 
 WEEK_US = 7 * 24 * 3600 * 1_000_000
@@ -71,3 +77,47 @@ def test_the_id_of_a_message_that_lies_there_longer_than_a_week_is_not_used_agai
     assert refused(post_at(2 * WEEK_US, entries, body="other")) == ("seq_conflict", "unread")
     assert row_of(at(2 * WEEK_US, read_record(*AT, "m1", **HUB), entries)).status == "read"
     assert refused(at(2 * WEEK_US, read_record(*AT, "m1", **PUMP), entries)) == ("unknown_stream", None)
+
+
+YEAR_US = 370 * 24 * 3600 * 1_000_000
+
+
+@pytest.mark.requirement("ST-86")
+def test_one_record_of_a_wrong_clock_moves_the_times_of_no_later_message() -> None:
+    entries = mailbox_of("m1")
+    assert row_of(post_at(YEAR_US, entries, "m2")).posted_at == START_US + YEAR_US
+    assert row_of(post_at(10, entries, "m3")).posted_at == START_US + 10
+    assert row_of(post_at(10, entries, "m4")).posted_at == START_US + 11
+    # A clock of another broker that is a little ahead is none: the order of the log counts.
+    ahead_us = 60_000_000
+    post_at(ahead_us, entries, "m5")
+    assert row_of(post_at(20, entries, "m6")).posted_at == START_US + ahead_us + 1
+
+
+@pytest.mark.requirement("ST-86")
+def test_the_id_of_a_message_of_a_wrong_clock_is_known_for_a_week_from_its_end_and_not_for_a_year() -> None:
+    entries, shard = Entries(), shard_of("m1")
+    mates = [f"x{n}" for n in range(100_000) if shard_of(f"x{n}") == shard][:3]
+    # One message ends under the wrong clock, and one after it.
+    for message_id in ("m1", mates[0]):
+        post_at(YEAR_US, entries, message_id)
+    at(YEAR_US, claim_record(*AT, "c1", 1, **HUB), entries)
+    at(0, claim_record(*AT, "c2", **HUB), entries)
+    for message_id in ("m1", mates[0]):
+        assert said(post_at(0, entries, message_id)) == ("duplicate", None)
+    post_at(10, entries, mates[1])
+    post_at(2 * WEEK_US, entries, mates[2])
+    assert set(msgspec.msgpack.decode(entries.stored()[shard])[1]) == {mates[1], mates[2]}
+    assert said(post_at(2 * WEEK_US, entries, "m1")) == ("accepted", None)
+
+
+@pytest.mark.requirement("ST-86")
+def test_a_lease_and_a_delay_of_a_wrong_clock_end_with_it() -> None:
+    entries = mailbox_of("m1")
+    at(YEAR_US, lease_record(*AT, "l1", lease_ms=60_000, **PUMP), entries)
+    post_at(YEAR_US, entries, "m2", deliver_after_ms=1000)
+    assert said(at(20, due_record(*AT, "m2", ce_id="d1", **HUB), entries)) == ("accepted", None)
+    assert said(at(20, reclaim_record(*AT, "m1", "l1", ce_id="r1", **HUB), entries)) == ("accepted", None)
+    at(30, lease_record(*AT, "l2", lease_ms=86_400_000, **PUMP), entries)
+    early = at(40, reclaim_record(*AT, "m1", "l2", ce_id="r2", **HUB), entries)
+    assert refused(early) == ("illegal_transition", "leased")

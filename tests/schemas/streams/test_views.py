@@ -64,13 +64,14 @@ COLUMNS = {
     "topic_messages": (
         "topic string!, message_id string!, status string!, sender string!, kind string!, "
         "recipient_count int64!, recipients texts, published_at time!, published_offset int64!, "
-        "delivered_at time, blob string"
+        "delivered_at time, blob string, refused_count int64!, refused texts"
     ),
     "registry_schedules": (
         "schedule string!, status string!, owner string!, from_task string, cron string, every_s int64, "
         "recipient string!, kind string!, body string!, content_type string!, priority string!, "
         "expires_in_ms int64, missed string!, revision int64!, set_at time!, next_run_at time, "
-        "last_run_at time, runs int64!, missed_runs int64!, late_runs int64!, removed_at time"
+        "last_run_at time, runs int64!, missed_runs int64!, late_runs int64!, removed_at time, "
+        "refused_run_at time, refused_reason string"
     ),
     "blobs": (
         "digest string!, status string!, bytes int64!, content_type string!, object string!, "
@@ -117,7 +118,7 @@ COLUMNS = {
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
         "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
-        "last_reason string, replay_of string, deliver_at time, topic string, blob string"
+        "last_reason string, replay_of string, deliver_at time, topic string, blob string, hops int64"
     ),
     "mailbox_limits": (
         "realm string!, recipient string!, pending_most int64, bytes_most int64, limited_by string!, "

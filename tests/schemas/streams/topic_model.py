@@ -38,7 +38,7 @@ class TopicModel:
         if kind == "published":
             return self._publish(body, offset, now)
         if kind == "delivered":
-            return self._deliver(body["message_id"], now)
+            return self._deliver(body, now)
         return self._subscription(kind == "subscribed", ce_id, sender, body, now)
 
     def subscribers(self) -> list[str]:
@@ -107,13 +107,13 @@ class TopicModel:
         row = self._message_row(made)
         return Said("accepted", None, row["status"], (self.row(), row))
 
-    def _deliver(self, message_id: str, now: int) -> Said:
-        known = self._newest(message_id)
+    def _deliver(self, body: dict[str, Any], now: int) -> Said:
+        known = self._newest(body["message_id"])
         if known is None:
             return Said("rejected", "unknown_stream")
         if known["delivered_at"] is not None:
             return Said("duplicate", None, "delivered")
-        known["delivered_at"] = now
+        known |= {"delivered_at": now, "refused": (body.get("refused_count", 0), body.get("refused"))}
         return Said("accepted", None, "delivered", (self.row(), self._message_row(known)))
 
     def _message_row(self, made: dict[str, Any]) -> dict[str, Any]:
@@ -129,5 +129,7 @@ class TopicModel:
             "published_at": made["at"],
             "published_offset": made["offset"],
             "delivered_at": made["delivered_at"],
+            "refused_count": made.get("refused", (0, None))[0],
+            "refused": made.get("refused", (0, None))[1],
             "blob": made["body"].get("blob", {"digest": None})["digest"],
         }
