@@ -1,0 +1,75 @@
+"""The doctor's check of clocks that are apart (ST-87)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from connectors.cli.doctor import clocks
+from connectors.cli.doctor.clocks import check_clocks, gateway_offset_s
+from connectors.cli.doctor.findings import OK, WARN
+from schemas.settings.settings import GatewaySettings, Settings
+from tests.jobs.topic_load import append_all, registration
+
+pytestmark = pytest.mark.requirement("ST-87")
+
+
+@contextmanager
+def gateway_that_says(offset_s: float) -> Iterator[int]:
+    """Serve the metric of a gateway; its port."""
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"# TYPE x gauge\ntrunkline_log_clock_offset_seconds {offset_s}\n".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join(5)
+
+
+def at_port(settings: Settings, port: int) -> Settings:
+    gateway = settings.gateway.model_copy(update={"port": port})
+    return settings.model_copy(update={"gateway": gateway})
+
+
+@pytest.mark.parametrize(("offset_s", "said"), [(600.0, "600 s behind that"), (-75.2, "75 s ahead of that")])
+def test_a_gateway_with_another_clock_than_the_log_is_named(tmp_path, offset_s, said):
+    with gateway_that_says(offset_s) as port:
+        settings = at_port(Settings(data_dir=tmp_path, gateway=GatewaySettings()), port)
+        finding = check_clocks(settings)
+    assert (finding.level, said in finding.found) == (WARN, True)
+    assert "NTP" in finding.mend
+    assert gateway_offset_s(settings) is None
+
+
+@pytest.mark.kafka
+def test_a_record_of_the_future_is_named_with_its_time(backbone_settings, keyring, monkeypatch):
+    append_all(backbone_settings, [registration("ab12cd34", keyring)])
+    with gateway_that_says(0.0) as port:
+        settings = at_port(backbone_settings, port)
+        assert check_clocks(settings).level == OK
+        now_s = time.time()
+        monkeypatch.setattr(clocks.time, "time", lambda: now_s - 3600)
+        finding = check_clocks(settings)
+    assert finding.level == WARN
+    assert (
+        "which is in the future" in finding.found
+        and time.strftime("%Y-%m-%dT", time.gmtime(now_s)) in finding.found
+    )
