@@ -93,7 +93,10 @@ def become(module: str, request: dict, files: list[int]) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.stdout.reconfigure(encoding=os.environ.get("PYTHONIOENCODING", "utf-8"))
+    # Made anew, because a stream remembers whether the file of the server can be rewound.
+    encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = [module, *request["arguments"]]
     # A module that is there already would be named in a warning.
     del sys.modules[module]

@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL
 from connectors.gateway.fairness.byte_budget import ByteBudget, Rooms
-from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, error_response
+from connectors.gateway.web.answers import BUSY, crowded, error_response
 from connectors.gateway.web.bounded_http import ABORT
 from connectors.gateway.web.metrics import Metrics
 
@@ -190,4 +190,4 @@ class _Answers:
 
 
 def _busy(why: str) -> Any:
-    return error_response(429, BUSY, why, {"Retry-After": str(RETRY_AFTER_S)})
+    return error_response(429, BUSY, why, dict(crowded(why).headers or {}))

@@ -21,6 +21,7 @@ from typing import Any
 
 from connectors.cli.shared.actions import add_actions
 from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.terminal_text import drop_output, output_fault, prepare_output
 
 PROGRAM = "trunkline"
 EXIT_USAGE = 2
@@ -221,19 +222,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     prefix = " ".join([PROGRAM, *arguments[:1]])
     try:
+        prepare_output()
         code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        drop_output()
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has ended. Without this, Python reports the error again at its last flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except TrunklineError as error:
         print(f"{prefix}: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and (why := output_fault(error)) is not None:
+            if why:
+                print(f"{prefix}: {why}", file=sys.stderr)
+            return 1 if why else 0
         from schemas.settings.settings import SettingsError
 
         if not isinstance(error, SettingsError):

@@ -173,7 +173,7 @@ class Entrance:
         if not decision.allowed:
             self._refusals.record(POLICY, decision.why, caller.principal, route)
             raise ApiError(403, POLICY, decision.why)
-        note_principal(request.scope, caller.principal)
+        note_principal(request.scope, caller.principal, is_operator=caller.role == OPERATOR)
         request.scope["trunkline_principal"] = caller.principal
         return caller
 

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import structlog
@@ -25,6 +24,7 @@ from connectors.dashboard.past_records_reader import records_between, records_in
 from connectors.dashboard.pulse import PULSE_S, Pulse
 from connectors.dashboard.rejections import Rejections
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.streaming_answer import Reserve
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.streams.principal.principals import VIEWER
 from trunkline_agent.errors import TrunklineError
@@ -192,7 +192,7 @@ class EventBroadcast:
         fresh.set()
 
     async def follow(
-        self, role: str, last_event_id: str | None, goes_on: Callable[[], bool]
+        self, role: str, last_event_id: str | None, goes_on: Callable[[], bool], reserve: Reserve
     ) -> AsyncIterator[bytes]:
         """Yield the server-sent events for one reader as bytes, until it disconnects or the gateway stops.
 
@@ -204,6 +204,7 @@ class EventBroadcast:
             role: The reader's role. Only the operator gets the verdicts of principals' and control records.
             last_event_id: The id of the last event that the reader received before. None for a new reader.
             goes_on: Called at least once a second. The stream ends when it returns False.
+            reserve: Waits for the memory of a frame.
         """
         self.readers += 1
         self._hub.metrics.readers(DOOR, 1)
@@ -215,6 +216,7 @@ class EventBroadcast:
             else:
                 missed, number = await self._missed(role, last_event_id)
                 for text in missed:
+                    await reserve(len(text))
                     yield text
             while goes_on():
                 oldest = self._newest - len(self._ring)
@@ -223,9 +225,11 @@ class EventBroadcast:
                     self._hub.metrics.dropped(DOOR)
                     return
                 if number < self._newest:
-                    frames = [frame.of(role) for _, frame in islice(self._ring, number - oldest, None)]
-                    number = self._newest
-                    yield b"".join(frames)
+                    # One at a time: all readers share the bytes of a frame.
+                    frame = self._ring[number - oldest][1].of(role)
+                    number += 1
+                    await reserve(len(frame))
+                    yield frame
                     continue
                 fresh = self._fresh
                 with suppress(TimeoutError):

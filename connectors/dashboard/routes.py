@@ -18,12 +18,13 @@ from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_page, re
 from connectors.dashboard.task_board import TaskBoard
 from connectors.dashboard.webhook_board import webhooks_as_json
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import BUSY, encoded_within, json_answer, not_found, unavailable
+from connectors.gateway.web.answers import encoded_within, json_answer, not_found
 from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
-from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
+from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.log.publisher import Position
 from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.errors import TrunklineError
 
 _OFFSET_LIMIT: Final = 10**15
@@ -202,7 +203,8 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
 
     The route calls `entrance.admit` first. It bounds the streams of all principals and of each one.
     """
-    places = StreamPlaces()
+    streams, on_unread = hub.settings.gateway.streams, partial(hub.metrics.dropped, DOOR)
+    places = StreamPlaces(hub.answer_memory, streams, unread_s=STALLED_S, on_unread=on_unread)
 
     @app.get(EVENTS)
     async def follow(
@@ -217,16 +219,13 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
         that reconnects by itself.
         """
         caller = entrance.admit(request, EVENTS)
-        if not places.take(caller.principal):
-            raise unavailable("too many readers at once; try again later", BUSY)
 
         def goes_on() -> bool:
             return not hub.stopping.is_set() and entrance.still_holds(request, caller)
 
-        return StreamingAnswer(
+        return places.answer(
+            caller.principal,
             partial(broadcast.follow, caller.role, last_event_id or after, goes_on),
             EVENT_STREAM,
-            ended=partial(places.give_back, caller.principal),
-            send_timeout_s=STALLED_S,
-            stalled=partial(hub.metrics.dropped, DOOR),
+            is_operator=caller.role == OPERATOR,
         )

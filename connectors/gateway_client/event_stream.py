@@ -7,6 +7,7 @@ gateway still has it in memory; events that it no longer has are announced by an
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ MESSAGE: Final = "message"
 GAP: Final = "gap"
 # The gateway sends a comment at least this often; a connection that is silent for longer is dead.
 _SILENCE_S: Final = 45.0
-_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+# A pause is between half of it and all of it, at random, so that not all readers come back in the same moment.
+_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _WAITING: Final = 1000
 _TICK_S: Final = 0.25
 _STOP_S: Final = 5.0
@@ -161,7 +163,8 @@ class EventStream:
             self._client = self._clients[(self._clients.index(self._client) + 1) % len(self._clients)]
             # Each gateway is asked once before the next pause is longer.
             rounds = (failures - 1) // len(self._clients)
-            self._closed.wait(_BACKOFF_S[min(rounds, len(_BACKOFF_S) - 1)])
+            longest_s = _BACKOFF_S[min(rounds, len(_BACKOFF_S) - 1)]
+            self._closed.wait(longest_s * random.uniform(0.5, 1.0))  # noqa: S311  no secret depends on it
 
     def _connection(self) -> Iterator[ServerEvent | None]:
         """Yield None when a connection is made, then its events."""

@@ -116,8 +116,11 @@ class SettledFeed:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_wake, futures)
 
-    def since(self, cursor: int, limit: int) -> tuple[list[SettledRecord], int]:
+    def since(self, cursor: int, limit: int, limit_bytes: int | None = None) -> tuple[list[SettledRecord], int]:
         """Return at most `limit` records after `cursor`, oldest first, and the cursor for the next call.
+
+        With `limit_bytes`, the values of all but the first record have no more bytes than that together. A
+        reader that is slow keeps the records of its last call in memory.
 
         It never blocks. Without new records, it returns an empty list and the same cursor. Raises FellBehind if
         some of the records after `cursor` are no longer in memory.
@@ -126,7 +129,13 @@ class SettledFeed:
             if cursor < self._oldest():
                 raise FellBehind(cursor, self._oldest())
             last = min(cursor + limit, self.newest)
-            return [self._ring[number] for number in range(cursor + 1, last + 1)], max(cursor, last)
+            found = [self._ring[number] for number in range(cursor + 1, last + 1)]
+        if limit_bytes is not None:
+            for place, record in enumerate(found):
+                limit_bytes -= len(record.value or b"")
+                if limit_bytes < 0 and place > 0:
+                    return found[:place], cursor + place
+        return found, max(cursor, last)
 
     def find(self, position: Position) -> SettledRecord | None:
         """Return the record at `position`, or None if it is not in memory."""

@@ -118,7 +118,7 @@ class ConnectionSettings(Section):
     anonymous_connections: int = Field(default=256, ge=8, le=100_000)
     """Connections without an admitted request. Beyond this the oldest idle one is closed."""
     connections: int = Field(default=2000, ge=8, le=100_000)
-    """Connections with an admitted request. One principal may have half of them."""
+    """Connections with an admitted request. A principal may have about as many as it leaves free."""
     head_timeout_s: float = Field(default=10.0, gt=0)
     """Time from the start of a connection, or of a later request, to the end of the head, TLS included."""
     body_timeout_s: float = Field(default=30.0, gt=0)
@@ -128,6 +128,10 @@ class ConnectionSettings(Section):
     """Time between two requests of an authenticated connection. For others `head_timeout_s` counts."""
     answer_memory_bytes: int = Field(default=256 * 1024 * 1024, ge=1024 * 1024)
     """Bytes of all answers and streams under way together. Further ones wait, then get 503 `busy`."""
+    streams: int = Field(default=512, ge=8, le=100_000)
+    """Event streams at once: so many of records, of messages, and of the dashboard. Shared like connections."""
+    stream_unread_s: float = Field(default=60.0, gt=0)
+    """Time in which the client of an event stream must read 64 KiB. It is 5 s while others wait for memory."""
 
 
 class GatewaySettings(ConnectionSettings):

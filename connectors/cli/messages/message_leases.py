@@ -21,6 +21,9 @@ _LEASE: Final = (
     argument("message", "the messages", nargs="+", type=name_of("a message")),
 )
 ACTIONS: Final = Actions()
+# The lease of a drain. A reader of the output, such as a pager, may be slower: then its messages come again.
+_PRINTED_WITHIN_S: Final = 300
+_NOT_PRINTED: Final = "the output of 'messages drain' could not be written"
 
 
 @ACTIONS.add(
@@ -30,13 +33,35 @@ ACTIONS: Final = Actions()
     example="trunkline messages drain --limit 10 --json | jq '.messages[].payload'",
 )
 def _drain(call: Call) -> int:
-    """Take the messages out of your own mailbox, the most urgent first."""
-    found = _taken(call)
-    if found["messages"] and not call.json:
-        # Printed first: the messages are taken already, and the reader may stop reading in the middle.
-        count, left = len(found["messages"]), found["left"]
-        _note(f"{count} taken, {left} left; the same again: --request-id {found['request_id']}")
-    return _print_messages(call, found)
+    """Take the messages out of your own mailbox, the most urgent first.
+
+    They are leased until they are printed, and given back if they cannot be printed. With --request-id they are
+    taken at once, because the same id gets them again.
+    """
+    if call.request_id is not None:
+        found = _taken(call)
+        if found["messages"] and not call.json:
+            # Printed first, because the reader may stop reading in the middle.
+            count, left = len(found["messages"]), found["left"]
+            _note(f"{count} taken, {left} left; the same again: --request-id {found['request_id']}")
+        return _print_messages(call, found)
+    found = _taken(call, lease=_PRINTED_WITHIN_S)
+    lease_id, ids = found.pop("lease_id", None), [message["id"] for message in found["messages"]]
+    for message in found["messages"]:
+        del message["attempt"], message["deadline"]
+    if ids and not call.json:
+        _note(f"{len(ids)} taken, {found['left']} left")
+    try:
+        _print_messages(call, found)
+        sys.stdout.flush()
+    except (OSError, KeyboardInterrupt):
+        if ids:
+            call.post("messages", "nack", lease_id=lease_id, message_ids=ids, reason=_NOT_PRINTED)
+        raise
+    refused = call.post("messages", "ack", lease_id=lease_id, message_ids=ids)["refused"] if ids else ()
+    for one in refused:
+        _note(f"trunkline messages: {one['message_id']} was printed and comes again: {one['message']}")
+    return 0
 
 
 @ACTIONS.add(

@@ -23,9 +23,9 @@ log, shown with the message by its SHA-256, and removed some time after the last
 (limits.blob_keep_s).
 
 The token names the sender, and the mailbox that 'drain', 'lease' and 'follow' read: the operator's, unless
-TRUNKLINE_TOKEN holds another token. Each message goes to one drain; the same --request-id again gets the same
-messages. A leased message that is not acknowledged in time is handed out again, before newer ones of its
-priority.
+TRUNKLINE_TOKEN holds another token. Each message goes to one drain, which leases it until it is printed; with
+--request-id it is taken at once, and the same id again gets the same messages. A leased message that is not
+acknowledged in time is handed out again, before newer ones of its priority.
 
 'follow' goes on after the last event when a connection is lost. It ends when no gateway answers for a minute.
 

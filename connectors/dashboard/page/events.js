@@ -7,7 +7,8 @@ const NAMES = ["hello", "reset", ...AGENTS, "job", "task", "message", "verdict",
 // The server sends an event each second.
 const SILENCE_MS = 5000;
 // A page asks one gateway, usually on its own machine. Once that is back, a person waits no longer than this.
-const WAITS_MS = [300, 1000, 2000];
+// A wait is between half of it and all of it, at random: not all pages come back in the same moment.
+const WAITS_MS = [600, 1000, 2000];
 // The longest wait for a gateway that accepts the connection and sends nothing.
 const ANSWER_MS = 5000;
 
@@ -68,7 +69,7 @@ export class Events {
   // Reconnect. The browser's own reconnection gives up after an error status, and waits longer than necessary.
   again() {
     this.close();
-    const wait = WAITS_MS[Math.min(this.failures, WAITS_MS.length - 1)];
+    const wait = WAITS_MS[Math.min(this.failures, WAITS_MS.length - 1)] * (0.5 + Math.random() / 2);
     this.failures += 1;
     this.timer = setTimeout(async () => {
       try {

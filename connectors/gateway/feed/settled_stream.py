@@ -19,7 +19,7 @@ import orjson
 from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.answers import row_as_json
-from connectors.gateway.web.streaming_answer import PING, server_event
+from connectors.gateway.web.streaming_answer import CHUNK_BYTES, PING, Reserve, server_event
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REGISTERED
@@ -41,11 +41,14 @@ from trunkline_agent.wire.verdicts import ACCEPTED
 PING_S: Final = 15.0
 TICK_S: Final = 0.5
 SNAPSHOT_ROWS: Final = 1000
+# The most bytes of the rows of a snapshot.
+SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 _BATCH: Final = 200
 # Records that come right after others are sent together. At 500 records a second each client cost a tenth of
 # the gateway's processor time. The bridge gets each record at once, because senders wait for its receipts.
 _TOGETHER_S: Final = 0.01
 _RENDERED: Final = 2000
+_RENDERED_BYTES: Final = 16 * 1024 * 1024
 _LIVE_JOBS: Final = [state for state in JOB_STATES if state not in JOB_TERMINAL]
 _LIVE_SESSIONS: Final = [state for state in SESSION_STATES if state != TERMINATED]
 # The kinds of stream that every reader of jobs and sessions may see, unlike mailboxes and tokens.
@@ -105,11 +108,12 @@ class Follower:
         """
         silent_since = time.monotonic()
         while self.goes_on():
-            records, after = self.feed.since(cursor, _BATCH)
+            records, after = self.feed.since(cursor, _BATCH, CHUNK_BYTES)
             if records:
+                is_all = after >= self.feed.newest
                 yield cursor, records
                 cursor, silent_since = after, time.monotonic()
-                if together_s and len(records) < _BATCH:
+                if together_s and is_all:
                     await asyncio.sleep(together_s)
                 continue
             if time.monotonic() - silent_since >= ping_s:
@@ -132,6 +136,7 @@ class EventWriter:
         self._boot_id = boot_id
         self._agent = agent
         self._rendered: OrderedDict[int, bytes] = OrderedDict()
+        self._bytes = 0
 
     def cursor_of(self, last_event_id: str, feed: SettledFeed) -> int | None:
         """Return the feed's cursor of the event with this id, from which a client continues its stream.
@@ -168,8 +173,9 @@ class EventWriter:
         if found is None:
             settled = self.event("settled", cursor, settled_as_json(record))
             found = self._rendered[cursor] = self._agent_event(cursor, record) + settled
-            if len(self._rendered) > _RENDERED:
-                self._rendered.popitem(last=False)
+            self._bytes += len(found)
+            while len(self._rendered) > _RENDERED or self._bytes > _RENDERED_BYTES:
+                self._bytes -= len(self._rendered.popitem(last=False)[1])
         return found
 
     def _agent_event(self, cursor: int, record: SettledRecord) -> bytes:
@@ -181,7 +187,12 @@ class EventWriter:
 
 
 async def server_events(
-    writer: EventWriter, follower: Follower, wanted: Wanted, last_event_id: str | None, rows: Callable[[], Any]
+    writer: EventWriter,
+    follower: Follower,
+    wanted: Wanted,
+    last_event_id: str | None,
+    rows: Callable[[], Any],
+    reserve: Reserve,
 ) -> AsyncIterator[bytes]:
     """Yield the bytes of one client's event stream: a snapshot, then settled records, with pings.
 
@@ -195,6 +206,7 @@ async def server_events(
         wanted: The filter of the records.
         last_event_id: The id of the last event that the client received before; None for a new client.
         rows: Returns the data of the snapshot. It is called in a thread.
+        reserve: Waits for the memory of a chunk.
     """
     cursor = None if last_event_id is None else writer.cursor_of(last_event_id, follower.feed)
     if cursor is None:
@@ -202,17 +214,15 @@ async def server_events(
         cursor = follower.feed.newest
         if last_event_id is not None:
             yield writer.event("gap", cursor, {"why": "what came after the last event is not in memory"})
+        await reserve(SNAPSHOT_BYTES)
         yield writer.event("snapshot", cursor, await asyncio.to_thread(rows))
     try:
         async for before, records in follower.batches(cursor, PING_S, _TOGETHER_S):
             cursor = before + len(records)
-            shown = [
-                writer.settled(number, record)
-                for number, record in enumerate(records, before + 1)
-                if wanted.fits(record)
-            ]
-            if shown or not records:
-                yield b"".join(shown) or PING
+            fit = [(number, one) for number, one in enumerate(records, before + 1) if wanted.fits(one)]
+            await reserve(sum(len(one.value or b"") for _, one in fit))
+            if fit or not records:
+                yield b"".join(writer.settled(number, one) for number, one in fit) or PING
     except FellBehind:
         yield writer.event("gap", cursor, {"why": "too slow: what comes next is not in memory any more"})
 
@@ -252,11 +262,13 @@ def _shown_body(record: SettledRecord) -> Any:
 def snapshot_rows(live_view: LiveView, lists: RowLists, wanted: Wanted) -> dict[str, Any]:
     """Return rows of jobs and sessions that match the filter's kinds and stream, at most 1,000 of each.
 
-    The result has `rows` and `total`, both by the name of the view, such as `registry_jobs`. `total` is the
-    number of all matching rows. Rows of jobs and sessions that have not ended come first, then the newest.
+    The rows of both have at most 8 MiB together. The result has `rows` and `total`, both by the name of the
+    view, such as `registry_jobs`. `total` is the number of all matching rows. Rows of jobs and sessions that
+    have not ended come first, then the newest.
     """
     rows: dict[str, list[Any]] = {}
     total: dict[str, int] = {}
+    left = SNAPSHOT_BYTES
     kinds: tuple[tuple[str, type[JobRow | SessionRow], OrderedRows[Any], list[str], list[str]], ...] = (
         (JOB, JobRow, lists.jobs, _LIVE_JOBS, list(JOB_TERMINAL)),
         (SESSION, SessionRow, lists.sessions, _LIVE_SESSIONS, [TERMINATED]),
@@ -273,7 +285,13 @@ def snapshot_rows(live_view: LiveView, lists: RowLists, wanted: Wanted) -> dict[
             row = live_view.get(row_type, name) if wanted.stream == f"{kind}/{name}" else None
             found = [] if row is None else [row]
             total[row_type.VIEW] = len(found)
-        rows[row_type.VIEW] = [row_as_json(row) for row in found]
+        shown = rows[row_type.VIEW] = []
+        for row in found:
+            encoded = orjson.dumps(row_as_json(row))
+            left -= len(encoded)
+            if left < 0:
+                break
+            shown.append(orjson.Fragment(encoded))
     return {"rows": rows, "total": total}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query, Request, Response
@@ -24,7 +25,8 @@ from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import not_found, row_as_json
 from connectors.gateway.web.models import ERRORS, QueryFilter
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, StreamingAnswer, StreamPlaces
+from connectors.gateway.web.refusals import DOOR
+from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, Reserve, StreamingAnswer
 from connectors.gateway.work.job_routes import JOBS, JobPath
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.job.job_registry import JobRow
@@ -32,6 +34,8 @@ from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.wire.ids import JOB, NAME_LIMIT, stream_key
 
 NDJSON: Final = "application/x-ndjson"
+Chunks = Callable[[Follower, Reserve], AsyncIterator[bytes]]
+"""Returns the bytes of a stream of settled records."""
 
 
 class EventFilter(QueryFilter):
@@ -70,13 +74,16 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         row = hub.live_view.get(ParticipantRow, name)
         return None if row is None else participant_as_json(row)
 
-    places, writer = StreamPlaces(), EventWriter(hub.boot_id, agent)
+    places, writer = hub.new_stream_places(DOOR), EventWriter(hub.boot_id, agent)
 
-    def answer(
-        request: Request, chunks: Callable[[Follower], AsyncIterator[bytes]], media_type: str
-    ) -> StreamingAnswer:
+    def answer(request: Request, chunks: Chunks, media_type: str) -> StreamingAnswer:
         follower = Follower(hub.live_view.feed, lambda: not hub.stopping.is_set() and gate.still_holds(request))
-        return places.answer(request.state.caller.principal, lambda: chunks(follower), media_type)
+        caller = request.state.caller
+        is_operator = caller.role == OPERATOR
+        return places.answer(caller.principal, partial(chunks, follower), media_type, is_operator=is_operator)
+
+    def events(rows: Callable[[], Any], wanted: Wanted, last_id: str | None) -> Chunks:
+        return lambda follower, reserve: server_events(writer, follower, wanted, last_id, rows, reserve)
 
     @routes.get(
         "/api/hub/events", Action.EVENTS_READ, response_class=Response, responses=_documented(EVENT_STREAM)
@@ -97,7 +104,11 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         def rows() -> Any:
             return snapshot_rows(hub.live_view, hub.lists, wanted)
 
-        return answer(request, lambda f: server_events(writer, f, wanted, last_event_id, rows), EVENT_STREAM)
+        return answer(
+            request,
+            events(rows, wanted, last_event_id),
+            EVENT_STREAM,
+        )
 
     @routes.get(
         f"{JOBS}/{{job_id}}/events",
@@ -119,7 +130,11 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
             found = hub.live_view.get(JobRow, job_id)
             return {"row": None if found is None else row_as_json(found)}
 
-        return answer(request, lambda f: server_events(writer, f, wanted, last_event_id, row), EVENT_STREAM)
+        return answer(
+            request,
+            events(row, wanted, last_event_id),
+            EVENT_STREAM,
+        )
 
     @routes.get(
         "/api/hub/verdicts", Action.VERDICTS_READ, response_class=Response, responses=_documented(NDJSON)
@@ -127,4 +142,4 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     async def follow_verdicts(request: Request, asked: Annotated[VerdictFilter, Query()]) -> Response:
         """Stream the verdicts on records of a bridge, as lines of JSON; `{}` at least every second."""
         verdicts_of = file_verdicts if asked.door == FILE_DOOR else ReceiptVerdicts(hub.limits.may_refuse).of
-        return answer(request, lambda follower: verdict_lines(follower, verdicts_of), NDJSON)
+        return answer(request, lambda follower, _: verdict_lines(follower, verdicts_of), NDJSON)

@@ -89,7 +89,8 @@ def _add_upload_route(routes: Routes, hub: Hub) -> None:
 
 
 def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
-    places, path = StreamPlaces(64, 16), f"{MAILBOX}/messages/{{message_id}}/blob"
+    path = f"{MAILBOX}/messages/{{message_id}}/blob"
+    places = StreamPlaces(hub.answer_memory, 64, 16, on_unread=partial(hub.metrics.dropped, DOOR))
     owner = owner_of_mailbox(hub)
     documented: dict[str, Any] = {"response_class": Response, "responses": _FETCHED}
 
@@ -115,9 +116,9 @@ def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
             wanted = range_of(request.headers, headers["ETag"], size)
             answer = places.answer(
                 caller_of(request).principal,
-                blob.parts if wanted is None else partial(blob.parts_of, wanted),
+                lambda _: blob.parts() if wanted is None else blob.parts_of(wanted),
                 blob.reference.content_type,
-                blob.close,
+                ended=blob.close,
             )
         except BaseException:
             blob.close()

@@ -17,21 +17,21 @@ from typing import IO, Final
 import structlog
 
 from connectors.gateway.blobs.blob_store import BlobMissing, Draft
+from connectors.gateway.fairness.shares import Places
 from connectors.gateway.messages.byte_ranges import ByteRange
 from connectors.gateway.rules.message_limits import check_rate
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import (
     BLOB_GONE,
-    BUSY,
     UNREACHABLE,
     ApiError,
+    crowded,
     existing,
     malformed,
     refuse_rejected,
     unavailable,
 )
 from connectors.gateway.web.idempotency import Origin
-from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.gateway.web.strict_request import NotRead
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored, stored_record
@@ -55,7 +55,7 @@ class Uploads:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._places = StreamPlaces(16, 4)
+        self._places = Places(16, 4)
 
     async def upload(
         self,
@@ -110,7 +110,7 @@ class Uploads:
         """
         self._hub.appender.check()
         if not self._places.take(principal):
-            raise unavailable("too many uploads at once; try again later", BUSY)
+            raise crowded("too many uploads at once; try again later")
         try:
             return await asyncio.to_thread(self._hub.blob_store.new_draft)
         except BaseException as error:

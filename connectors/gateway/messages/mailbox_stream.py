@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
@@ -20,13 +21,15 @@ import orjson
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
-from connectors.gateway.web.streaming_answer import PING, server_event
-from schemas.streams.mailboxes.message import MessageRow
+from connectors.gateway.web.streaming_answer import CHUNK_BYTES, PING, Reserve, server_event
+from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 
 PING_S: Final = 15.0
 # How often a silent stream looks whether its client may still read.
 _TICK_S: Final = 5.0
 _BATCH: Final = 100
+# The most bytes of the encoded messages that are kept for further readers.
+_ENCODED_BYTES: Final = 16 * 1024 * 1024
 _ID: Final = re.compile(r"\d{1,18}(?:-\d{1,18})*")
 
 
@@ -43,23 +46,62 @@ def places_of(last_event_id: str | None, count: int) -> list[int]:
     return places if len(places) == count else [0] * count
 
 
+class EncodedMessages:
+    """The messages of a gateway's mailboxes as JSON, each encoded once for all its readers. Not thread-safe.
+
+    Args:
+        hub: The hub. It is an attribute, too.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._kept: OrderedDict[str, tuple[MessageRow, bytes]] = OrderedDict()
+        self._bytes = 0
+
+    async def of(self, row: MessageRow, reserve: Reserve) -> bytes:
+        """Return a message as JSON. `reserve` waits for the memory of a long one."""
+        key = f"{row.realm}/{row.recipient}/{row.message_id}"
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] == row:
+            await reserve(len(kept[1]))
+            return kept[1]
+        body = self.hub.live_view.get(MessageBodyRow, key)
+        await reserve(0 if body is None else len(body.body))
+        encoded = orjson.dumps(message_as_json(self.hub, row))
+        self._bytes += len(encoded) - (0 if (before := self._kept.pop(key, None)) is None else len(before[1]))
+        self._kept[key] = (row, encoded)
+        while self._bytes > _ENCODED_BYTES:
+            self._bytes -= len(self._kept.popitem(last=False)[1][1])
+        return encoded
+
+
 async def mailbox_events(
-    hub: Hub, mailboxes: Sequence[Mailbox], last_event_id: str | None, goes_on: Callable[[], bool]
+    encoded: EncodedMessages,
+    mailboxes: Sequence[Mailbox],
+    last_event_id: str | None,
+    goes_on: Callable[[], bool],
+    reserve: Reserve,
 ) -> AsyncIterator[bytes]:
     """Yield the bytes of the events of one client: its pending messages, then each new one, with pings.
 
     Args:
-        hub: The hub.
+        encoded: The messages of the gateway.
         mailboxes: The client's own mailboxes.
         last_event_id: The id of the last event that the client received before; None for a new client.
         goes_on: Called every few seconds. The stream ends when it returns False.
+        reserve: Waits for the memory of an event.
     """
     places, silent_since = places_of(last_event_id, len(mailboxes)), time.monotonic()
-    with hub.mailbox_waits.waiting(mailboxes, is_taker=False) as wait:
+    with encoded.hub.mailbox_waits.waiting(mailboxes, is_taker=False) as wait:
         while goes_on():
             wait.clear()
-            if chunk := _next_events(hub, mailboxes, places):
+            is_silent = True
+            async for chunk in _next_chunks(encoded, mailboxes, places, reserve):
+                is_silent = False
                 yield chunk
+                if not goes_on():
+                    return
+            if not is_silent:
                 silent_since = time.monotonic()
                 continue
             if time.monotonic() - silent_since >= PING_S:
@@ -68,14 +110,21 @@ async def mailbox_events(
             await wait.wait(_TICK_S)
 
 
-def _next_events(hub: Hub, mailboxes: Sequence[Mailbox], places: list[int]) -> bytes:
-    """Return the next events, and move `places` behind them. The result is empty if no message has come."""
-    events = []
+async def _next_chunks(
+    encoded: EncodedMessages, mailboxes: Sequence[Mailbox], places: list[int], reserve: Reserve
+) -> AsyncIterator[bytes]:
+    """Yield the next events, and move `places` behind them. A long event ends its chunk."""
     for number, mailbox in enumerate(mailboxes):
-        for message_id in hub.mailboxes.posted_after(mailbox, places[number])[:_BATCH]:
-            row = hub.live_view.get(MessageRow, "/".join((*mailbox, message_id)))
-            if row is not None:
-                places[number] = row.posted_at
-                event_id = "-".join(map(str, places))
-                events.append(server_event("message", event_id, orjson.dumps(message_as_json(hub, row))))
-    return b"".join(events)
+        chunk = b""
+        for message_id in encoded.hub.mailboxes.posted_after(mailbox, places[number])[:_BATCH]:
+            row = encoded.hub.live_view.get(MessageRow, "/".join((*mailbox, message_id)))
+            if row is None:
+                continue
+            places[number] = row.posted_at
+            event_id = "-".join(map(str, places))
+            chunk += server_event("message", event_id, await encoded.of(row, reserve))
+            if len(chunk) >= CHUNK_BYTES:
+                yield chunk
+                chunk = b""
+        if chunk:
+            yield chunk

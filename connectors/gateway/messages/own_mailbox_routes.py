@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import Header, Query, Request, Response
 
 from connectors.gateway.messages.deliveries import LeaseEnds, RecordOf, Taking, change_leases, take_messages
-from connectors.gateway.messages.mailbox_stream import mailbox_events
+from connectors.gateway.messages.mailbox_stream import EncodedMessages, mailbox_events
 from connectors.gateway.messages.message_routes import MESSAGES
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.rules.message_models import (
@@ -37,9 +37,10 @@ from connectors.gateway.web.idempotency import Write, WriteRequest, caller_of, r
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
-from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, StreamPlaces
+from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import MessageRow
+from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
@@ -125,7 +126,7 @@ def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
 def _add_follow_route(routes: Routes, hub: Hub, gate: Gate) -> None:
     """Add the route that streams the messages of the caller's own mailboxes."""
     per_token = hub.settings.gateway.mailbox_per_token
-    places = StreamPlaces()
+    places, encoded = hub.new_stream_places(DOOR), EncodedMessages(hub)
 
     @routes.get(
         f"{MESSAGES}/events",
@@ -146,7 +147,10 @@ def _add_follow_route(routes: Routes, hub: Hub, gate: Gate) -> None:
             return not hub.stopping.is_set() and gate.still_holds(request)
 
         return places.answer(
-            caller.principal, lambda: mailbox_events(hub, mailboxes, last_event_id, goes_on), EVENT_STREAM
+            caller.principal,
+            lambda reserve: mailbox_events(encoded, mailboxes, last_event_id, goes_on, reserve),
+            EVENT_STREAM,
+            is_operator=caller.role == OPERATOR,
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -38,6 +39,7 @@ from connectors.gateway.web.access_log import StrangersRequests
 from connectors.gateway.web.identities import Identities
 from connectors.gateway.web.metrics import Metrics
 from connectors.gateway.web.refusals import DOOR, RefusalRecorder
+from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
@@ -127,6 +129,13 @@ class Hub:
         self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, *timers)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
+
+    def new_stream_places(self, door: str) -> StreamPlaces:
+        """Return new places for the streams of one kind at a door, with the limits of the settings."""
+        limits, on_unread = self.settings.gateway, partial(self.metrics.dropped, door)
+        return StreamPlaces(
+            self.answer_memory, limits.streams, unread_s=limits.stream_unread_s, on_unread=on_unread
+        )
 
     def open(self) -> None:
         """Open the live view, load the indexes from it, open the appender and start the background services.

@@ -26,6 +26,7 @@ from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
+from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.streams.task.task_registry import TokenRow
 from trunkline_agent.errors import TrunklineError
@@ -166,7 +167,7 @@ class Gate:
                 self._on_expired(caller.expired)
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
         request.state.caller = caller
-        note_principal(request.scope, caller.principal)
+        note_principal(request.scope, caller.principal, is_operator=caller.role == OPERATOR)
         await self._turns.wait(caller.principal)
         try:
             owner = await owner_of(request) if needs_owner(caller, action) else None

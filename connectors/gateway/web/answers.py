@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -39,6 +40,8 @@ BLOB_GONE: Final = "blob_gone"
 _R = TypeVar("_R", bound=Row)
 
 RETRY_AFTER_S: Final = 1
+# Clients that find no place come back at different times within so many seconds.
+_CROWDED_S: Final = 8
 VERDICT_HEADER: Final = "Trunkline-Verdict"
 
 _STATUS_BY_REASON: Final[dict[str, int]] = {
@@ -96,6 +99,12 @@ def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
     The caller raises it when the request cannot be answered now, but can succeed later.
     """
     return ApiError(503, reason, message, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def crowded(message: str) -> ApiError:
+    """Return an ApiError with status 503 and a random `Retry-After`: all places for such requests are taken."""
+    wait_s = random.randint(1, _CROWDED_S)  # noqa: S311  no secret depends on it
+    return ApiError(503, BUSY, message, {"Retry-After": str(wait_s)})
 
 
 def too_many(message: str, wait_s: float = RETRY_AFTER_S, reason: str = BUSY) -> ApiError:

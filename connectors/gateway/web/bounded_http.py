@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final
@@ -17,7 +19,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, ApiError
+from connectors.gateway.web.answers import crowded
 from connectors.gateway.web.connection_budget import ConnectionBudget, Phase, Place
 from connectors.gateway.web.strict_http import StrictHttp
 from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
@@ -26,13 +28,17 @@ from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
 ABORT: Final = "trunkline_abort"
 # The key for a function that takes a principal and returns whether it may have one more connection.
 _PRINCIPAL: Final = "trunkline_connection_of"
+# The key that is true while an answer ends by itself if its client does not read.
+IS_STREAM: Final = "trunkline_is_stream"
+# The key for a function that bounds the bytes that the kernel keeps for a client that does not read.
+SEND_BUFFER: Final = "trunkline_send_buffer"
 # The key for a function that begins the time of a body anew, because a part of it has come.
 BODY_PROGRESS: Final = "trunkline_body_progress"
 _IDLE: Final = Phase.IDLE.value
 _NO_BODY: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-def note_principal(scope: Any, principal: str) -> None:
+def note_principal(scope: Any, principal: str, *, is_operator: bool = False) -> None:
     """Record that a request on this connection had a valid credential of a principal.
 
     The connection then counts as the principal's own in the connection budget. `scope` is the ASGI scope of the
@@ -42,13 +48,10 @@ def note_principal(scope: Any, principal: str) -> None:
         ApiError: 503 if the principal has too many connections and none of them can be closed.
     """
     note = scope.get(_PRINCIPAL)
-    if note is not None and not note(principal):
-        raise ApiError(
-            503,
-            BUSY,
-            "too many connections at once; close some, or try again later",
-            {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
-        )
+    if note is not None and not note(principal, is_operator):
+        error = crowded("too many connections at once; close some, or try again later")
+        error.headers = {**(error.headers or {}), "Connection": "close"}
+        raise error
 
 
 class BoundedHttp(StrictHttp):
@@ -96,7 +99,8 @@ class BoundedHttp(StrictHttp):
         """Add the keys of this module to the scope of a new request."""
         scope: Any = cycle.scope
         self._parts = 0
-        scope[ABORT] = self.transport.abort
+        scope[ABORT] = self.cut
+        scope[SEND_BUFFER] = self._bound_send_buffer
         scope[_PRINCIPAL] = self._note_principal
         scope[BODY_TIMEOUT] = self._budget.limits.body_s
         scope[WHOLE_BODY] = partial(_whole_body, cycle)
@@ -110,7 +114,7 @@ class BoundedHttp(StrictHttp):
         cycle = self.cycle
         if self.transport.is_closing():
             return Phase.CLOSING, None
-        if self.flow.write_paused:
+        if self.flow.write_paused and not cycle.scope.get(IS_STREAM):
             return Phase.UNREAD, cycle
         if self.reading == "head":
             return (Phase.HEAD if cycle is None or self.unread else Phase.IDLE), cycle
@@ -120,6 +124,10 @@ class BoundedHttp(StrictHttp):
 
     def cut(self) -> None:
         """Abort the connection at once, without sending the bytes that are still in memory."""
+        connection = self.transport.get_extra_info("socket")
+        if self.flow.write_paused and connection is not None:
+            # The client does not read. Without this the kernel would keep the bytes that it has, for minutes.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -128,12 +136,18 @@ class BoundedHttp(StrictHttp):
             self._budget.count_cut(self._listener, _IDLE)
         super().timeout_keep_alive_handler()
 
+    def _bound_send_buffer(self, size: int) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
     def _note_part(self) -> None:
         """Give the body of the present request its time limit anew. The reader of a large body calls it."""
         self._parts += 1
 
-    def _note_principal(self, principal: str) -> bool:
-        if self._place is None or not self._budget.authenticate(self._place, principal):
+    def _note_principal(self, principal: str, is_operator: bool) -> bool:
+        place = self._place
+        if place is None or not self._budget.authenticate(place, principal, is_operator=is_operator):
             return False
         self.timeout_keep_alive = self._kept_idle_s
         return True

@@ -2,9 +2,9 @@
 
 Connections that have not authenticated share one budget. When it is full, the oldest one that is not being
 answered is closed, so that a new client, which sends its request at once, gets through. A request with a valid
-credential moves its connection to the authenticated budget, where a principal has at most half of the places. A
-principal beyond its share loses one of its own connections. When the budget is full, the principal with the
-most connections loses one.
+credential moves its connection to the authenticated budget, where each principal has a share of the places
+(`connectors.gateway.fairness.shares`). A principal beyond its share loses one of its own connections. When the
+budget is full, the principal with the most connections loses one.
 
 This module only counts and knows no sockets. All calls must come from one event loop.
 """
@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from connectors.gateway.fairness.shares import may_have_one_more
 from connectors.gateway.web.metrics import counters, gauges
 
 # The interval of `sweep`, and so the largest delay of a time-out.
@@ -73,11 +74,6 @@ class BudgetLimits:
     authenticated: int
     head_s: float
     body_s: float
-
-    @property
-    def share(self) -> int:
-        """The number of authenticated connections that one principal may have: half of all."""
-        return max(1, self.authenticated // 2)
 
 
 class Place:
@@ -142,7 +138,7 @@ class ConnectionBudget:
         self.open[listener, False] += 1
         return place
 
-    def authenticate(self, place: Place, principal: str) -> bool:
+    def authenticate(self, place: Place, principal: str, *, is_operator: bool = False) -> bool:
         """Move a connection to the places of a principal, after the connection has sent its valid credential.
 
         If the principal or the budget has no free place, another connection is closed. Returns False if each
@@ -152,12 +148,13 @@ class ConnectionBudget:
         if place.principal == principal or not place.is_open:
             return True
         own = self._places.get(principal, {})
-        if len(own) >= self.limits.share:
-            if not self._cut_one(own, "principal_share"):
-                return False
-        elif self._authenticated >= self.limits.authenticated and not place.principal:
+        limit, taken = self.limits.authenticated, self._authenticated - bool(place.principal)
+        if not may_have_one_more(limit, taken, len(own), is_operator=is_operator):
+            # A principal with few connections is refused only when the others left none: they give one back.
             greatest = max((name for name in self._places if name), key=lambda name: len(self._places[name]))
-            if not self._cut_one(self._places[greatest], "authenticated_budget"):
+            is_small = len(own) < len(self._places[greatest]) - 1
+            of, reason = (greatest, "authenticated_budget") if is_small else (principal, "principal_share")
+            if not self._cut_one(self._places.get(of, {}), reason):
                 return False
         self._remove(place)
         place.principal = principal

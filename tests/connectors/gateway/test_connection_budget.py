@@ -49,12 +49,12 @@ class Books:
         fake = Fake(phase)
         return fake, self.budget.take(fake, "hub")
 
-    def known(self, principal: str, phase: Phase = Phase.IDLE) -> Fake | None:
+    def known(self, principal: str, phase: Phase = Phase.IDLE, *, is_operator: bool = False) -> Fake | None:
         """An authenticated connection, None when it is refused."""
         fake = Fake(phase)
         place = self.budget.take(fake, "hub")
         assert place is not None
-        if self.budget.authenticate(place, principal):
+        if self.budget.authenticate(place, principal, is_operator=is_operator):
             return fake
         self.budget.give_back(place)
         return None
@@ -106,6 +106,18 @@ def test_a_principal_whose_share_is_in_use_is_refused_and_others_are_not() -> No
     assert books.known("ann") is None
     assert books.known("bob") is not None
     assert not any(one.is_cut for one in streams)
+
+
+@pytest.mark.requirement("LM-23")
+def test_two_principals_whose_connections_are_all_answered_leave_some_to_others() -> None:
+    books = Books(BudgetLimits(anonymous=3, authenticated=64, head_s=10, body_s=30))
+    for name in ("ann", "bob"):
+        while books.known(name, Phase.ANSWERING) is not None:
+            pass
+    assert all(books.known(f"other{number}", Phase.ANSWERING) is not None for number in range(10))
+    while books.known("eve", Phase.ANSWERING) is not None:
+        pass
+    assert books.known("eve", Phase.ANSWERING, is_operator=True) is not None
 
 
 def test_beyond_the_whole_budget_the_principal_with_the_most_connections_gives_way() -> None:

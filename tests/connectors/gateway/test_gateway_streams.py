@@ -6,10 +6,14 @@ import asyncio
 import itertools
 import json
 
+import msgspec
 import pytest
 
+from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted, server_events
-from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
+from connectors.gateway.web import streaming_answer
+from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
 from schemas.streams.agents.participants import AgentUpdated, participant_record
@@ -204,6 +208,10 @@ def _records(count):
     ]
 
 
+async def reserve(size: int) -> None:
+    """Takes no memory."""
+
+
 def test_what_comes_right_after_what_a_follower_was_told_comes_together():
     async def follow():
         feed, records = SettledFeed(), _records(4)
@@ -232,6 +240,7 @@ def test_a_follower_that_falls_behind_is_told_of_the_gap_and_let_go():
             Wanted(),
             None,
             lambda: {"rows": {}},
+            reserve,
         )
         names = [(await anext(stream)).split(b"\n")[0]]
         feed.extend(_records(50))
@@ -241,32 +250,112 @@ def test_a_follower_that_falls_behind_is_told_of_the_gap_and_let_go():
     assert asyncio.run(follow()) == [b"event: snapshot", b"event: gap"]
 
 
+@pytest.mark.requirement("LM-22")
 def test_a_client_that_does_not_read_is_cut_off_and_its_place_given_back():
-    places, asked = StreamPlaces(3, share=1), []
+    asked, cut = [], []
+    budget = ByteBudget(1 << 20)
+    places = StreamPlaces(budget, 64, 1, unread_s=0.05, on_unread=lambda: cut.append(1))
 
-    async def chunks():
+    async def chunks(reserve):
         for number in itertools.count():
             asked.append(number)
-            yield b"x"
+            await reserve(200_000)
+            yield b"x" * 200_000
 
-    async def serve():
-        stuck, never = asyncio.Event(), asyncio.Event()
+    async def serve(answer):
+        stuck, never, sent = asyncio.Event(), asyncio.Event(), []
 
         async def send(message):
             if message.get("body"):
-                await stuck.wait()
+                sent.append(len(message["body"]))
+                if len(sent) > 1:
+                    await stuck.wait()
 
         async def receive():
             await never.wait()
 
-        answer = StreamingAnswer(chunks, "text/plain", lambda: places.give_back("ann"), 0.05)
         await asyncio.wait_for(answer({}, receive, send), 5)
+        assert sent == [CHUNK_BYTES] * 2  # a slow client does not get a long event in one piece
 
-    assert places.take("ann") and not places.take("ann")
-    assert places.take("bo") and places.take("cy") and not places.take("di")
+    answer = places.answer("ann", chunks, "text/plain")
+    with pytest.raises(ApiError) as refused:
+        places.answer("ann", chunks, "text/plain")
+    assert refused.value.status_code == 503
+    asyncio.run(serve(answer))
+    assert (asked, cut, budget.used) == ([0], [1], 0)
+    places.answer("ann", chunks, "text/plain")
+
+
+@pytest.mark.requirement("LM-22")
+def test_a_client_that_does_not_read_is_cut_off_earlier_while_others_wait_for_its_memory(monkeypatch):
+    monkeypatch.setattr(streaming_answer, "_CROWDED_S", 0.2)
+    monkeypatch.setattr(streaming_answer, "_CHECK_S", 0.02)
+    budget = ByteBudget(1 << 20)
+    places, never = StreamPlaces(budget, 64, unread_s=60.0), asyncio.Event()
+
+    async def chunks(reserve):
+        await reserve(600_000)
+        yield b"x" * 600_000
+
+    async def stuck(message):
+        if message.get("body"):
+            await never.wait()
+
+    async def receive():
+        await never.wait()
+
+    async def serve():
+        slow = asyncio.create_task(places.answer("ann", chunks, "text/plain")({}, receive, stuck))
+        while not budget.used:
+            await asyncio.sleep(0)
+        assert not (await asyncio.wait({slow}, timeout=0.4))[0]  # nobody waits
+        sent = []
+
+        async def send(message):
+            sent.append(len(message.get("body", b"")))
+
+        await asyncio.wait_for(places.answer("bo", chunks, "text/plain")({}, receive, send), 5)
+        assert sum(sent) == 600_000
+        await asyncio.wait_for(slow, 5)
+        assert (budget.used, budget.waiting) == (0, 0)
+
     asyncio.run(serve())
-    assert asked == [0]
-    assert places.take("ann")
+
+
+@pytest.mark.requirement("LM-22")
+def test_a_stream_without_memory_for_its_next_event_ends_with_the_reason(monkeypatch):
+    monkeypatch.setattr(streaming_answer, "_ROOM_WAIT_S", 0.05)
+    budget = ByteBudget(1 << 20)
+
+    async def chunks(reserve):
+        await reserve(600_000)
+        yield b"never"
+
+    async def serve():
+        assert await budget.take("bo", 1_000_000, 1.0)
+        sent, never = [], asyncio.Event()
+
+        async def send(message):
+            sent.append(message)
+
+        answer = StreamPlaces(budget, 64).answer("ann", chunks, EVENT_STREAM)
+        await asyncio.wait_for(answer({}, never.wait, send), 5)
+        assert b"come back with Last-Event-ID" in sent[1]["body"]
+        assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+    asyncio.run(serve())
+
+
+@pytest.mark.requirement("LM-22")
+def test_a_batch_of_a_feed_has_one_long_record_or_several_short_ones():
+    feed = SettledFeed()
+    long, short = (msgspec.structs.replace(_records(1)[0], value=b"x" * size) for size in (100_000, 10_000))
+    feed.extend([short, short, long, long, short])
+    found, cursor = [], 0
+    while cursor < feed.newest:
+        records, cursor = feed.since(cursor, 200, CHUNK_BYTES)
+        found.append([len(record.value) for record in records])
+    assert found == [[10_000, 10_000], [100_000], [100_000], [10_000]]
 
 
 def test_places_are_given_back_when_followers_leave(operator):

@@ -6,7 +6,7 @@ import { now, PATIENCE_S, sleep } from "./hub_client.js";
 
 // The gateway sends a comment at least every 15 s. A connection that is silent for longer is dead.
 const SILENCE_S = 45;
-const PAUSES_S = [0.1, 0.2, 0.5, 1, 2, 5];
+const PAUSES_S = [0.5, 1, 2, 5];
 const LINE_END = /\r\n|\n|\r/;
 const EVENT_LIMIT = 64 * 1024 * 1024;
 
@@ -37,9 +37,18 @@ export async function* serverEvents(hub, path, { signal, patienceS = PATIENCE_S 
     awaySince ??= now();
     const isTemporary = problem instanceof BackboneUnreachable || problem instanceof RateLimited;
     if (!isTemporary || problem.isFinal || now() - awaySince > patienceS) throw problem;
-    await sleep(Math.max(PAUSES_S[Math.min(failures, PAUSES_S.length - 1)], problem.retryAfterS ?? 0), signal);
+    await sleep(pauseAfter(failures, problem.retryAfterS ?? 0), signal);
     failures += 1;
   }
+}
+
+/**
+ * Return the seconds to wait after so many failures before: at random, so that the readers of a gateway that
+ * stopped do not come back in the same moment.
+ */
+export function pauseAfter(failures, retryAfterS, chance = Math.random()) {
+  const longest = PAUSES_S[Math.min(failures, PAUSES_S.length - 1)];
+  return Math.max(longest * (0.5 + chance / 2), retryAfterS * (1 + chance / 5));
 }
 
 async function* eventsOf(response) {
@@ -59,20 +68,29 @@ async function* watched(response, timer) {
   }
 }
 
-/** Parse server-sent events out of parts of text. Comments, and events without data, are left out. */
-export async function* parseEvents(parts) {
-  let [rest, name, id, data] = ["", "message", null, []];
+/**
+ * Parse server-sent events out of parts of text. Comments, and events without data, are left out.
+ *
+ * Each character is looked at once. An event, or a line, of more than `most` characters ends the iteration.
+ */
+export async function* parseEvents(parts, most = EVENT_LIMIT) {
+  // `begun` has the pieces of a line without its end yet, and `size` the characters that wait for their event's end.
+  let [begun, name, id, data, size, held] = [[], "message", null, [], 0, ""];
   for await (const part of parts) {
-    rest += part;
-    if (rest.length > EVENT_LIMIT) throw new TrunklineError("the gateway's stream has an event without an end");
+    const text = held + part;
     // A carriage return at the end may be the first half of a line's end.
-    const lines = rest.split(LINE_END);
-    if (rest.endsWith("\r")) lines.splice(-2, 2, `${lines.at(-2)}\r`);
-    rest = lines.pop();
-    for (const line of lines) {
+    held = text.endsWith("\r") ? "\r" : "";
+    const lines = text.slice(0, text.length - held.length).split(LINE_END);
+    for (const [index, piece] of lines.entries()) {
+      begun.push(piece);
+      size += piece.length + 1;
+      if (size > most) throw new TrunklineError(`the gateway's stream has an event of more than ${most} characters`);
+      if (index === lines.length - 1) break;
+      const line = begun.length === 1 ? piece : begun.join("");
+      begun = [];
       if (line === "") {
         if (data.length > 0) yield { name, id, data: decodedData(data.join("\n")) };
-        [name, data] = ["message", []];
+        [name, data, size] = ["message", [], 0];
         continue;
       }
       const colon = line.indexOf(":");

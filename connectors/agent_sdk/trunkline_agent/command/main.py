@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +11,7 @@ from typing import Final
 from trunkline_agent.command import mcp_command, message_commands, publish_command, run_command
 from trunkline_agent.command.stop_signals import Stopped
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.terminal_text import escaped
+from trunkline_agent.terminal_text import drop_output, escaped, output_fault, prepare_output
 
 PROGRAM: Final = "trunkline-agent"
 _HELP: Final = """\
@@ -57,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors are printed on stderr: a line of text, with `--json` a JSON object.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        prepare_output()
+    except TrunklineError as error:
+        _complain(error, as_json=False)
+        return error.exit_code
     # All behind the first `--` is another program's command line.
     at = given.index("--") if "--" in given else len(given)
     parsed = parser().parse_args(given[:at])
@@ -71,12 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(error, as_json=parsed.json)
         return error.exit_code
     except Stopped as stopped:
+        drop_output()
         return stopped.exit_code
     except KeyboardInterrupt:
+        drop_output()
         return 130
-    except BrokenPipeError:
-        # The reader of our output has ended. Python would complain about it once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        why = output_fault(error)
+        if why is None:
+            raise
+        if why:
+            _complain(TrunklineError(why), as_json=parsed.json)
         return 1
 
 

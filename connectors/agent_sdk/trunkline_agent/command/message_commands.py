@@ -141,9 +141,11 @@ def _receive(given: argparse.Namespace) -> int:
             seen += 1
             if given.no_ack:
                 # Leaving the agent's block gives it back. Earlier, it would come again at once.
-                _print(message, given)
+                with stop.waiting():
+                    _print(message, given)
                 continue
-            with message:
+            # A signal ends also a print that waits for the reader of the output. The message is given back.
+            with message, stop.waiting():
                 _print(message, given)
             stop.check()
     if not seen:

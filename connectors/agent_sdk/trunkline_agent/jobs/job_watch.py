@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ ENDS: Final = frozenset({"completed", "error", CANCELLED})
 _JOB_EVENT: Final = "job.event"
 _SNAPSHOT: Final = "snapshot"
 _SETTLED: Final = "settled"
-_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+# A pause is between half of it and all of it, at random, so that not all readers come back at once.
+_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 
 
 class WatchTimeout(TrunklineError):
@@ -142,7 +144,7 @@ class JobWatch:
             raise error
         found = _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
         self._failures += 1
-        return found
+        return found * random.uniform(0.5, 1.0)  # noqa: S311  no secret depends on it
 
     def _update(self, name: str, data: Any) -> JobUpdate | None:
         if name == _SNAPSHOT:

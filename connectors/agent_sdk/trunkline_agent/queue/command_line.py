@@ -28,7 +28,8 @@ examples:
   trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
   trunkline queue send --topic ask --to builder --priority high --deliver-after-s 600 --body "And now?"
 
-A poll returns each message once: a printed message is taken. tail only reads.
+A poll returns each message once: a printed message is taken. After an error of the output it comes again.
+tail only reads.
 Exit codes: 0 ok, 1 the queue has failed, 2 wrong usage, 130 interrupted.
 Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _DISABLED;
 see docs/how-to/use_the_file_queue.md.
@@ -172,7 +173,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         agent_id = queue.agent_id if given.agent_id is None else given.agent_id
         if agent_id is None:
             raise UsageError("poll needs --agent NAME or the variable TRUNKLINE_QUEUE_AGENT_ID")
-        _print_messages(queue.poll(agent_id, given.topic, given.session))
+        queue.poll(agent_id, given.topic, given.session, _print_messages)
     elif given.command == "tail":
         _print_messages(queue.tail(given.n, given.include_expired, given.session))
     elif given.command == "expire":

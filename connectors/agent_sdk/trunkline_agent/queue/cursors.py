@@ -23,6 +23,7 @@ from trunkline_agent.queue.session_files import (
     read_range,
     replace_file,
 )
+from trunkline_agent.queue.session_lock import lock_session
 
 SUFFIX = ".cursor"
 # Written with a fixed length, so that a cut one is detected. A user may write a number without leading zeros.
@@ -56,6 +57,18 @@ def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
     """
     with folder.open_folder(CURSORS) as cursors:
         replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)
+
+
+def put_back(root: str, session: str, agent_id: str, before: int, after: int) -> None:
+    """Move an agent's cursor back from `after` to `before`.
+
+    Nothing is moved if an expire, or another poll of the agent, has moved the cursor meanwhile. The function
+    waits for the session's lock.
+    """
+    with SessionFolder(root, session, create=False) as folder:
+        lock_session(folder)
+        if read_cursor(folder, agent_id) == after:
+            write_cursor(folder, agent_id, before)
 
 
 def agents(folder: SessionFolder) -> list[str]:

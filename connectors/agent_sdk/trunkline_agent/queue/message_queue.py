@@ -2,7 +2,7 @@
 
 Delivers: each message at most once to each consumer; a consumer is an agent id.
 Acknowledges when: the sender's line is on the disk (without fsync: written); the consumer's cursor is on the
-disk before it gets the messages.
+disk before it gets the messages; it is moved back if the consumer cannot show them.
 Loses when: a consumer is killed after its cursor has moved and before it has handled the messages;
 docs/how-to/use_the_file_queue.md has the whole list.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from trunkline_agent.queue.cursors import open_messages, read_cursor, write_cursor
+from trunkline_agent.queue.cursors import open_messages, put_back, read_cursor, write_cursor
 from trunkline_agent.queue.message_record import (
     CARRIED,
     UTF16_ADVICE,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    Show = Callable[[list[dict[str, Any]]], object]
 AUDITED_IDS = 4000  # in a line of the audit; with 128 characters each they take half a mebibyte
 
 
@@ -255,8 +256,7 @@ class Queue:
                 raise
             self._step("appended")
             folder.unlock()
-            # Outside the lock, so that several senders share one sync. An expire in between syncs the line
-            # itself.
+            # Outside the lock, so that senders share one sync. An expire in between syncs the line itself.
             if self.fsync:
                 try:
                     os.fsync(fd)
@@ -271,7 +271,7 @@ class Queue:
                 os.close(fd)
 
     def poll(
-        self, agent_id: str, topics: Iterable[str] | None = None, session: str | None = None
+        self, agent_id: str, topics: Iterable[str] | None = None, session: str | None = None, show: Show = id
     ) -> list[dict[str, Any]]:
         """Take the new messages for an agent and return them. Each is returned only once.
 
@@ -279,7 +279,8 @@ class Queue:
         are returned, and the others are skipped for good. The agent's cursor (how far it has read) is on the
         disk before this returns. It waits for the session's lock, not for messages: the list is empty if
         nothing is new or the queue is off. Raises TopicError, ValueError, or QueueError, also for an invalid
-        cursor.
+        cursor. `show` is called with the messages: if it fails, the next poll returns them again, unless
+        another poll of the agent was faster.
         """
         checked_name(agent_id, "the agent")
         wanted = None if topics is None else checked_topics(topics)
@@ -297,6 +298,12 @@ class Queue:
                 if old is None:
                     folder.sync_path()
             self._step("cursor_written")
+        try:
+            show(found)
+        except BaseException:
+            put_back(self._root, where, agent_id, old or 0, new)
+            raise
+        # Behind `show`, because the file bridge takes the messages of this line out of their mailbox.
         ids = [message["msg_id"] for message in found]
         moved = {"cursor_from": old or 0, "cursor_to": new}
         # In several lines, because readers ignore an over-long line.
