@@ -20,7 +20,7 @@ def slow_readers(url: str, path: str, tokens: list[str], count: int) -> Iterator
         for token in tokens:
             for _ in range(count):
                 found.append(opened.enter_context(socket.socket()))
-                # What the kernel of the client keeps costs no memory of the gateway.
+                # Bytes that the client's kernel keeps would cost no memory of the gateway.
                 found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 found[-1].settimeout(20)
                 found[-1].connect((address.hostname, address.port))

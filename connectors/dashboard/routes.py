@@ -24,7 +24,6 @@ from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.log.publisher import Position
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.errors import TrunklineError
 
 _OFFSET_LIMIT: Final = 10**15
@@ -224,8 +223,5 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
             return not hub.stopping.is_set() and entrance.still_holds(request, caller)
 
         return places.answer(
-            caller.principal,
-            partial(broadcast.follow, caller.role, last_event_id or after, goes_on),
-            EVENT_STREAM,
-            is_operator=caller.role == OPERATOR,
+            caller, partial(broadcast.follow, caller.role, last_event_id or after, goes_on), EVENT_STREAM
         )

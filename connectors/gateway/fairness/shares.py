@@ -2,7 +2,7 @@
 
 A principal may have about as many places as it leaves free for all others, the same rule as for the bytes of
 answers (`connectors.gateway.fairness.byte_budget`). One alone gets less than half of the places, two get a
-quarter each. Whatever these have, others find a few places free, and the last ones are the operator's.
+quarter each. Others find a few places free then, too, and the last ones are the operator's.
 """
 
 from __future__ import annotations

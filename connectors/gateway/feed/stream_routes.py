@@ -78,9 +78,7 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
 
     def answer(request: Request, chunks: Chunks, media_type: str) -> StreamingAnswer:
         follower = Follower(hub.live_view.feed, lambda: not hub.stopping.is_set() and gate.still_holds(request))
-        caller = request.state.caller
-        is_operator = caller.role == OPERATOR
-        return places.answer(caller.principal, partial(chunks, follower), media_type, is_operator=is_operator)
+        return places.answer(request.state.caller, partial(chunks, follower), media_type)
 
     def events(rows: Callable[[], Any], wanted: Wanted, last_id: str | None) -> Chunks:
         return lambda follower, reserve: server_events(writer, follower, wanted, last_id, rows, reserve)
@@ -104,11 +102,7 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         def rows() -> Any:
             return snapshot_rows(hub.live_view, hub.lists, wanted)
 
-        return answer(
-            request,
-            events(rows, wanted, last_event_id),
-            EVENT_STREAM,
-        )
+        return answer(request, events(rows, wanted, last_event_id), EVENT_STREAM)
 
     @routes.get(
         f"{JOBS}/{{job_id}}/events",
@@ -130,11 +124,7 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
             found = hub.live_view.get(JobRow, job_id)
             return {"row": None if found is None else row_as_json(found)}
 
-        return answer(
-            request,
-            events(row, wanted, last_event_id),
-            EVENT_STREAM,
-        )
+        return answer(request, events(row, wanted, last_event_id), EVENT_STREAM)
 
     @routes.get(
         "/api/hub/verdicts", Action.VERDICTS_READ, response_class=Response, responses=_documented(NDJSON)

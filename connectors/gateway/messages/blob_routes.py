@@ -115,7 +115,7 @@ def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
             size = blob.reference.bytes
             wanted = range_of(request.headers, headers["ETag"], size)
             answer = places.answer(
-                caller_of(request).principal,
+                caller_of(request),
                 lambda _: blob.parts() if wanted is None else blob.parts_of(wanted),
                 blob.reference.content_type,
                 ended=blob.close,

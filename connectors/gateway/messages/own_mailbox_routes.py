@@ -40,7 +40,6 @@ from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import MessageRow
-from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
@@ -147,10 +146,9 @@ def _add_follow_route(routes: Routes, hub: Hub, gate: Gate) -> None:
             return not hub.stopping.is_set() and gate.still_holds(request)
 
         return places.answer(
-            caller.principal,
+            caller,
             lambda reserve: mailbox_events(encoded, mailboxes, last_event_id, goes_on, reserve),
             EVENT_STREAM,
-            is_operator=caller.role == OPERATOR,
         )
 
 

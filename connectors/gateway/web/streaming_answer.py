@@ -30,6 +30,8 @@ from connectors.gateway.fairness.byte_budget import ByteBudget, Room
 from connectors.gateway.fairness.shares import Places
 from connectors.gateway.web.answers import crowded
 from connectors.gateway.web.bounded_http import ABORT, IS_STREAM, SEND_BUFFER
+from connectors.gateway.web.policy import Caller
+from schemas.streams.principal.principals import OPERATOR
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -101,19 +103,19 @@ class StreamPlaces:
 
     def answer(
         self,
-        principal: str,
+        caller: Caller,
         chunks: Source,
         media_type: str,
         *,
-        is_operator: bool = False,
         ended: Callable[[], None] = _nothing,
     ) -> StreamingAnswer:
-        """Return a streaming response that has one of the principal's places until the response ends.
+        """Return a streaming response that has one of the caller's places until the response ends.
 
         `chunks` is called when the response begins, and `ended` when it has ended. Raises ApiError (503) if the
-        principal has no free place.
+        caller's principal has no free place.
         """
-        if not self._places.take(principal, is_operator=is_operator):
+        principal = caller.principal
+        if not self._places.take(principal, is_operator=caller.role == OPERATOR):
             raise crowded("too many streams at once; try again later")
 
         def end() -> None:
@@ -149,7 +151,7 @@ class StreamRoom:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether answers or streams wait for memory."""
+        """True if answers or streams wait for memory."""
         return self._budget.waiting > 0
 
     async def reserve(self, size: int) -> None:

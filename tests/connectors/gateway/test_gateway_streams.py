@@ -13,6 +13,7 @@ from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted, server_events
 from connectors.gateway.web import streaming_answer
 from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.policy import Caller
 from connectors.gateway.web.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
@@ -277,13 +278,13 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_place_given_back():
         await asyncio.wait_for(answer({}, receive, send), 5)
         assert sent == [CHUNK_BYTES] * 2  # a slow client does not get a long event in one piece
 
-    answer = places.answer("ann", chunks, "text/plain")
+    answer = places.answer(Caller("ann", "worker"), chunks, "text/plain")
     with pytest.raises(ApiError) as refused:
-        places.answer("ann", chunks, "text/plain")
+        places.answer(Caller("ann", "worker"), chunks, "text/plain")
     assert refused.value.status_code == 503
     asyncio.run(serve(answer))
     assert (asked, cut, budget.used) == ([0], [1], 0)
-    places.answer("ann", chunks, "text/plain")
+    places.answer(Caller("ann", "worker"), chunks, "text/plain")
 
 
 @pytest.mark.requirement("LM-22")
@@ -305,7 +306,9 @@ def test_a_client_that_does_not_read_is_cut_off_earlier_while_others_wait_for_it
         await never.wait()
 
     async def serve():
-        slow = asyncio.create_task(places.answer("ann", chunks, "text/plain")({}, receive, stuck))
+        slow = asyncio.create_task(
+            places.answer(Caller("ann", "worker"), chunks, "text/plain")({}, receive, stuck)
+        )
         while not budget.used:
             await asyncio.sleep(0)
         assert not (await asyncio.wait({slow}, timeout=0.4))[0]  # nobody waits
@@ -314,7 +317,9 @@ def test_a_client_that_does_not_read_is_cut_off_earlier_while_others_wait_for_it
         async def send(message):
             sent.append(len(message.get("body", b"")))
 
-        await asyncio.wait_for(places.answer("bo", chunks, "text/plain")({}, receive, send), 5)
+        await asyncio.wait_for(
+            places.answer(Caller("bo", "worker"), chunks, "text/plain")({}, receive, send), 5
+        )
         assert sum(sent) == 600_000
         await asyncio.wait_for(slow, 5)
         assert (budget.used, budget.waiting) == (0, 0)
@@ -338,7 +343,7 @@ def test_a_stream_without_memory_for_its_next_event_ends_with_the_reason(monkeyp
         async def send(message):
             sent.append(message)
 
-        answer = StreamPlaces(budget, 64).answer("ann", chunks, EVENT_STREAM)
+        answer = StreamPlaces(budget, 64).answer(Caller("ann", "worker"), chunks, EVENT_STREAM)
         await asyncio.wait_for(answer({}, never.wait, send), 5)
         assert b"come back with Last-Event-ID" in sent[1]["body"]
         assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -74,7 +74,7 @@ def test_streams_that_are_not_read_cost_little_memory_and_others_do_not_wait(
 
 
 def is_ended(connection: socket.socket) -> bool:
-    """Whether the gateway has ended a connection whose data is not read."""
+    """True if the gateway has ended a connection, also while its data is not read."""
     established = 1
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != established
 

@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import stat
+import time
 
-from trunkline_agent.queue.message_record import is_name
+from trunkline_agent.queue.message_record import is_expired, is_for, is_name, is_utf16, parse_line
 from trunkline_agent.queue.queue_errors import QueueError
 from trunkline_agent.queue.session_files import (
     CURSORS,
@@ -19,11 +20,15 @@ from trunkline_agent.queue.session_files import (
     MESSAGES,
     OpenFile,
     SessionFolder,
+    complete_lines,
     open_fd,
     read_range,
     replace_file,
 )
-from trunkline_agent.queue.session_lock import lock_session
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SUFFIX = ".cursor"
 # Written with a fixed length, so that a cut one is detected. A user may write a number without leading zeros.
@@ -59,16 +64,13 @@ def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
         replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)
 
 
-def put_back(root: str, session: str, agent_id: str, before: int, after: int) -> None:
-    """Move an agent's cursor back from `after` to `before`.
+def put_back(folder: SessionFolder, agent_id: str, before: int, after: int) -> None:
+    """Move an agent's cursor back from `after` to `before`. The caller has the session's lock.
 
-    Nothing is moved if an expire, or another poll of the agent, has moved the cursor meanwhile. The function
-    waits for the session's lock.
+    Nothing is moved if an expire, or another poll of the agent, has moved the cursor meanwhile.
     """
-    with SessionFolder(root, session, create=False) as folder:
-        lock_session(folder)
-        if read_cursor(folder, agent_id) == after:
-            write_cursor(folder, agent_id, before)
+    if read_cursor(folder, agent_id) == after:
+        write_cursor(folder, agent_id, before)
 
 
 def agents(folder: SessionFolder) -> list[str]:
@@ -94,6 +96,30 @@ def all_cursors(folder: SessionFolder) -> dict[str, int | None]:
         if offset is not None:
             found[agent] = offset
     return found
+
+
+def messages_between(
+    fd: int, start: int, size: int, agent_id: str, wanted: list[str] | None
+) -> tuple[list[dict[str, Any]], int, int]:
+    """Return an agent's messages between two offsets of `messages.jsonl`.
+
+    They are those to the agent, of the topics `wanted` (None: of any), that have not expired. The result also
+    has the end of the last whole line, and the number of lines in UTF-16, which are skipped.
+    """
+    now = time.time()
+    found, end, utf16 = [], start, 0
+    for _, line_end, line in complete_lines(fd, start, size):
+        end = line_end
+        message = parse_line(line)
+        if message is None:
+            utf16 += is_utf16(line)
+        elif (
+            is_for(message, agent_id)
+            and (wanted is None or message["topic"] in wanted)
+            and not is_expired(message, now)
+        ):
+            found.append(message)
+    return found, end, utf16
 
 
 def open_messages(folder: SessionFolder) -> OpenFile:

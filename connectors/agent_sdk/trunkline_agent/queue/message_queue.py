@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from trunkline_agent.queue.cursors import open_messages, put_back, read_cursor, write_cursor
+from trunkline_agent.queue.cursors import messages_between, open_messages, put_back, read_cursor, write_cursor
 from trunkline_agent.queue.message_record import (
     CARRIED,
     UTF16_ADVICE,
@@ -24,9 +24,6 @@ from trunkline_agent.queue.message_record import (
     checked_topics,
     checked_ttl,
     encoded_body,
-    is_expired,
-    is_for,
-    is_utf16,
     new_id,
     parse_line,
     rank,
@@ -49,7 +46,6 @@ from trunkline_agent.queue.session_files import (
     MESSAGES,
     SessionFolder,
     append,
-    complete_lines,
     write_audit,
 )
 from trunkline_agent.queue.session_lock import lock_session, no_step
@@ -301,7 +297,9 @@ class Queue:
         try:
             show(found)
         except BaseException:
-            put_back(self._root, where, agent_id, old or 0, new)
+            with SessionFolder(self._root, where, create=False) as folder:
+                lock_session(folder)
+                put_back(folder, agent_id, old or 0, new)
             raise
         # Behind `show`, because the file bridge takes the messages of this line out of their mailbox.
         ids = [message["msg_id"] for message in found]
@@ -327,20 +325,7 @@ class Queue:
             size = os.fstat(fd).st_size
             if start >= size:
                 return [], size  # if the file was cut, the rest was delivered
-            now = time.time()
-            found = []
-            end, utf16 = start, 0
-            for _, line_end, line in complete_lines(fd, start, size):
-                end = line_end
-                message = parse_line(line)
-                if message is None:
-                    utf16 += is_utf16(line)
-                elif (
-                    is_for(message, agent_id)
-                    and (wanted is None or message["topic"] in wanted)
-                    and not is_expired(message, now)
-                ):
-                    found.append(message)
+            found, end, utf16 = messages_between(fd, start, size, agent_id, wanted)
             if utf16:
                 self.lines_error = f"{utf16} new lines of {folder.path} {UTF16_ADVICE}"
             if end != start:
