@@ -132,7 +132,8 @@ def folders() -> Any:
                 file.write_text(text)
                 os.chown(file, owner, group)
                 file.chmod(mode)
-        top.chmod(0o755)
+        for folder in (top, *(path for path in top.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)  # an earlier test may have set the umask of a stack
         yield [top / case for case in CASES]
 
 
