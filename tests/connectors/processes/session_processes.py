@@ -64,7 +64,7 @@ def session_host(folder: Path, kind: str) -> Iterator[SessionHost]:
     """A host of `kind` tmux or process; all its sessions are ended afterwards."""
     if kind == "tmux" and shutil.which("tmux") is None:
         pytest.fail("tmux is not installed: sudo apt-get install -y tmux")
-    host = RecordingHost(Settings(data_dir=folder / "a data dir"), use_tmux=kind == "tmux")
+    host = RecordingHost(Settings(data_dir=folder / "a data dir '%H' #{pid}"), use_tmux=kind == "tmux")
     try:
         yield host
     finally:
