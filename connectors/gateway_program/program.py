@@ -35,6 +35,7 @@ from connectors.gateway_program.http_server import Budgets, HttpServer, bound_so
 from connectors.ledger_files.message_export import MessageExporter
 from connectors.live.live_view import LiveView
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.mqtt_accounts.retained_ends import RetainedEnds
 from connectors.out_of_band.command_keys import ensure_operator_key
 from connectors.processes.session_keeper import SessionKeeper
 from connectors.reactor.reactor import Reactor
@@ -67,7 +68,7 @@ def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> li
 
     found: list[BackgroundService] = [SessionKeeper(settings, sessions)]
     if settings.mqtt.accounts_dir is not None:
-        found.append(MqttAccounts(settings, keyring, live_view))
+        found += [MqttAccounts(settings, keyring, live_view), RetainedEnds(settings, live_view)]
     if settings.agent_mcp.export_interval_ms:
         found.append(MessageExporter(settings))
     return found

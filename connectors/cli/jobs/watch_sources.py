@@ -115,7 +115,8 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
 
     def sights(message: Message) -> list[Sight]:
         job = job_id_of(prefix, message.topic)
-        if job is None or job in unknown:
+        # An empty message removes a retained end; it is no event.
+        if job is None or job in unknown or not message.payload:
             return []
         if job not in watchers:
             secret = find_secret(settings, job)
@@ -132,9 +133,20 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
             for job in followed:
                 outcomes.take(Sight(job))
 
+        is_asked = not jobs
+
         def next_sights(timeout_s: float) -> list[Sight]:
+            nonlocal is_asked
             message = next_message(timeout_s)
-            return [] if message is None else sights(message)
+            if message is not None:
+                return sights(message)
+            if is_asked:
+                return []
+            is_asked = True
+            ended = _ended_before(settings, outcomes.open_jobs())
+            # An event that the gateway has settled meanwhile is in the queue by now, or comes at once.
+            last = next_message(_LOOK_S) if ended else None
+            return [*([] if last is None else sights(last)), *ended]
 
         _ready()
         yield next_sights
@@ -192,6 +204,19 @@ def _states(gateway: GatewayClient, jobs: list[str]) -> list[Sight]:
             rows += gateway.get(path_of("jobs"), {"state": state, "limit": _LIST_LIMIT})["jobs"]
     states = ((row["job_id"], row["status"]) for row in rows)
     return [Sight(job, state, note=f"is {state}" if state in JOB_TERMINAL else None) for job, state in states]
+
+
+def _ended_before(settings: Settings, jobs: list[str]) -> list[Sight]:
+    """Return the states of those jobs that have ended by the gateway's answer, if it answers.
+
+    The broker keeps the end of a job for a limited time only.
+    """
+    found: list[Sight] = []
+    with suppress(TrunklineError), reachable(settings) as gateway:
+        for job in jobs:
+            with suppress(NotFound):
+                found += [sight for sight in _states(gateway, [job]) if sight.status in JOB_TERMINAL]
+    return found
 
 
 def _settled_sights(data: dict[str, Any]) -> list[Sight]:

@@ -18,12 +18,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from connectors.background.background_service import ThreadedService
-from connectors.gateway.web.metrics import gauge, gauges
+from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
+from connectors.mqtt_link.broker_figures import DROPPED, FIGURES, HEAP_BYTES, STORED_BYTES, read_figure
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client
+from trunkline_agent.mqtt.tolerant_client import topic_of
 
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 60.0
@@ -42,6 +44,7 @@ class BridgeWatch(ThreadedService, Collector):
         self._lost = threading.Event()
         self._is_connected = False
         self._seen: tuple[Presence, float] | None = None
+        self._figures: dict[str, int] = {}
 
     def close(self) -> None:
         """Close the MQTT connection, and wait at most 5 s for the thread to end."""
@@ -52,18 +55,33 @@ class BridgeWatch(ThreadedService, Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the metric `trunkline_mqtt_up` and, while there is a connection, `trunkline_bridge_state`.
 
+        It also yields the broker's own figures.
+
         `trunkline_mqtt_up` is 1 while this gateway is connected to the MQTT broker, else 0.
         `trunkline_bridge_state` is 1 while a bridge reports itself as active, else 0. Prometheus calls this
         method at each scrape.
         """
         text = "Whether this gateway is connected to the MQTT broker."
         yield gauge("mqtt_up", text, self._is_connected)
+        yield from self._broker_metrics()
         if not self._is_connected:
             return
         mqtt, seen = self._settings.mqtt, self._seen
         is_active = seen is not None and seen[0].active and time.monotonic() - seen[1] <= silence_s(mqtt)
-        text = "1 while a bridge with this client id is active and shows itself, else 0."
+        text = "1 while a bridge with this name is active and shows itself, else 0."
         yield gauges("bridge_state", text, ["bridge"], [([mqtt.bridge_client_id], is_active)])
+
+    def _broker_metrics(self) -> Iterable[Metric]:
+        """Yield the broker's figures about itself. A figure that it does not publish has no sample."""
+        figures = self._figures
+        text = "Messages that the MQTT broker has dropped since its start."
+        dropped: list[tuple[list[str], int]] = [([], figures[DROPPED])] if DROPPED in figures else []
+        yield counters("mqtt_dropped_messages", text, [], dropped)
+        for name, topic, text in (
+            ("mqtt_stored_bytes", STORED_BYTES, "Bytes of the messages that the MQTT broker keeps."),
+            ("mqtt_heap_bytes", HEAP_BYTES, "Memory that the MQTT broker uses."),
+        ):
+            yield gauges(name, text, [], [([], figures[topic])] if topic in figures else [])
 
     def _run(self) -> None:
         pause_s = _PAUSE_S
@@ -93,7 +111,7 @@ class BridgeWatch(ThreadedService, Collector):
                 accepted = True
             return accepted or self._is_connected
         finally:
-            self._is_connected, self._seen = False, None
+            self._is_connected, self._seen, self._figures = False, None, {}
             cut_connection(client)
 
     def _on_connect(
@@ -102,10 +120,16 @@ class BridgeWatch(ThreadedService, Collector):
         if reason.is_failure:
             self._lost.set()
             return
-        client.subscribe(presence_topic(self._settings.mqtt))
+        client.subscribe([(topic, 0) for topic in (presence_topic(self._settings.mqtt), *FIGURES)])
         self._is_connected = True
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
+        topic = topic_of(message)
+        if topic in FIGURES:
+            figure = read_figure(bytes(message.payload))
+            if figure is not None:
+                self._figures[str(topic)] = figure
+            return
         found = read_presence(bytes(message.payload))
         seen = None if self._seen is None else self._seen[0]
         # The delayed Last Will of a replaced bridge does not describe its replacement.

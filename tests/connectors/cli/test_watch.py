@@ -16,6 +16,7 @@ from connectors.job_tools.job_files import store_secret
 from schemas.settings.settings import Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
+from tests.mqtt_wire import publish_all
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
@@ -189,6 +190,22 @@ def test_settled_follows_the_gateway_without_a_secret_and_sees_a_cancellation(
     outgoing.publish("completed", "done")
     code, events, _ = _ended(process)
     assert (code, [event["job_id"] for event in events]) == (1, [second])
+
+
+@pytest.mark.requirement("JE-22")
+@pytest.mark.requirement("JE-34")
+def test_watch_ends_at_once_for_a_job_whose_retained_end_was_removed(
+    hub: GatewayClient, hub_settings: Settings, watching: Any, tmp_path: Path, start_bridge: Any
+) -> None:
+    start_bridge(hub_settings)
+    registered = hub.post(path_of("jobs"), {"description": "x"})
+    job, secret = registered["job_id"], registered["secret"]
+    store_secret(hub_settings, job, secret)
+    Job(job, secret, mqtt=hub_settings.mqtt, state_dir=tmp_path / "state").publish("completed", "done")
+    publish_all(hub_settings.mqtt, [(f"{job}/events", b"")], retain=True)
+    code, events, err = _ended(watching("--job", job, "--timeout", "60s"))
+    assert (code, events) == (0, [])
+    assert "is completed" in err
 
 
 @pytest.mark.requirement("JE-22")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli.doctor.findings import OK
+from connectors.cli.doctor.mqtt_sessions import check_client_ids
 from connectors.job_tools.event_subscription import EventSubscription, Message
 from connectors.local_stack import LocalStack
 from connectors.mqtt_accounts.mosquitto_files import (
@@ -135,3 +137,14 @@ def test_with_the_setting_an_account_has_one_connection_at_the_port_and_many_at_
     firsts = [MqttConnection(delegator, client_id=one) for one in ("one", "two", "")]
     with opened(*firsts):
         assert not any(map(is_taken_over, firsts))
+
+
+def test_the_doctor_tries_whether_the_broker_binds_client_ids(
+    free: Settings, bound: Settings, tmp_path: Path
+) -> None:
+    texts = [check_client_ids(settings) for settings in (free, bound)]
+    assert [one.level for one in texts] == [OK, OK]
+    assert "hands a client id over to any account" in texts[0].found
+    assert "binds client ids to accounts" in texts[1].found
+    alone = with_mqtt(free.model_copy(update={"data_dir": tmp_path}), username="one")
+    assert check_client_ids(alone).found.startswith("not tried")

@@ -17,6 +17,7 @@ const RECEIPT_S = 10;
 const PACKET_S = 5;
 const AGAIN_S = 0.5;
 const REFUSED_AGAIN_S = 2;
+const RETAINED_S = 7 * 24 * 3600;
 // Reason codes of MQTT 5.
 const NO_SUBSCRIBER = 0x10;
 const BAD_LOGIN = [0x86, 0x87];
@@ -145,7 +146,9 @@ export class MqttDelivery {
 
   async #publish({ client }, topic, bytes, retain) {
     try {
-      const puback = await answered(client.publishAsync(topic, bytes, { qos: 1, retain }), "PUBACK");
+      // A retained end would stay for ever at a broker that is not the stack's own.
+      const properties = retain ? { messageExpiryInterval: RETAINED_S } : {};
+      const puback = await answered(client.publishAsync(topic, bytes, { qos: 1, retain, properties }), "PUBACK");
       return puback?.reasonCode ?? 0;
     } catch (error) {
       if (error.code === NOT_AUTHORIZED) return NOT_AUTHORIZED;

@@ -198,8 +198,12 @@ class DeliveryConnection:
         self._waiting_for, self._receipt = ce_id, None
         deadline = time.monotonic() + self._mqtt.receipt_timeout_s
         while True:
+            # A retained end would stay for ever at a broker that is not the stack's own.
             puback = self._connection.publish_and_wait(
-                self._events_topic, pending.wire_bytes, retain=pending.is_terminal
+                self._events_topic,
+                pending.wire_bytes,
+                retain=pending.is_terminal,
+                expiry_s=self._mqtt.session_expiry_s if pending.is_terminal else None,
             )
             if self._waits_for_right(puback, deadline):
                 continue

@@ -179,24 +179,33 @@ class MqttConnection:
         """True if the broker has accepted the login and the subscriptions, and the connection is not lost."""
         return self._answered.is_set() and not self.lost.is_set()
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Future[ReasonCode]:
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False, expiry_s: int | None = None
+    ) -> Future[ReasonCode]:
         """Publish without waiting, and return a future of the reason code in the broker's PUBACK.
 
         With QoS 0 the future completes when the message is sent. It fails with BackboneUnreachable when the
-        connection is lost before; the broker may have the message even so.
+        connection is lost before; the broker may have the message even so. The broker drops the message after
+        `expiry_s` seconds, also a retained one; None: never.
         """
-        answer = self._answer(self._client.publish(topic, payload, qos, retain).mid)
+        properties = None
+        if expiry_s is not None:
+            properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            properties.MessageExpiryInterval = expiry_s
+        answer = self._answer(self._client.publish(topic, payload, qos, retain, properties).mid)
         if self.lost.is_set():
             self._fail_answers()
         return answer
 
-    def publish_and_wait(self, topic: str, payload: bytes, *, retain: bool = False) -> ReasonCode:
+    def publish_and_wait(
+        self, topic: str, payload: bytes, *, retain: bool = False, expiry_s: int | None = None
+    ) -> ReasonCode:
         """Publish with QoS 1, wait for the PUBACK, and return its reason code, which may be a failure.
 
         Raises BackboneUnreachable when the connection is lost or no PUBACK comes within
         `mqtt.puback_timeout_s`. The connection is then given up, and the broker may have the message even so.
         """
-        answer = self.publish(topic, payload, retain=retain)
+        answer = self.publish(topic, payload, retain=retain, expiry_s=expiry_s)
         try:
             return answer.result(self._mqtt.puback_timeout_s)
         except TimeoutError:
