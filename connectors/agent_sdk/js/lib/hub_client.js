@@ -9,10 +9,13 @@ import { setTimeout as pause } from "node:timers/promises";
 import { errorOf, oneLine, retryAfterS } from "./answer_errors.js";
 import { canonicalBytes, decode } from "./canonical_json.js";
 import { BackboneUnreachable, RateLimited, TrunklineError, UsageError } from "./errors.js";
+import { proxyOf, TunnelAgent } from "./proxy.js";
 
 const API = "/api/hub";
 export const PATIENCE_S = 30;
 const CONNECT_S = 5;
+// The next address of a host is tried after this time (RFC 8305, section 5).
+const NEXT_ADDRESS = { autoSelectFamily: true, autoSelectFamilyAttemptTimeout: 250 };
 const ANSWER_S = 45;
 const PAUSES_S = [0.2, 0.5, 1, 2, 5];
 const BODY_LIMIT = 128 * 1024 * 1024;
@@ -47,6 +50,7 @@ export class HubClient {
   #transport;
   #sockets;
   #base;
+  #proxy;
 
   /**
    * @param {import("./credentials.js").HubAccess} access
@@ -57,9 +61,14 @@ export class HubClient {
     this.#access = access;
     this.#patienceS = patienceS;
     this.#base = new URL(access.url);
+    this.#proxy = proxyOf(this.#base);
     this.#transport = this.#base.protocol === "https:" ? https : http;
     const trust = caCerts === null || this.#transport === http ? {} : { ca: authority(caCerts) };
-    this.#sockets = new this.#transport.Agent({ keepAlive: true, ...trust });
+    const options = { keepAlive: true, ...NEXT_ADDRESS, ...trust };
+    const isTunnel = this.#proxy !== null && this.#transport === https;
+    this.#sockets = isTunnel
+      ? new TunnelAgent(this.#proxy, CONNECT_S, options)
+      : new this.#transport.Agent(options);
   }
 
   /** Close the connections that no request uses. Others close when their request has ended. */
@@ -131,7 +140,9 @@ export class HubClient {
     if (cause instanceof TrunklineError) return cause;
     const code = String(cause?.code ?? "");
     const why = oneLine(cause?.message || code || String(cause));
-    const error = new BackboneUnreachable(`the gateway at ${this.#base.origin} does not answer (${why})`, { cause });
+    const by = this.#proxy === null ? "" : ` by the proxy ${this.#proxy.url}`;
+    const text = `the gateway at ${this.#base.origin} does not answer${by} (${why})`;
+    const error = new BackboneUnreachable(text, { cause });
     if (CERTIFICATE.test(code)) {
       error.advice = "the credentials' ca_certs must be the authority that signed the gateway's certificate";
       Object.defineProperty(error, "isFinal", { value: true });
@@ -166,11 +177,21 @@ export class HubClient {
     return { method, url, headers: sent, content, open, signal, answerS: ANSWER_S + waitS };
   }
 
+  // A proxy of plain HTTP is asked for the whole address (RFC 9112, section 3.2.2).
+  #addressed(url, options) {
+    if (this.#proxy === null || this.#transport === https) return [url, options];
+    const { host, port, authorization } = this.#proxy;
+    const login = authorization === null ? {} : { "Proxy-Authorization": authorization };
+    const headers = { ...options.headers, Host: url.host, ...login };
+    return [{ ...options, host, port, path: url.href, headers }];
+  }
+
   #send({ method, url, headers, content, open, signal, answerS }) {
     return new Promise((resolve, reject) => {
       let request;
       try {
-        request = this.#transport.request(url, { method, headers, signal, agent: this.#sockets });
+        const options = { method, headers, signal, agent: this.#sockets };
+        request = this.#transport.request(...this.#addressed(url, options));
       } catch (error) {
         reject(new UsageError(`the request cannot be sent: ${error.message}`, { cause: error }));
         return;

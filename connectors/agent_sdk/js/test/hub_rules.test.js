@@ -7,6 +7,7 @@ import { test } from "node:test";
 import { errorOf, retryAfterS } from "../lib/answer_errors.js";
 import { decode } from "../lib/canonical_json.js";
 import { Handling, inHandlings, sendKey, within } from "../lib/handling.js";
+import { proxyOf } from "../lib/proxy.js";
 import { errors } from "../trunkline_agent.js";
 
 const vectors = JSON.parse(readFileSync(new URL("../../vectors/hub.json", import.meta.url)));
@@ -43,6 +44,19 @@ test("Retry-After is read in each form, in UTC", () => {
     assert.equal(retryAfterS(headers, Date.parse(now)), waitS, name);
   }
   assert.equal(retryAfterS({}), null);
+});
+
+test("the environment names the proxy", () => {
+  for (const { name, url, environment, proxy, authorization } of vectors.proxies) {
+    if (proxy === "refused") {
+      assert.throws(() => proxyOf(new URL(url), environment), (error) => {
+        return error instanceof errors.UsageError && !error.message.includes("secret");
+      });
+      continue;
+    }
+    const found = proxyOf(new URL(url), environment);
+    assert.deepEqual([found?.url ?? null, found?.authorization ?? null], [proxy, authorization], name);
+  }
 });
 
 const keyNow = () => sendKey("message", { n: 1 }).text;

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class AsyncHubClient:
     """A client of one hub, for any number of tasks of one event loop. Use it with `async with`, or `close` it.
 
-    The constructor makes no request. Environment variables of proxies are not used.
+    The constructor makes no request. A proxy is used as the variables of the environment say: see `proxy_of`.
 
     Args:
         access: The address and the token.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, cast
 from trunkline_agent.hub.http_exchange import HttpExchange, ProtocolFault, RequestHead
 from trunkline_agent.hub.hub_address import HubAddress
 from trunkline_agent.hub.plans import Answer, Request
+from trunkline_agent.hub.proxy import Proxy, ProxyFault
+from trunkline_agent.hub.staggered_connect import ATTEMPT_DELAY_S
 
 if TYPE_CHECKING:
     import ssl
@@ -38,16 +40,35 @@ class AsyncConnection(asyncio.Protocol):
     async def open(self, address: HubAddress, trust: ssl.SSLContext | None, timeout_s: float) -> None:
         """Connect within a time. Raises OSError."""
         loop = asyncio.get_running_loop()
-        name = None if trust is None else address.host
         try:
             async with asyncio.timeout(timeout_s):
+                if trust is not None and address.proxy is not None:
+                    await self._open_tunnel(address, address.proxy, trust)
+                    return
                 await loop.create_connection(
-                    lambda: self, address.host, address.port, ssl=trust, server_hostname=name
+                    lambda: self,
+                    *address.peer,
+                    ssl=trust,
+                    server_hostname=None if trust is None else address.host,
+                    happy_eyeballs_delay=ATTEMPT_DELAY_S,
                 )
         except UnicodeError as error:
             raise OSError(f"not a name of a host: {error}") from None
         except TimeoutError:
             raise TimeoutError("timed out") from None
+
+    async def _open_tunnel(self, address: HubAddress, proxy: Proxy, trust: ssl.SSLContext) -> None:
+        """Let the proxy connect to the hub, and begin TLS over it."""
+        loop = asyncio.get_running_loop()
+        tunnel = Tunnel(proxy, address.authority)
+        await loop.create_connection(lambda: tunnel, *address.peer, happy_eyeballs_delay=ATTEMPT_DELAY_S)
+        raw = await tunnel.connected()
+        try:
+            found = await loop.start_tls(raw, self, trust, server_hostname=address.host)
+        except BaseException:
+            raw.abort()
+            raise
+        self.connection_made(cast("asyncio.BaseTransport", found))
 
     async def answer(self, request: Request, timeout_s: float) -> Answer:
         """Send a request and return its whole answer.
@@ -146,3 +167,48 @@ class AsyncConnection(asyncio.Protocol):
         if not self._is_complete or self._waiter is not None:
             self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the connection was closed"))
         self.is_alive = False
+
+
+class Tunnel(asyncio.Protocol):
+    """A connection to a proxy that is asked for one to the hub."""
+
+    def __init__(self, proxy: Proxy, target: str) -> None:
+        self._proxy = proxy
+        self._target = target
+        self._answer = b""
+        self._transport: asyncio.Transport | None = None
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A connection that is given up has an error that nobody waits for.
+        self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def connected(self) -> asyncio.Transport:
+        """Return the transport when the proxy has connected it to the hub. Raises OSError."""
+        transport = cast("asyncio.Transport", self._transport)
+        try:
+            await self._done
+        except BaseException:
+            transport.abort()
+            raise
+        return transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask the proxy. asyncio calls it."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._proxy.connect_request(self._target))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the proxy's answer. asyncio calls it."""
+        self._answer += data
+        try:
+            if self._proxy.is_connected(self._answer) and not self._done.done():
+                self._done.set_result(None)
+        except ProxyFault as error:
+            self._end(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail. asyncio calls it."""
+        self._end(ProxyFault(str(exc or "the proxy closed the connection without an answer to CONNECT")))
+
+    def _end(self, error: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)

@@ -26,6 +26,11 @@ class RequestHead:
     def __init__(self, address: HubAddress, token: str | None) -> None:
         self.prefix = address.prefix
         fixed = [("Host", address.host_header), ("Accept", "*/*")]
+        if address.proxy is not None and not address.is_tls:
+            # A proxy is asked for the whole address (RFC 9112, 3.2.2).
+            self.prefix = f"http://{address.host_header}{address.prefix}"
+            if address.proxy.authorization is not None:
+                fixed.append(("Proxy-Authorization", address.proxy.authorization))
         if token is not None:
             if not token or not token.isascii() or not token.isprintable() or " " in token:
                 raise UsageError("the token is not valid: it has other characters than visible ASCII")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 from trunkline_agent import tls
 from trunkline_agent.credentials import CA_VARIABLE
 from trunkline_agent.errors import UsageError
+from trunkline_agent.hub.proxy import Proxy, proxy_of
 
 if TYPE_CHECKING:
     import ssl
@@ -24,6 +26,7 @@ class HubAddress:
         port: The port.
         is_tls: Whether the scheme is https.
         prefix: The path in front of `/api`, without a slash at its end.
+        proxy: The HTTP proxy by which the environment says to reach it. None: it is reached without one.
     """
 
     url: str
@@ -31,10 +34,11 @@ class HubAddress:
     port: int
     is_tls: bool
     prefix: str
+    proxy: Proxy | None = None
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Return the address that a URL names. Raises UsageError if it is none of a hub."""
+        """Return the address that a URL names. Raises UsageError if it, or its proxy, is none."""
         advice = "the address of a hub is like http://127.0.0.1:3200"
         try:
             parts = urlsplit(url)
@@ -47,7 +51,19 @@ class HubAddress:
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or not is_plain:
             raise UsageError(f"not the address of a hub: {url!r}", advice=advice)
         is_tls = parts.scheme == "https"
-        return cls(url, host, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
+        port = port or (443 if is_tls else 80)
+        proxy = proxy_of(host, port, is_tls, os.environ)
+        return cls(url, host, port, is_tls, parts.path.rstrip("/"), proxy)
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """The host and the port to connect to: those of the proxy, if there is one."""
+        return (self.host, self.port) if self.proxy is None else (self.proxy.host, self.proxy.port)
+
+    @property
+    def authority(self) -> str:
+        """The host and the port, as a proxy is asked for them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def host_header(self) -> str:
@@ -74,4 +90,5 @@ class HubAddress:
             )
         elif "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
             said = f"it speaks no HTTPS: {said}"
-        return f"the hub at {self.url} does not answer ({said})"
+        by = "" if self.proxy is None else f" by the proxy {self.proxy.url}"
+        return f"the hub at {self.url} does not answer{by} ({said})"

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class HubClient:
     """A client of one hub, for any number of threads. Use it as a context manager, or call `close`.
 
-    The constructor makes no request. Environment variables of proxies are not used.
+    The constructor makes no request. A proxy is used as the variables of the environment say: see `proxy_of`.
 
     Args:
         access: The address and the token.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from trunkline_agent.hub.http_exchange import HttpExchange, ProtocolFault, RequestHead
 from trunkline_agent.hub.hub_address import HubAddress
 from trunkline_agent.hub.plans import Answer, Request
+from trunkline_agent.hub.proxy import Proxy, ProxyFault
+from trunkline_agent.hub.staggered_connect import connected
 
 if TYPE_CHECKING:
     import ssl
@@ -39,12 +41,14 @@ class SyncConnection:
         """Connect within a time. Raises OSError."""
         until = time.monotonic() + timeout_s
         try:
-            found = socket.create_connection((self._address.host, self._address.port), timeout_s)
+            found = connected(*self._address.peer, until)
         except UnicodeError as error:
             raise OSError(f"not a name of a host: {error}") from None
         self._socket = found
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._trust is not None:
+            if self._address.proxy is not None:
+                self._tunnel(found, self._address.proxy, until)
             found.settimeout(max(0.001, until - time.monotonic()))
             self._socket = found = self._trust.wrap_socket(found, server_hostname=self._address.host)
         self._poll = select.poll()
@@ -52,6 +56,18 @@ class SyncConnection:
         self.is_open = True
         if self._is_interrupted:
             raise ConnectionAbortedError("the client is closed")
+
+    def _tunnel(self, found: socket.socket, proxy: Proxy, until: float) -> None:
+        """Let the proxy connect to the hub."""
+        found.settimeout(max(0.001, until - time.monotonic()))
+        found.sendall(proxy.connect_request(self._address.authority))
+        answer = b""
+        while not proxy.is_connected(answer):
+            found.settimeout(max(0.001, until - time.monotonic()))
+            # One byte after the other would be slow, and the hub says nothing before its TLS has a request.
+            if not (part := found.recv(_READ_BYTES)):
+                raise ProxyFault("the proxy closed the connection without an answer to CONNECT")
+            answer += part
 
     def is_alive(self) -> bool:
         """Return whether a request may be sent over the connection that was kept.
