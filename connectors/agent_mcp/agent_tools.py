@@ -42,6 +42,7 @@ from schemas.streams.mailboxes.message import (
     MessageRow,
     verified_message,
 )
+from schemas.streams.mailboxes.message_text import shown_text
 from schemas.streams.principal.principals import AGENT
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 
@@ -282,7 +283,7 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
         "id": row.message_id,
         "from": row.sender,
         "to": row.recipient,
-        "content": "" if body is None else body.body,
+        "content": "" if body is None else shown_text(body.body, body.content_type)[0],
         "timestamp": row.posted_at // 1000,
         "read": is_read(row),
         "priority": row.priority,

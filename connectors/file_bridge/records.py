@@ -15,7 +15,8 @@ from schemas.streams.mailboxes.file_blobs import note_of_blob
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record
-from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
+from schemas.streams.mailboxes.message_text import shown_text
+from schemas.wire.record import JSON_CONTENT, OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
 from trunkline_agent.queue import TOPICS
 from trunkline_agent.queue.message_record import EVERYBODY, NAME_LIMIT, is_name
 from trunkline_agent.wire.content_id import content_id
@@ -166,7 +167,7 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
         "from": message["from"],
         "to": message["to"],
         "topic": topic,
-        "body": message["body"],
+        "body": shown_text(message["body"], message.get("content_type", JSON_CONTENT))[0],
         "in_reply_to": message.get("in_reply_to"),
         "ttl_s": None if end is None else max(0.0, (end - sent).total_seconds()),
         **({} if thread is None else {"thread": thread}),

@@ -22,6 +22,7 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_PENDING
+from schemas.streams.mailboxes.message_text import shown_text
 from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Name, Printable
 from trunkline_agent.errors import BackboneUnreachable
@@ -228,12 +229,13 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 def _message_shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return a message with the fields of AM-05, its kind and its status."""
+    body = row["body"]
     return {
         "id": row["message_id"],
         "from": row["sender"],
         "to": row["recipient"],
         "kind": row["kind"],
-        "content": row["body"],
+        "content": None if body is None else shown_text(body, row["content_type"])[0],
         "timestamp": _milliseconds(row["posted_at"]),
         "status": row["status"],
         "read": row["status"] not in MESSAGE_PENDING,

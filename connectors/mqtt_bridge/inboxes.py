@@ -37,6 +37,7 @@ from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED
+from schemas.streams.mailboxes.message_text import shown_text
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, MqttConnection
@@ -274,7 +275,10 @@ def wire_message(row: Mapping[str, Any]) -> bytes:
     `row` is the message, an object of the gateway's JSON answer that lists a mailbox. The payload has the
     message's fields, and its sender as `from`. Raises KeyError when a field is missing.
     """
-    return canonical({"schema_version": 1, "from": row["sender"], **{name: row[name] for name in INBOX_FIELDS}})
+    fields = {name: row[name] for name in INBOX_FIELDS}
+    if row["body"] is not None:
+        fields["body"], fields["content_type"] = shown_text(row["body"], row["content_type"])
+    return canonical({"schema_version": 1, "from": row["sender"], **fields})
 
 
 def is_over(row: Mapping[str, Any], now_s: float) -> bool:

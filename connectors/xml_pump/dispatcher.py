@@ -34,6 +34,7 @@ from connectors.xml_pump.text_messages import TEXT_TAG
 from connectors.xml_wire.envelope import text_payload
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
+from schemas.streams.mailboxes.message_text import shown_text
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -142,7 +143,8 @@ class Dispatcher:
         self, message: LeasedMessage, listener: RunnableListener, found: tuple[str, bytes] | None
     ) -> ListenerMessage:
         """Return the message as the listener gets it; `found` is from `_payload`. Raises Faulty, XmlRefused."""
-        tag, payload = found or (TEXT_TAG, text_payload(message.kind, message.body))
+        text, _ = shown_text(message.body, message.content_type)
+        tag, payload = found or (TEXT_TAG, text_payload(message.kind, text))
         pipelines = [listener.reply_pipelines, listener.pipelines]
         if not message.is_reply:
             pipelines.reverse()

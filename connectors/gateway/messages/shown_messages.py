@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import orjson
-
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, token_mailbox
 from connectors.gateway.web.answers import BUSY, unavailable
 from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
+from schemas.streams.mailboxes.message_text import shown_json
 from schemas.streams.task.task_registry import TaskRow
 from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import iso_moment
@@ -71,7 +70,7 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
         "sender": address_of_sender(hub, row),
         "recipient": row.recipient,
         "type": row.kind,
-        "payload": None if body is None else _payload(body),
+        "payload": None if body is None else shown_json(body.body, body.content_type),
     }
     if row.in_reply_to is not None:
         shown["in_reply_to"] = row.in_reply_to
@@ -103,11 +102,3 @@ def address_of_sender(hub: Hub, row: MessageRow) -> str:
     if task is None or task.token_id is None:
         return row.sender
     return token_mailbox(row.sender, task.token_id)
-
-
-def _payload(row: MessageBodyRow) -> Any:
-    """Return the body as JSON. A body that is not JSON becomes the `text` of an object."""
-    try:
-        return orjson.loads(row.body)
-    except orjson.JSONDecodeError:
-        return {"text": row.body}
