@@ -165,6 +165,8 @@ class GatewaySettings(ConnectionSettings):
     """How many messages and refusals the hub's audit log keeps in memory."""
     max_attempts: int = Field(default=5, ge=1, le=1000)
     """How often an agent may lease a message without acknowledging it, before the message is dead."""
+    long_lease_s: float = Field(default=1800.0, gt=0)
+    """A message that one reader holds for longer is named by metrics and `doctor`: its handler may hang."""
     mailbox_per_token: bool = False
     """True if each running task has its own mailbox, `<agent>.<token_id>`. The same at all gateways."""
     token_ttl_s: float = Field(default=3600.0, ge=1, le=7 * 24 * 3600)

@@ -162,7 +162,7 @@ export interface MessagesOptions extends Signalled {
   limit?: number;
   /** The duration of a lease, 30 s by default. It is extended until the message is settled. */
   leaseS?: number;
-  /** How long a lease is extended at most; an hour by default. */
+  /** How long a handling may take, an hour by default; Infinity: without an end. Then the message is given back. */
   longestS?: number;
   /** The loop ends when no message came for so long. Without it, it waits without a limit. */
   waitS?: number;
@@ -188,7 +188,7 @@ export interface Message {
   readonly blobInfo: BlobInfo | null;
   readonly leaseId: string | null;
   readonly state: MessageState;
-  /** Aborts when the lease is lost. */
+  /** Aborts when the lease is lost, or the handling has taken longer than `longestS`. */
   readonly signal: AbortSignal;
   handle<T>(work: (message: Message) => T | Promise<T>): Promise<T>;
   ack(): Promise<void>;

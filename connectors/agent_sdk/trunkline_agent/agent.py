@@ -15,6 +15,7 @@ from trunkline_agent.hub import agent_plans, mailbox_plans
 from trunkline_agent.hub.agent_calls import (
     LEASE_S,
     LOG,
+    LONGEST_S,
     NOT_ACKNOWLEDGED,
     PARTING,
     PATIENCE_S,
@@ -25,6 +26,7 @@ from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
 from trunkline_agent.hub.hub_values import REPLY_TYPE, AgentInfo, BlobReference, Published, Schedule, Sent
 from trunkline_agent.hub.lease_thread import LeaseThread
+from trunkline_agent.hub.mailbox_plans import Taking
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.message import Message
 
@@ -63,7 +65,12 @@ class Agent:
         self._leases = LeaseThread(self.hub, self._held, self.name)
 
     def messages(
-        self, *, limit: int = 1, lease_s: int | None = LEASE_S, wait_s: float | None = None
+        self,
+        *,
+        limit: int = 1,
+        lease_s: int | None = LEASE_S,
+        wait_s: float | None = None,
+        longest_s: float | None = LONGEST_S,
     ) -> Iterator[Message]:
         """Return an iterator of the messages of the mailbox, the most urgent first. It waits for the next one.
 
@@ -76,22 +83,29 @@ class Agent:
             lease_s: The duration of a lease. If the agent is killed, the message is handed out again after it.
                 None takes the messages for good: those that are not handled are lost.
             wait_s: How long to wait for the next message before the iteration ends. None waits without an end.
+            longest_s: How long a handling may take. A message that takes longer is given back, to be handed out
+                again, and its `lease_lost` is true. None has no end.
 
         Raises:
-            LeaseLost: A message could not be acknowledged, because another consumer has it.
+            LeaseLost: A message could not be acknowledged: another consumer has it, or it took too long.
             BackboneUnreachable: The hub did not answer for `patience_s`.
             TrunklineError: Any other refusal by the hub.
         """
-        mailbox_plans.check_taking(limit, lease_s, wait_s)
-        return self._messages(limit, lease_s, wait_s)
+        return self._messages(mailbox_plans.checked(Taking(limit, lease_s, wait_s, longest_s)))
 
-    def receive(self, *, lease_s: int | None = LEASE_S, wait_s: float | None = None) -> Message | None:
+    def receive(
+        self,
+        *,
+        lease_s: int | None = LEASE_S,
+        wait_s: float | None = None,
+        longest_s: float | None = LONGEST_S,
+    ) -> Message | None:
         """Take one message. Return None if none came within `wait_s` seconds. See `messages`.
 
         Handle it in a `with` block, or call its `ack` or `nack`.
         """
-        mailbox_plans.check_taking(1, lease_s, wait_s)
-        return next(iter(self._take(1, lease_s, wait_s)), None)
+        wanted = mailbox_plans.checked(Taking(1, lease_s, wait_s, longest_s))
+        return next(iter(self._take(wanted)), None)
 
     def ack(self, message: Message) -> None:
         """Acknowledge a message, if it was not settled before. Raises LeaseLost."""
@@ -338,15 +352,17 @@ class Agent:
     ) -> None:
         self.close()
 
-    def _messages(self, limit: int, lease_s: int | None, wait_s: float | None) -> Iterator[Message]:
+    def _messages(self, wanted: Taking) -> Iterator[Message]:
         waiting: deque[Message] = deque()
         try:
             while True:
                 if not waiting:
-                    waiting.extend(self._take(limit, lease_s, wait_s))
+                    waiting.extend(self._take(wanted))
                     if not waiting:
                         return
                 message = waiting[0]
+                if message.held is not None:
+                    self._held.begin(message.held, time.monotonic())
                 before = HANDLED.get()
                 HANDLED.set(message.handling)
                 try:
@@ -359,16 +375,16 @@ class Agent:
         finally:
             self._give_back([one.held for one in waiting if one.held is not None], NOT_ACKNOWLEDGED)
 
-    def _take(self, limit: int, lease_s: int | None, wait_s: float | None) -> list[Message]:
-        asked_at = time.monotonic()
+    def _take(self, wanted: Taking) -> list[Message]:
+        (limit, lease_s, wait_s, longest_s), asked_at = wanted, time.monotonic()
         taken = self.hub.run(mailbox_plans.take(limit, lease_s, wait_s, self._calls.retries))
-        if lease_s is None or taken.lease_id is None:
-            return [Message(self, one) for one in taken.messages]
         found = [Message(self, one) for one in taken.messages]
-        held = self._held.add((one.id for one in found), taken.lease_id, lease_s, time.monotonic())
+        if lease_s is None or taken.lease_id is None:
+            return found
+        held = self._held.add((one.id for one in found), taken.lease_id, lease_s, time.monotonic(), longest_s)
         for message, its_lease in zip(found, held, strict=True):
             message.held = its_lease
-        self._leases.wake(asked_at + lease_s / 3)
+        self._leases.wake(asked_at + min(lease_s / 3, lease_s if longest_s is None else longest_s))
         return found
 
     def _give_back(self, held: list[Held], reason: str) -> None:

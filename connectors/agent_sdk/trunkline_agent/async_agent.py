@@ -16,6 +16,7 @@ from trunkline_agent.hub import agent_plans, mailbox_plans
 from trunkline_agent.hub.agent_calls import (
     LEASE_S,
     LOG,
+    LONGEST_S,
     NOT_ACKNOWLEDGED,
     PARTING,
     PATIENCE_S,
@@ -27,6 +28,7 @@ from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
 from trunkline_agent.hub.hub_values import REPLY_TYPE, AgentInfo, BlobReference, Published, Schedule, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
+from trunkline_agent.hub.mailbox_plans import Taking
 from trunkline_agent.message import AsyncMessage
 
 
@@ -64,38 +66,44 @@ class AsyncAgent:
         self._leases = LeaseTask(self.hub, self._held, self.name)
 
     def messages(
-        self, *, limit: int = 1, lease_s: int | None = LEASE_S, wait_s: float | None = None
+        self,
+        *,
+        limit: int = 1,
+        lease_s: int | None = LEASE_S,
+        wait_s: float | None = None,
+        longest_s: float | None = LONGEST_S,
     ) -> AsyncIterator[AsyncMessage]:
         """Return an iterator of the messages of the mailbox, the most urgent first. It waits for the next one.
 
         An `async with` block of the message acknowledges it, or gives it back when the block raises. Without
-        such a block the message is acknowledged when the loop asks for the next one, and given back when the
-        loop ends, or the agent is closed. The lease is extended until then. For several messages at a time use
-        several tasks, each with an iterator of its own.
+        such a block it is acknowledged when the loop asks for the next one, and given back when the loop or the
+        agent ends. The lease is extended until then. For several messages at a time use several tasks.
 
         Args:
-            limit: How many messages one request takes. The loop gives back the messages that it does not reach.
+            limit: How many messages one request takes. The loop gives back those that it does not reach.
             lease_s: The duration of a lease. If the agent is killed, the message is handed out again after it.
                 None takes the messages for good: those that are not handled are lost.
             wait_s: How long to wait for the next message before the iteration ends. None waits without an end.
+            longest_s: How long a handling may take. A message that takes longer is given back, to be handed out
+                again; its `async with` block is cancelled, and ends with LeaseLost. None has no end.
 
         Raises:
-            LeaseLost: A message could not be acknowledged, because another consumer has it.
+            LeaseLost: A message could not be acknowledged: another consumer has it, or it took too long.
             BackboneUnreachable: The hub did not answer for `patience_s`.
             TrunklineError: Any other refusal by the hub.
         """
-        mailbox_plans.check_taking(limit, lease_s, wait_s)
-        return self._messages(limit, lease_s, wait_s)
+        return self._messages(mailbox_plans.checked(Taking(limit, lease_s, wait_s, longest_s)))
 
     async def receive(
-        self, *, lease_s: int | None = LEASE_S, wait_s: float | None = None
+        self,
+        *,
+        lease_s: int | None = LEASE_S,
+        wait_s: float | None = None,
+        longest_s: float | None = LONGEST_S,
     ) -> AsyncMessage | None:
-        """Take one message. Return None if none came within `wait_s` seconds. See `messages`.
-
-        Handle it in an `async with` block, or call its `ack` or `nack`.
-        """
-        mailbox_plans.check_taking(1, lease_s, wait_s)
-        return next(iter(await self._take(1, lease_s, wait_s)), None)
+        """Take one message, for an `async with` block, or `ack` or `nack`. None: none came within `wait_s`."""
+        wanted = mailbox_plans.checked(Taking(1, lease_s, wait_s, longest_s))
+        return next(iter(await self._take(wanted)), None)
 
     async def ack(self, message: AsyncMessage) -> None:
         """Acknowledge a message, if it was not settled before. Raises LeaseLost."""
@@ -316,7 +324,7 @@ class AsyncAgent:
 
         Args:
             content: The bytes, or the path of a file.
-            content_type: Its media type. None: by the name of the file.
+            content_type: Its media type. None: by the file's name.
 
         Raises:
             NotFound: There is no such file.
@@ -344,17 +352,17 @@ class AsyncAgent:
     ) -> None:
         await self.close()
 
-    async def _messages(
-        self, limit: int, lease_s: int | None, wait_s: float | None
-    ) -> AsyncIterator[AsyncMessage]:
+    async def _messages(self, wanted: Taking) -> AsyncIterator[AsyncMessage]:
         waiting: deque[AsyncMessage] = deque()
         try:
             while True:
                 if not waiting:
-                    waiting.extend(await self._take(limit, lease_s, wait_s))
+                    waiting.extend(await self._take(wanted))
                     if not waiting:
                         return
                 message = waiting[0]
+                if message.held is not None:
+                    self._held.begin(message.held, time.monotonic())
                 before = HANDLED.get()
                 HANDLED.set(message.handling)
                 try:
@@ -367,24 +375,23 @@ class AsyncAgent:
         finally:
             await self._give_back([one.held for one in waiting if one.held is not None], NOT_ACKNOWLEDGED)
 
-    async def _take(self, limit: int, lease_s: int | None, wait_s: float | None) -> list[AsyncMessage]:
-        asked_at = time.monotonic()
+    async def _take(self, wanted: Taking) -> list[AsyncMessage]:
+        (limit, lease_s, wait_s, longest_s), asked_at = wanted, time.monotonic()
         taken = await self.hub.run(mailbox_plans.take(limit, lease_s, wait_s, self._calls.retries))
-        if lease_s is None or taken.lease_id is None:
-            return [AsyncMessage(self, one) for one in taken.messages]
         found = [AsyncMessage(self, one) for one in taken.messages]
-        held = self._held.add((one.id for one in found), taken.lease_id, lease_s, time.monotonic())
+        if lease_s is None or taken.lease_id is None:
+            return found
+        held = self._held.add((one.id for one in found), taken.lease_id, lease_s, time.monotonic(), longest_s)
         for message, its_lease in zip(found, held, strict=True):
             message.held = its_lease
-        self._leases.wake(asked_at + lease_s / 3)
+        self._leases.wake(asked_at + min(lease_s / 3, lease_s if longest_s is None else longest_s))
         return found
 
     async def _give_back(self, held: list[Held], reason: str) -> None:
         """Give messages back. The leases of those that could not be given back end by themselves."""
         by_lease: dict[str, list[str]] = {}
-        for one in held:
-            if self._held.settle(one):
-                by_lease.setdefault(one.lease_id, []).append(one.message_id)
+        for one in filter(self._held.settle, held):
+            by_lease.setdefault(one.lease_id, []).append(one.message_id)
         for lease_id, message_ids in by_lease.items():
             try:
                 await self.hub.run(mailbox_plans.give_back(lease_id, message_ids, reason, PARTING))

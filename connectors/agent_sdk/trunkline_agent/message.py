@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, ReceivedMessage, Sent
+from trunkline_agent.hub.mailbox_plans import overdue_error
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["AsyncMessage", "AsyncMessageOwner", "Message", "MessageOwner", "ReceivedMessage"]
 
@@ -121,11 +125,15 @@ class AsyncMessageOwner(Protocol):
 
 
 class AsyncMessage(ReceivedMessage):
-    """A message of an `AsyncAgent`. Handle it in an `async with` block, as `Message` in a `with` block."""
+    """A message of an `AsyncAgent`. Handle it in an `async with` block, as `Message` in a `with` block.
+
+    A block that takes longer than `longest_s` is cancelled as by `asyncio.timeout`, and ends with LeaseLost.
+    """
 
     def __init__(self, agent: AsyncMessageOwner, found: Mapping[str, Any], held: Held | None = None) -> None:
         super().__init__(found, held)
         self._agent = agent
+        self._limit: asyncio.Timeout | None = None
 
     async def reply(
         self,
@@ -156,10 +164,24 @@ class AsyncMessage(ReceivedMessage):
 
     async def __aenter__(self) -> Self:
         self._begin()
+        if self.held is not None and self.held.longest_s is not None:
+            # The sync agent needs no asyncio, which takes a while to import.
+            import asyncio
+
+            self._limit = limit = asyncio.timeout(None)
+            await limit.__aenter__()
+            loop = asyncio.get_running_loop()
+            self.held.on_overdue = lambda: limit.reschedule(loop.time())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+        if self.held is not None and self._limit is not None:
+            self.held.on_overdue = None
+            try:
+                await self._limit.__aexit__(kind, error, trace)
+            except TimeoutError:
+                raise overdue_error(self.held) from error
         await self._agent.end(self, error)

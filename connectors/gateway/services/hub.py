@@ -24,6 +24,7 @@ from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.conversations import Conversations
+from connectors.gateway.services.lease_metrics import LeaseMetrics
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
@@ -101,7 +102,9 @@ class Hub:
         self.answer_memory = ByteBudget(settings.gateway.answer_memory_bytes)
         waits = (self.mailboxes, self.mailbox_waits)
         state = StateMetrics(live_view, self.lists, *waits, self.answer_memory, self.log_clock)
-        collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
+        leases = LeaseMetrics(live_view, self.mailboxes, self.log_clock, settings.gateway.long_lease_s)
+        tables, machine = TableMetrics(settings, live_view), MachineMetrics(settings)
+        collectors = (state, leases, tables, machine, bridges)
         self.metrics = Metrics(collectors)
         self.strangers = StrangersRequests()
         self.webhook_client = WebhookClient(settings.webhooks)

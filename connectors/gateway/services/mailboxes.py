@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
 from connectors.gateway.services.row_index import RowIndex
@@ -95,6 +95,8 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._waiting: dict[Mailbox, dict[str, int]] = {}
         # The leased messages among them with the ends of their leases.
         self._leased: dict[Mailbox, dict[str, int]] = {}
+        # By message key: when its reader got each leased message, the one that is held for longest first.
+        self._held_since: dict[str, int] = {}
         # The delayed messages with the times of their postings.
         self._delayed: dict[Mailbox, dict[str, int]] = {}
         # The pending messages by mailbox and status, in the order of `pending_page`.
@@ -131,6 +133,7 @@ class MailboxIndex(RowIndex[MessageRow]):
             for times in (self._waiting, self._dead):
                 for mailbox, messages in times.items():
                     times[mailbox] = dict(sorted(messages.items(), key=lambda one: one[1]))
+            self._held_since = dict(sorted(self._held_since.items(), key=lambda one: one[1]))
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
         """Return the mailbox that a message was posted to, or None if its id is unknown or too old.
@@ -163,6 +166,21 @@ class MailboxIndex(RowIndex[MessageRow]):
         with self._lock:
             held = sum(until > now_us for until in self._leased.get(mailbox, {}).values())
             return len(self._waiting.get(mailbox, ())) - held
+
+    def long_held(self, before_us: int, now_us: int) -> list[str]:
+        """Return the keys of the messages that their readers got before a moment and still hold, longest first.
+
+        Extensions of a lease do not count, so a reader that hangs and extends its lease is found. Times are in
+        microseconds since 1970 UTC.
+        """
+        with self._lock:
+            old = takewhile(lambda one: one[1] < before_us, self._held_since.items())
+            found = []
+            for key, _ in old:
+                realm, recipient, message_id = key.split("/")  # names contain no slash
+                if self._leased[realm, recipient][message_id] > now_us:
+                    found.append(key)
+            return found
 
     def posted_after(self, mailbox: Mailbox, posted_at: int) -> list[str]:
         """Return the ids of the pending messages that were posted after a message, in the order of posting.
@@ -300,6 +318,11 @@ class MailboxIndex(RowIndex[MessageRow]):
         _note(self._delayed, mailbox, row.message_id, row.posted_at if row.status == DELAYED else None)
         _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
         _note(self._leased, mailbox, row.message_id, row.lease_until if row.status == LEASED else None)
+        held_since = row.handed_at if row.status == LEASED else None
+        if self._held_since.get(row.key) != held_since:
+            self._held_since.pop(row.key, None)
+            if held_since is not None:
+                self._held_since[row.key] = held_since
         self._note_age(mailbox, row.message_id, is_added=True)
         self._pending += len(self._waiting.get(mailbox, ())) - depth
         self._move(mailbox, before)

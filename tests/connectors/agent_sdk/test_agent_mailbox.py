@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -156,9 +157,77 @@ def test_a_block_can_see_that_the_lease_is_lost(hub, joined):
     wait_until(is_lost, 10, "the extension is refused")
 
 
+@pytest.mark.requirement("AG-99")
+def test_a_message_whose_handler_hangs_is_handed_out_again_and_the_handler_is_told(hub, joined):
+    agent = joined()
+    other = joined(credentials=agent.credentials)
+    filled(hub, agent.name, 1)
+    message = agent.receive(lease_s=60, wait_s=5, longest_s=1.0)
+
+    def again():
+        agent.sleep(0.05)  # an event loop that runs
+        return other.receive(wait_s=0)
+
+    theirs = wait_until(again, 10, "the message is handed out again")
+    assert (theirs.id, theirs.attempt, message.lease_lost) == (message.id, 2, True)
+    assert rows(hub, agent.name)[0]["last_reason"] == "it was handled for longer than 1 s"
+    with pytest.raises(LeaseLost, match="longer than 1 s"):
+        agent.ack(message)
+    other.ack(theirs)
+    assert statuses(hub, agent.name) == ["claimed"]
+
+
+@pytest.mark.requirement("AG-99")
+def test_each_message_of_a_loop_has_its_own_time(hub, joined):
+    agent = joined()
+    filled(hub, agent.name, 1, 2, 3)
+    for message in agent.iterate(limit=3, lease_s=1, wait_s=0, longest_s=2.0):
+        agent.sleep(1.2)
+        assert not message.lease_lost
+    assert statuses(hub, agent.name) == ["claimed"] * 3
+    assert {one["attempts"] for one in rows(hub, agent.name)} == {1}
+
+
+@pytest.mark.requirement("AG-99")
+def test_a_handling_without_a_longest_time_has_no_end(hub, joined):
+    agent = joined()
+    filled(hub, agent.name, 1)
+    message = agent.receive(lease_s=1, wait_s=5, longest_s=None)
+    agent.sleep(2.5)
+    agent.ack(message)
+    assert [(one["status"], one["attempts"]) for one in rows(hub, agent.name)] == [("claimed", 1)]
+
+
+@pytest.mark.requirement("AG-99")
+@pytest.mark.parametrize("kind", ["async"])
+def test_an_async_block_that_hangs_is_cancelled_and_one_that_is_cancelled_by_others_is_not_lost(hub, joined):
+    agent = joined()
+    filled(hub, agent.name, 1)
+
+    async def hang(longest_s):
+        message = await agent.agent.receive(lease_s=60, wait_s=5, longest_s=longest_s)
+        async with message:
+            await asyncio.sleep(60)
+
+    begun = time.monotonic()
+    with pytest.raises(LeaseLost, match="longer than 1 s"):
+        agent.loop.run(hang(1.0))
+    assert time.monotonic() - begun < 10
+
+    async def cancelled():
+        async with asyncio.timeout(0.5):
+            await hang(60.0)
+
+    with pytest.raises(TimeoutError):
+        agent.loop.run(cancelled())
+    (row,) = rows(hub, agent.name)
+    assert (row["status"], row["attempts"], row["last_reason"]) == ("unread", 2, "CancelledError")
+
+
 @pytest.mark.requirement("AG-08")
 @pytest.mark.parametrize(
-    "options", [{"limit": 0}, {"lease_s": 0}, {"lease_s": 1.5}, {"wait_s": -1}, {"limit": 1001}]
+    "options",
+    [{"limit": 0}, {"lease_s": 0}, {"lease_s": 1.5}, {"wait_s": -1}, {"limit": 1001}, {"longest_s": -1}],
 )
 def test_numbers_that_no_request_can_have_are_refused_before_it(joined, options):
     with pytest.raises(UsageError, match=next(iter(options))):

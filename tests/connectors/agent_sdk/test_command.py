@@ -20,6 +20,7 @@ from tests.forked_programs import forked_command
 from tests.programs import start_program
 from trunkline_agent.agent import Agent
 from trunkline_agent.command import job_loop, mailbox_loop
+from trunkline_agent.command.child_program import Limits
 from trunkline_agent.command.main import main
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.credentials import Credentials, HubAccess
@@ -315,7 +316,7 @@ class HubThatWasAway:
     def __init__(self) -> None:
         self.answers: list[Exception | None] = [BackboneUnreachable("away"), BackboneUnreachable("away"), None]
 
-    def receive(self, *, wait_s: float | None) -> None:
+    def receive(self, *, wait_s: float | None, longest_s: float | None) -> None:
         if error := self.answers.pop(0):
             raise error
 
@@ -327,7 +328,7 @@ def test_the_loop_outlives_a_hub_that_is_away_and_says_so_once(
     monkeypatch.setattr(mailbox_loop, "_AWAY_S", 0.0)
     agent = HubThatWasAway()
     with StopSignals() as stop:
-        assert mailbox_loop._next(agent, 0.0, stop) is None  # type: ignore[arg-type]
+        assert mailbox_loop._next(agent, 0.0, None, stop) is None  # type: ignore[arg-type]
     assert (agent.answers, capsys.readouterr().err.count("away")) == ([], 1)
 
 
@@ -352,3 +353,23 @@ def test_a_hub_that_is_away_ends_no_program_of_a_job(capsys: pytest.CaptureFixtu
     lines.end()
     assert job.texts == ["one", "two", "three", "x" * 500, "end"]
     assert capsys.readouterr().err.count("away") == 1
+
+
+@pytest.mark.requirement("AG-99")
+@pytest.mark.parametrize(
+    ("given", "time_s", "longest_s"),
+    [([], 3600.0, 3670.0), (["--timeout", "0"], None, None), (["--timeout", "5"], 5.0, 75.0)],
+)
+def test_a_run_for_a_message_has_an_hour_unless_another_time_is_given(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], time_s: float | None, longest_s: float | None
+) -> None:
+    seen: list[Limits] = []
+
+    def run_for_messages(_: object, limits: Limits) -> int:
+        seen.append(limits)
+        return 0
+
+    monkeypatch.setattr(mailbox_loop, "run_for_messages", run_for_messages)
+    assert main(["run", *given, "--", "true"]) == 0
+    assert [one.time_s for one in seen] == [time_s]
+    assert mailbox_loop._longest_s(seen[0]) == longest_s

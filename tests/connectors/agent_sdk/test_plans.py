@@ -205,3 +205,21 @@ def test_events_are_the_same_however_their_bytes_are_cut(step):
         ("message", "2\n3", "7"),
         ("message", "ä", None),
     ]
+
+
+@pytest.mark.requirement("AG-99")
+def test_messages_are_overdue_when_the_longest_time_since_the_last_beginning_has_passed():
+    held, told = HeldMessages(), []
+    first, second = held.add(["a", "b"], "lease-1", 30, 0.0, longest_s=20.0)
+    (endless,) = held.add(["c"], "lease-2", 30, 0.0)
+    first.on_overdue = lambda: told.append("a")
+    assert held.next_due() == 10.0 and held.overdue(19.9) == []
+    held.settle(first)
+    held.begin(second, 15.0)
+    assert held.overdue(34.9) == [] and held.overdue(35.0) == [second] and held.overdue(36.0) == []
+    assert (second.is_lost, second.is_overdue, first.is_lost, endless.is_lost) == (True, True, False, False)
+    assert told == [] and second.why_overdue == "it was handled for longer than 20 s"
+    assert [one.message_ids for one in held.due(100.0)] == [["c"]]
+    (third,) = held.add(["d"], "lease-3", 30, 0.0, longest_s=5.0)
+    third.on_overdue = lambda: told.append("d")
+    assert held.overdue(6.0) == [third] and told == ["d"]

@@ -19,7 +19,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, BrokerOverlay, JobRow, registration_record
 from schemas.streams.job.job_registry import cancellation_record as cancellation
-from schemas.streams.mailboxes.message import DEAD, MESSAGE_PENDING, UNREAD, MessageRow
+from schemas.streams.mailboxes.message import DEAD, LEASED, MESSAGE_PENDING, UNREAD, MessageRow
 from tests.connectors.folded_log import FoldedLog
 from tests.random_mailboxes import RandomMailboxes
 from tests.raw_records import Raw, raw
@@ -134,6 +134,13 @@ def test_the_newest_final_messages_are_those_of_a_scan(most: int, monkeypatch: p
 
 
 def _compare(index: MailboxIndex, rows: list[MessageRow]) -> None:
+    held = sorted((row.handed_at or 0, row.key) for row in rows if row.status == LEASED)
+    times = {key: handed_at for handed_at, key in held}
+    listed = index.long_held(1 << 62, 0)
+    assert sorted((times[key], key) for key in listed) == held
+    assert [times[key] for key in listed] == [handed_at for handed_at, _ in held]
+    middle = held[len(held) // 2][0] if held else 0
+    assert len(index.long_held(middle, 0)) == sum(handed_at < middle for handed_at, _ in held)
     found: dict[tuple[str, str], Depth] = {}
     for box in {(row.realm, row.recipient) for row in rows}:
         mine = [row for row in rows if (row.realm, row.recipient) == box]

@@ -91,7 +91,7 @@ def test_the_operators_host_sends_a_message_and_reads_and_marks_the_answer(
             assert later["expires_at"] is not None and later["deliver_at"] is not None
             own = (await done(host, "send_message", targetAgentId="operator", message="to me"))["messageId"]
             (found,) = (await done(host, "get_messages", unreadOnly=True))["messages"]
-            assert (found["id"], found["from"], found["content"]) == (own, "operator", '{"text":"to me"}')
+            assert (found["id"], found["from"], found["content"]) == (own, "operator", "to me")
             assert (found["kind"], found["status"], found["read"]) == ("message", "unread", False)
             nothing: dict[str, Any] = {"read": [], "notMarked": [], "unknown": []}
             assert await done(host, "mark_messages_read", messageIds=[]) == nothing

@@ -61,7 +61,8 @@ export class Agent {
    * @param {object} [options]
    * @param {number} [options.limit] how many messages to lease at once
    * @param {number} [options.leaseS] the duration of a lease, which is extended until the message is settled
-   * @param {number} [options.longestS] how long a lease is extended at most
+   * @param {number} [options.longestS] how long a handling may take; then the message is given back, and its
+   *   `signal` aborts. Infinity: without an end
    * @param {number} [options.waitS] the loop ends when no message came for so long; without it, it never does
    * @param {AbortSignal} [options.signal] the loop throws its reason when it aborts
    * @returns {AsyncGenerator<Message, void>}
@@ -80,6 +81,7 @@ export class Agent {
         taken = await this.#taken(limit, lease, waitS, stop, patienceS);
         if (taken.length === 0) return;
         for (; taken.length > 0; taken.shift()) {
+          taken[0].begin();
           yield taken[0];
           await taken[0].settleByLoop();
           if (stop.aborted) throw stop.reason;
@@ -244,7 +246,8 @@ export class Agent {
         signal: stop,
         patienceS,
       });
-      const found = messages.map((fields) => new Message(this.#requests, fields, { ...lease, id }));
+      const theirs = { ...lease, id };
+      const found = messages.map((fields) => new Message(this.#requests, fields, theirs));
       if (found.length > 0 || now() >= deadline) return found;
     }
   }

@@ -45,7 +45,9 @@ export class Message {
     // What is sent while the message is handled has keys that a repeated handling makes again.
     this.handling = new Handling(this.id, this.attempt);
     this.leaseId = lease?.id ?? null;
-    if (lease !== null) this.#extendLater(performance.now() + 1000 * lease.longestS);
+    if (lease === null) return;
+    lease.endsAt = performance.now() + 1000 * lease.longestS;
+    this.#extendLater();
   }
 
   /** The state: "open", "handling", "acknowledged", "given back", "lost" or "not leased". */
@@ -53,7 +55,10 @@ export class Message {
     return this.#state;
   }
 
-  /** A signal that aborts when the lease is lost, so that a handler can stop. Its reason is a LeaseLost. */
+  /**
+   * A signal that aborts when the lease is lost, or the handling has taken longer than `longestS`, so that a handler
+   * can stop. Its reason is a LeaseLost.
+   */
   get signal() {
     return this.#lost.signal;
   }
@@ -114,6 +119,11 @@ export class Message {
     return this.#agent.fetchBlob(this, options);
   }
 
+  // Note that the handling begins. The messages that wait behind it have their time from now.
+  begin() {
+    if (this.#lease !== null) this.#lease.endsAt = performance.now() + 1000 * this.#lease.longestS;
+  }
+
   // Acknowledge the message because the loop asks for the next one, unless a handler takes care of it.
   async settleByLoop() {
     if (this.#state === OPEN) {
@@ -170,9 +180,11 @@ export class Message {
     this.#lost.abort(error);
   }
 
-  #extendLater(end) {
+  #extendLater() {
+    const leftMs = this.#lease.endsAt - performance.now();
+    const pauseMs = Math.min((1000 * this.#lease.leaseS) / 3, Math.max(0, leftMs));
     this.#timer = setTimeout(async () => {
-      if (performance.now() >= end) return; // the handler hangs: let another consumer try
+      if (performance.now() >= this.#lease.endsAt) return this.#giveUp();
       try {
         await this.extend();
       } catch (error) {
@@ -180,9 +192,18 @@ export class Message {
         if (error instanceof LeaseLost) return;
         if (error instanceof Refused || !(error instanceof TrunklineError)) return;
       }
-      if (this.#state === OPEN || this.#state === HANDLING) this.#extendLater(end);
-    }, (1000 * this.#lease.leaseS) / 3);
+      if (this.#state === OPEN || this.#state === HANDLING) this.#extendLater();
+    }, pauseMs);
     this.#timer.unref();
+  }
+
+  // The handler hangs: give the message back, so that it is handed out again, and tell the handler.
+  async #giveUp() {
+    const reason = `it was handled for longer than ${this.#lease.longestS} s`;
+    const advice = "make the work repeatable, and let longestS be longer than it takes; Infinity has no end";
+    this.#lose(new LeaseLost(`message ${this.id} was given back: ${reason}`, { advice }));
+    // If it cannot be given back, its lease ends by itself.
+    await this.#agent.settle(this, "nack", { reason }).catch(() => {});
   }
 }
 

@@ -24,6 +24,7 @@ from trunkline_agent.message import Message
 from trunkline_agent.terminal_text import escaped
 
 _AWAY_S: Final = 1.0
+_MARGIN_S: Final = 60.0
 
 
 def run_for_messages(given: argparse.Namespace, limits: Limits) -> int:
@@ -35,7 +36,7 @@ def run_for_messages(given: argparse.Namespace, limits: Limits) -> int:
     done = 0
     with StopSignals() as stop, Agent(None, credentials_of(given)) as agent:
         while given.count is None or done < given.count:
-            message = _next(agent, given.wait, stop)
+            message = _next(agent, given.wait, _longest_s(limits), stop)
             if message is None:
                 break
             _handle(message, given, limits, stop)
@@ -44,13 +45,18 @@ def run_for_messages(given: argparse.Namespace, limits: Limits) -> int:
     return 0
 
 
-def _next(agent: Agent, wait_s: float | None, stop: StopSignals) -> Message | None:
+def _longest_s(limits: Limits) -> float | None:
+    """Return how long the lease is extended: the program is ended by its own limit before."""
+    return None if limits.time_s is None else limits.time_s + limits.grace_s + _MARGIN_S
+
+
+def _next(agent: Agent, wait_s: float | None, longest_s: float | None, stop: StopSignals) -> Message | None:
     """Wait for the next message, and return it. None: none came within `wait_s`. A signal ends the wait."""
     is_away = False
     with stop.waiting():
         while True:
             try:
-                return agent.receive(wait_s=wait_s)
+                return agent.receive(wait_s=wait_s, longest_s=longest_s)
             except BackboneUnreachable as error:
                 if not is_away:
                     _note(f"{error}; it is asked again and again")

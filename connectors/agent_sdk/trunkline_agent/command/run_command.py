@@ -9,6 +9,7 @@ from typing import Any, Final
 from trunkline_agent.command.child_program import Limits
 from trunkline_agent.command.command_options import add_command, at_least, seconds
 from trunkline_agent.errors import UsageError
+from trunkline_agent.hub.agent_calls import LONGEST_S
 
 _HELP: Final = """\
 Run a program for each message in the mailbox, or once for a job. No shell reads COMMAND.
@@ -24,7 +25,8 @@ writes to stdout is the reply: {"text": ...}, with '--reply json' its JSON. No o
 
   exit code 0            the reply is sent, and the message is acknowledged
   any other exit code    the message is given back, and comes again, up to the gateway's number of attempts
-  over a limit           as well; the program gets SIGTERM, and SIGKILL after --grace
+  over a limit           as well; the program gets SIGTERM, and SIGKILL after --grace. One run has an hour,
+                         or --timeout
 
 The lease of the message is extended while the program runs. Messages come one after the other; for more at
 once start more of these commands. SIGTERM and Ctrl-C end the program first and give its message back. After a
@@ -54,7 +56,10 @@ def add_to(commands: Any) -> None:
         "--wait", type=seconds, metavar="SECONDS", help="end when no message came for so long (default: never)"
     )
     found.add_argument(
-        "--timeout", type=seconds, metavar="SECONDS", help="time for one run (default: no limit)"
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="time for one run; 0: no limit (default: 3600, with --job no limit)",
     )
     found.add_argument(
         "--grace", type=seconds, default=10.0, metavar="SECONDS", help="SIGTERM to SIGKILL (default: 10)"
@@ -76,7 +81,10 @@ def _run(given: argparse.Namespace) -> int:
         raise UsageError("which program?", advice="put it behind --, as in: trunkline-agent run -- ./answer.sh")
     if shutil.which(given.command[0]) is None:
         raise UsageError(f"there is no program {given.command[0]!r}")
-    limits = Limits(given.timeout, given.output_limit, given.grace)
+    if given.timeout is None and not given.job:
+        given.timeout = LONGEST_S
+    # A run without a limit may hang for ever, which is for the caller to decide.
+    limits = Limits(given.timeout or None, given.output_limit, given.grace)
     if given.job:
         from trunkline_agent.command.job_loop import run_for_job
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import UsageError
-from trunkline_agent.hub import message_plans
+from trunkline_agent.hub import mailbox_plans, message_plans
 from trunkline_agent.hub.derived_keys import send_key
-from trunkline_agent.hub.held_messages import Extension
+from trunkline_agent.hub.held_messages import Extension, Held, HeldMessages
 from trunkline_agent.hub.hub_values import Published, ReceivedMessage, Sent
 from trunkline_agent.hub.plans import Plan, Retries
 from trunkline_agent.wire.ids import is_name
@@ -18,6 +18,8 @@ from trunkline_agent.wire.ids import is_name
 HUB: Final = "hub"
 STATUS_TYPE: Final = "status"
 LEASE_S: Final = 30
+# A handler that takes longer hangs, and another consumer shall try.
+LONGEST_S: Final = 3600.0
 PATIENCE_S: Final = 30.0
 # A block that raised, or an agent that ends, gives its messages back, and must not take long for it.
 PARTING: Final = Retries(patience_s=2.0)
@@ -107,7 +109,29 @@ class AgentCalls:
 
 def retries_of(extension: Extension) -> Retries:
     """Return the patience with the extension of leases: what it cannot do soon, the next one does."""
-    return Retries(patience_s=min(5.0, extension.lease_s / 6))
+    return retries_of_lease(extension.lease_s)
+
+
+def retries_of_lease(lease_s: int) -> Retries:
+    """Return the patience with a request of the background for leases of this duration."""
+    return Retries(patience_s=min(5.0, lease_s / 6))
+
+
+def overdue_by_lease(held: HeldMessages, now: float) -> dict[str, list[Held]]:
+    """Return the messages whose handling has taken too long, by their leases, and log a warning of each."""
+    found: dict[str, list[Held]] = {}
+    for one in held.overdue(now):
+        LOG.warning("message %s is given back: %s", one.message_id, one.why_overdue)
+        found.setdefault(one.lease_id, []).append(one)
+    return found
+
+
+def give_up(lease_id: str, held: list[Held]) -> Plan[None]:
+    """Give messages back whose handling has taken too long, so that they are handed out again."""
+    message_ids = [one.message_id for one in held]
+    return mailbox_plans.give_back(
+        lease_id, message_ids, held[0].why_overdue, retries_of_lease(held[0].lease_s)
+    )
 
 
 def reason_of(error: BaseException) -> str:

@@ -174,7 +174,7 @@ class ReceivedMessage:
 
     @property
     def lease_lost(self) -> bool:
-        """True if the hub has reported that another consumer has the message's lease now.
+        """True if another consumer has the message's lease now, or the handling took longer than `longest_s`.
 
         A long handling should look at it and stop: its work may be done a second time.
         """

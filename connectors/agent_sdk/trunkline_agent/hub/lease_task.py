@@ -7,7 +7,7 @@ import time
 
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub import mailbox_plans
-from trunkline_agent.hub.agent_calls import LOG, retries_of
+from trunkline_agent.hub.agent_calls import LOG, give_up, overdue_by_lease, retries_of
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.held_messages import HeldMessages
 
@@ -50,6 +50,11 @@ class LeaseTask:
                 except TimeoutError:
                     pass
                 continue
+            for lease_id, held in overdue_by_lease(self._held, time.monotonic()).items():
+                try:
+                    await self._hub.run(give_up(lease_id, held))
+                except TrunklineError as error:
+                    LOG.warning("overdue messages of lease %s were not given back: %s", lease_id, error)
             for extension in self._held.due(time.monotonic()):
                 try:
                     lost = await self._hub.run(mailbox_plans.extend(extension, retries_of(extension)))

@@ -27,14 +27,26 @@ class Taken(NamedTuple):
     lease_id: str | None
 
 
-def check_taking(limit: int, lease_s: int | None, wait_s: float | None) -> None:
-    """Raise UsageError for numbers that no request for messages can have."""
+class Taking(NamedTuple):
+    """How messages are taken: how many, under which lease, for how long, and how long to wait for the first."""
+
+    limit: int
+    lease_s: int | None
+    wait_s: float | None
+    longest_s: float | None
+
+
+def checked(wanted: Taking) -> Taking:
+    """Return how to take messages. Raises UsageError for numbers that no request for messages can have."""
+    limit, lease_s, wait_s, longest_s = wanted
     if not isinstance(limit, int) or not 1 <= limit <= _LIMIT_MOST:
         raise UsageError(f"limit: {limit!r} is not a whole number from 1 to {_LIMIT_MOST}")
     if lease_s is not None and (not isinstance(lease_s, int) or not 1 <= lease_s <= _LEASE_S_MOST):
         raise UsageError(f"lease_s: {lease_s!r} is not a whole number from 1 to {_LEASE_S_MOST}")
-    if wait_s is not None and not wait_s >= 0:
-        raise UsageError(f"wait_s: {wait_s!r} is not a time in seconds")
+    for name, time_s in (("wait_s", wait_s), ("longest_s", longest_s)):
+        if time_s is not None and not time_s >= 0:
+            raise UsageError(f"{name}: {time_s!r} is not a time in seconds")
+    return wanted
 
 
 def take(limit: int, lease_s: int | None, wait_s: float | None, retries: Retries) -> Plan[Taken]:
@@ -67,11 +79,21 @@ def _taken(found: Any) -> Taken:
 
 def acknowledge(held: Held, retries: Retries) -> Plan[None]:
     """Acknowledge a leased message. Raises LeaseLost if it was handed out again or has ended."""
+    if held.is_overdue:
+        raise overdue_error(held)
     body = {"lease_id": held.lease_id, "message_ids": [held.message_id]}
     found = yield from post_json(f"{MESSAGES}/ack", body, retries=retries)
     if why := refused_in(found).get(held.message_id):
         held.is_lost = True
         raise LeaseLost(f"message {held.message_id} could not be acknowledged: {why}")
+
+
+def overdue_error(held: Held) -> LeaseLost:
+    """Return the error, for the caller to raise, of a message whose handling has taken too long."""
+    return LeaseLost(
+        f"message {held.message_id} was given back: {held.why_overdue}",
+        advice="make the work repeatable, and let longest_s be longer than it takes; None has no end",
+    )
 
 
 def give_back(lease_id: str, message_ids: Sequence[str], reason: str, retries: Retries) -> Plan[None]:

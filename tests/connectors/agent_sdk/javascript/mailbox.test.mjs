@@ -92,14 +92,26 @@ test("a lease is extended while a handler runs, and no longer once it hangs", as
   assert.equal(handed, 1);
   await ann.send("bo", "hangs", {});
   const seen = [];
-  for await (const message of bo.messages({ leaseS: 1, longestS: 0, waitS: 10 })) {
+  for await (const message of bo.messages({ leaseS: 60, longestS: 0.5, waitS: 10 })) {
     seen.push(message);
+    const told = new Promise((resolve) => message.signal.addEventListener("abort", resolve, { once: true }));
+    await Promise.race([told, new Promise((_, reject) => setTimeout(reject, 10_000, new Error("not told")))]);
+    assert.match(message.signal.reason.message, /longer than 0.5 s/);
     assert.equal((await next(bo)).id, message.id);
     await assert.rejects(message.ack(), errors.LeaseLost);
     assert.equal(message.signal.aborted, true);
     break;
   }
   assert.equal(seen[0].state, "lost");
+  await isEmpty(bo);
+});
+
+test("each message of a loop has its own time", async () => {
+  for (const n of [1, 2, 3]) await ann.send("bo", "slow", n);
+  for await (const message of bo.messages({ limit: 3, leaseS: 1, longestS: 2, waitS: 0.2 })) {
+    assert.equal(message.attempt, 1);
+    await message.handle(() => new Promise((resolve) => setTimeout(resolve, 1200)));
+  }
   await isEmpty(bo);
 });
 
