@@ -14,6 +14,7 @@ FEATURES: Final = (
     "hub",
     "extend",
     "keeps_leases",
+    "ends_long_handlings",
     "ask",
     "topics",
     "handlings",

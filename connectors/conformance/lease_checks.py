@@ -114,6 +114,16 @@ def keeps_leases(scene: Scene) -> None:
     client.call("ack", CALL_S, message_id=message_id)
 
 
+@CHECKS.add("ends_long_handlings")
+def ends_long_handlings(scene: Scene) -> None:
+    """Check that a message that is handled for longer than longest_s comes again, and its ack is late."""
+    client, mailbox, message_id, _ = _given(scene)
+    client.call("lease", CALL_S, wait_s=8.0, lease_s=60, longest_s=1.0)
+    again = _lease(mailbox, _REDELIVERY_S) or {}
+    expect((again.get("id"), again.get("attempt")), (message_id, 2), "the message and its attempt")
+    expect_error("lease_lost", lambda: client.call("ack", CALL_S, message_id=message_id), "a late ack")
+
+
 @CHECKS.add("hub")
 def an_empty_mailbox_is_waited_for(scene: Scene) -> None:
     """Check that a lease waits for a message that comes later, and returns null when none comes in time."""

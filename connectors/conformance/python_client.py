@@ -30,6 +30,7 @@ _FEATURES: Final = [
     "signing",
     "hub",
     "keeps_leases",
+    "ends_long_handlings",
     "ask",
     "topics",
     "handlings",
@@ -109,7 +110,8 @@ class Adapter:
 
     def lease(self, request: Fields) -> Fields:
         """Lease the next message."""
-        message = self.agent.receive(lease_s=request["lease_s"], wait_s=request["wait_s"])
+        longest_s = request.get("longest_s")
+        message = self.agent.receive(lease_s=request["lease_s"], wait_s=request["wait_s"], longest_s=longest_s)
         if message is not None:
             self._messages[message.id] = message
         return {"message": None if message is None else _shown(message)}

@@ -25,7 +25,7 @@ const {
   UsageError,
 } = await import(process.argv[2] ?? "./trunkline_agent.js");
 
-const FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "handlings", "discovery", "job_http"];
+const FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ends_long_handlings", "ask", "topics", "handlings", "discovery", "job_http"];
 // The kind of an error by its class; a class comes before those that it is below.
 const KINDS = [
   [MalformedJsonError, "malformed"],
@@ -74,9 +74,9 @@ const operations = {
     return { message_id: messageId };
   },
 
-  async lease({ wait_s: waitS, lease_s: leaseS }) {
+  async lease({ wait_s: waitS, lease_s: leaseS, longest_s: longestS = Infinity }) {
     // The loop is not asked for a second message, so it settles nothing.
-    const { value, done } = await agent.messages({ leaseS, waitS }).next();
+    const { value, done } = await agent.messages({ leaseS, longestS, waitS }).next();
     if (done) return { message: null };
     messages.set(value.id, value);
     rounds.set(value.id, AsyncResource.bind((work) => work()));

@@ -21,7 +21,7 @@ from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode_slowly
 
 FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "handlings", "discovery"]
-FEATURES += ["job_http", "job_mqtt"]
+FEATURES += ["ends_long_handlings", "job_http", "job_mqtt"]
 # Each fault, and the check that finds it.
 FAULTS = {
     "writes_whole_floats_as_integers": "canonical_numbers",
@@ -49,6 +49,7 @@ FAULTS = {
     "ignores_lost_leases": "lost_leases_are_reported",
     "extends_nothing": "extends",
     "lets_leases_end": "keeps_leases",
+    "hangs_for_ever": "ends_long_handlings",
     "returns_early": "an_empty_mailbox_is_waited_for",
     "sends_again_after_a_kill": "repeated_handlings_send_once",
     "answers_again_after_a_kill": "repeated_handlings_reply_once",
@@ -164,6 +165,7 @@ class ReferenceClient:
         self.hub: Hub
         self.one_key = str(uuid.uuid4())
         self.handlings: dict[str, Handling] = {}
+        self.ends: dict[str, float] = {}
 
     def hello(self, **_: Any) -> dict[str, Any]:
         return {"protocol": 1, "name": "reference", "version": "1", "features": FEATURES}
@@ -237,7 +239,7 @@ class ReferenceClient:
             raise
         return {"message_id": answer["message_id"]}
 
-    def lease(self, wait_s: float, lease_s: int) -> dict[str, Any]:
+    def lease(self, wait_s: float, lease_s: int, longest_s: float | None = None) -> dict[str, Any]:
         if "returns_early" in self.faults:
             wait_s /= 2
         path = f"{MESSAGES}?limit=1&wait={wait_s}&lease={lease_s}"
@@ -252,6 +254,8 @@ class ReferenceClient:
         if "acks_before_handling" in self.faults:
             self._of_lease("ack", message["id"])
         self.handlings[message["id"]] = Handling(message["id"], message["attempt"])
+        if longest_s is not None and "hangs_for_ever" not in self.faults:
+            self.ends[message["id"]] = time.monotonic() + longest_s
         if "parses_texts" in self.faults and isinstance(message["payload"], str):
             message["payload"] = {"42": 42, "true": True}.get(message["payload"], message["payload"])
         names = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
@@ -291,6 +295,9 @@ class ReferenceClient:
         """Extend what is due. Called between requests."""
         if "lets_leases_end" in self.faults:
             return
+        for message_id in [one for one, end in self.ends.items() if time.monotonic() > end]:
+            del self.ends[message_id]
+            self._of_lease("nack", message_id, {"reason": "it took too long"})
         for message_id, (lease_id, message, lease_s, due) in list(self.leases.items()):
             if time.monotonic() > due:
                 self.leases[message_id] = lease_id, message, lease_s, time.monotonic() + lease_s / 3

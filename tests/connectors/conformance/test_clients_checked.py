@@ -120,6 +120,7 @@ def by_fault(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.requirement("CF-07")
 @pytest.mark.requirement("CF-08")
 @pytest.mark.requirement("CF-09")
+@pytest.mark.requirement("CF-10")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_fails_the_check_that_is_named_for_it(by_fault: dict[str, Result], fault: str) -> None:
     result = by_fault[fault]
@@ -155,7 +156,7 @@ def test_the_command_checks_a_client_against_a_stack_that_is_named(
 
 AREAS = {
     "vectors": {"canonical", "signing"},
-    "hub": {"hub", "ask", "topics", "extend", "keeps_leases", "handlings", "discovery"},
+    "hub": {"hub", "ask", "topics", "extend", "keeps_leases", "ends_long_handlings", "handlings", "discovery"},
     "jobs": {"job_http", "job_mqtt"},
 }
 
