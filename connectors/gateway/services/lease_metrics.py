@@ -1,4 +1,4 @@
-"""The metrics of messages that a reader holds for too long, by extensions of its lease: its handler may hang."""
+"""The metrics of messages that a reader holds for too long by extensions of its lease: it may hang."""
 
 from __future__ import annotations
 
