@@ -24,7 +24,6 @@ from connectors.gateway.services.audit_log import AuditLog
 from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.broker_overlays import BrokerOverlays
 from connectors.gateway.services.conversations import Conversations
-from connectors.gateway.services.lease_metrics import LeaseMetrics
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailbox_waits import MailboxWaits
@@ -34,7 +33,7 @@ from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
 from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
-from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
+from connectors.gateway.services.table_metrics import LeaseMetrics, MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
 from connectors.gateway.web.access_log import StrangersRequests
 from connectors.gateway.web.identities import Identities

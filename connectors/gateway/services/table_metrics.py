@@ -31,6 +31,7 @@ from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, 
 from schemas.fold.life_cycles import STOPPED as AGENT_STOPPED
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import PARTICIPANT_STATES
+from schemas.streams.mailboxes.message import MessageRow
 from schemas.tables.view_progress import ViewProgress
 from trunkline_agent.errors import TrunklineError
 
@@ -43,6 +44,8 @@ _PART_STATES: Final = (STARTING, READY, UNRESPONSIVE, WAITING, STOPPED)
 
 # Only the deepest mailboxes have a sample of their own.
 _MAILBOXES: Final = 200
+# As many pairs of a mailbox and a reader with a long lease have one.
+_LONG_LEASES: Final = 50
 
 
 class StateMetrics(Collector):
@@ -91,6 +94,39 @@ class StateMetrics(Collector):
         counts[AGENT_STOPPED] = self._lists.participants.count([AGENT_STOPPED])
         states = (([status], counts[status]) for status in PARTICIPANT_STATES)
         yield gauges("agents", "Agents that take part, by status.", ["status"], states)
+
+
+class LeaseMetrics(Collector):
+    """A metrics collector that names the readers that hold a message for longer than a time. Thread-safe."""
+
+    def __init__(
+        self, live_view: LiveView, mailboxes: MailboxIndex, log_clock: LogClock, long_lease_s: float
+    ) -> None:
+        self._live_view = live_view
+        self._mailboxes = mailboxes
+        self._log_clock = log_clock
+        self._long_lease_us = round(long_lease_s * 1e6)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the number of these messages, and for each mailbox and reader the longest time in seconds.
+
+        Prometheus calls this method at each scrape.
+        """
+        now_us = self._log_clock.now_us()
+        keys = self._mailboxes.long_held(now_us - self._long_lease_us, now_us)
+        yield gauge("long_leases", "Messages that readers hold for too long.", len(keys))
+        longest: dict[tuple[str, str], float] = {}
+        for key in keys:
+            row = self._live_view.get(MessageRow, key)
+            if row is not None and row.handed_at is not None and len(longest) < _LONG_LEASES:
+                held_s = (now_us - row.handed_at) / 1e6
+                longest.setdefault((f"{row.realm}/{row.recipient}", row.handed_to or ""), held_s)
+        yield gauges(
+            "long_lease_seconds",
+            f"Seconds that a reader holds a message of a mailbox for too long, of the {_LONG_LEASES} longest.",
+            ["mailbox", "reader"],
+            longest.items(),
+        )
 
 
 class _Reading(NamedTuple):

@@ -24,7 +24,7 @@ from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.hub.hub_requests import get_json
 from trunkline_agent.hub.plans import Retries
-from trunkline_agent.hub.proxy import proxy_of
+from trunkline_agent.network.proxy import proxy_of
 
 HUB = "hub.test"
 NO_RETRY = Retries(patience_s=0.0)

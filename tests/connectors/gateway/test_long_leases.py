@@ -15,7 +15,7 @@ from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_stack import HubStack, hub_settings, post
 from trunkline_agent import Agent, Credentials, HubAccess
 
-pytestmark = pytest.mark.requirement("AG-100")
+pytestmark = pytest.mark.requirement("AG-15")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def test_a_body_is_shown_as_the_vectors_say(one: dict[str, Any]) -> None:
     assert content_type == (one["content_type"] if text == one["body"] else TEXT_CONTENT)
     payload = shown_json(one["body"], one["content_type"])
     assert json.dumps(payload) == json.dumps(one["payload"])
-    # What a reader of JSON sends back as it got it is the same text.
+    # A payload that a reader of JSON sends back as it got it is the same text.
     again = canonical(payload).decode()
     assert shown_text(again, JSON_CONTENT)[0] == text
     # The command line shows the same text.

@@ -81,7 +81,7 @@ class HeldMessages:
         return found
 
     def begin(self, held: Held, now: float) -> None:
-        """Note that the handling of a message begins. Those that wait behind it have their time from now."""
+        """Note that the handling of a message begins. The messages behind it have their time from now."""
         if held.longest_s is not None:
             with self._lock:
                 self._ends_at[held.lease_id] = now + held.longest_s

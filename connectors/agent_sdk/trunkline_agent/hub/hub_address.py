@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from trunkline_agent import tls
 from trunkline_agent.credentials import CA_VARIABLE
 from trunkline_agent.errors import UsageError
-from trunkline_agent.hub.proxy import Proxy, proxy_of
+from trunkline_agent.network.proxy import Proxy, proxy_of
 
 if TYPE_CHECKING:
     import ssl
