@@ -27,7 +27,7 @@ from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.blob_tools import BlobTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.lean_calls import LeanCalls
-from connectors.agent_mcp.mcp_tool import tool_error, tool_result
+from connectors.agent_mcp.mcp_tool import reported_progress, tool_error, tool_result
 from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
@@ -151,8 +151,12 @@ class AgentMcp:
         return self._described
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        agent, path = context.request.scope[PRINCIPAL], context.request.scope["path"]
         try:
-            return await self._called(context.request.scope[PRINCIPAL], params)
+            if params.name not in WAITS or path == MCP_PATH:  # there `WaitingCalls` reports
+                return await self._called(agent, params)
+            async with reported_progress(context):
+                return await self._called(agent, params)
         except BaseException:
             self._hub.answer_memory.release()  # no answer is sent
             raise

@@ -1,14 +1,19 @@
-"""Building blocks of the two MCP servers: descriptions of tools, their arguments, and results of calls."""
+"""Building blocks of the two MCP servers: tools, their arguments, and results and progress of calls."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Container, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
+import anyio
 from mcp import types
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel, to_snake
+
+PROGRESS_S: Final = 15.0
+"""The seconds between two signs of life of a call that waits. Hosts give up after 60 s without one."""
 
 
 class ToolArguments(BaseModel):
@@ -82,3 +87,23 @@ def tool_error(reason: str, message: str, retry_after_s: int | None = None) -> t
         said["retryAfterSeconds"], hint = retry_after_s, f"; try again in {retry_after_s} s"
     text = types.TextContent(type="text", text=f"{reason}: {message}{hint}")
     return types.CallToolResult(content=[text], structured_content=said, is_error=True)
+
+
+@asynccontextmanager
+async def reported_progress(context: Any, every_s: float = PROGRESS_S) -> AsyncIterator[None]:
+    """Report the progress of a call to its client while the block runs, if the client has given a token for it.
+
+    A client of which each notification resets the time limit waits on (MCP 2025-06-18, "Progress"). The
+    progress is the number of seconds so far. An error of the block comes in an ExceptionGroup.
+    """
+
+    async def report() -> None:
+        begun = anyio.current_time()
+        while True:
+            await anyio.sleep(every_s)
+            await context.session.report_progress(round(anyio.current_time() - begun, 3))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(report)
+        yield
+        tasks.cancel_scope.cancel()

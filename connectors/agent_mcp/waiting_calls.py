@@ -1,10 +1,13 @@
 """Calls of tools that wait, over streamable HTTP (DL-09): they end with their client, and are kept alive.
 
 The answer is one JSON document, not a stream of events. The official client reads at most 1 MiB of an event,
-and a message may be as long. A client that accepts only JSON gets the answer, too. The client needs no progress
-notifications, because it waits 300 s for the next byte of an answer. For proxies and clients with shorter
-limits, the answer begins after `PING_S` with its head and a space, which JSON allows before a document. After
-each further `PING_S` another space follows.
+and a message may be as long. A client that accepts only JSON gets the answer, too. For proxies and clients with
+short limits, the answer begins after `PROGRESS_S` with its head and a space, which JSON allows before a
+document. After each further `PROGRESS_S` another space follows.
+
+A host that ends a call after some time without a notification asks for progress (`_meta.progressToken`). Then
+an answer that takes longer than `PROGRESS_S` is a stream of events: `notifications/progress` after each
+`PROGRESS_S`, and at last the document.
 
 A client cancels a call by closing its connection (MCP 2026-07-28, streamable HTTP). The call is then cancelled
 at once, so that no message is leased to a client that has gone. At `/sse` the `mcp` library does both: it pings
@@ -22,20 +25,29 @@ from contextlib import suppress
 from typing import Final
 
 import anyio
+import orjson
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import PRINCIPAL, TOOL
+from connectors.agent_mcp.mcp_tool import PROGRESS_S
+from connectors.agent_mcp.signed_requests import DOCUMENT, PRINCIPAL, TOOL
 from connectors.gateway.web.answers import error_response
 from connectors.gateway.web.strict_request import replayed
 from trunkline_agent.wire.verdicts import UNAUTHORIZED
 
-PING_S: Final = 15.0
 _BEGUN: Final = {
     "type": "http.response.start",
     "status": 200,
     "headers": [(b"content-type", b"application/json")],
 }
+_EVENTS_BEGUN: Final = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")],
+}
+_EVENT: Final = b"event: message\ndata: "
+_EVENT_END: Final = b"\n\n"
 _PING: Final = {"type": "http.response.body", "body": b" ", "more_body": True}
 
 
@@ -52,7 +64,9 @@ class WaitingCalls:
         ping_s: The time between two pings in seconds.
     """
 
-    def __init__(self, app: ASGIApp, waits: Container[str], keys: AgentKeys, ping_s: float = PING_S) -> None:
+    def __init__(
+        self, app: ASGIApp, waits: Container[str], keys: AgentKeys, ping_s: float = PROGRESS_S
+    ) -> None:
         self._app = app
         self._waits = waits
         self._keys = keys
@@ -70,7 +84,7 @@ class WaitingCalls:
         self._loop = asyncio.get_running_loop()
         # The whole body: `SignedRequests` has read it.
         body = (await receive())["body"]
-        agent, call, answer = scope[PRINCIPAL], _Call(), _PingedAnswer(send)
+        agent, call, answer = scope[PRINCIPAL], _Call(), _PingedAnswer(send, _progress_token(scope))
         self._calls.setdefault(agent, set()).add(call)
         try:
             # The key may have been removed after the signature was checked.
@@ -123,28 +137,58 @@ class _Call:
 
 
 class _PingedAnswer:
-    """The `send` of a request, which sends spaces before the application's own answer."""
+    """The `send` of a request, which sends spaces or reports of progress before the application's own answer.
 
-    def __init__(self, send: Send) -> None:
+    `token` is the client's token for reports of progress; None: it wants none.
+    """
+
+    def __init__(self, send: Send, token: str | int | None) -> None:
         self._send = send
+        self._token = token
+        self._since = anyio.current_time()
         self._is_begun = False
+        self._is_event_open = False
         self.is_over = False
 
     async def send(self, message: Message) -> None:
         """Send a message of the application; after a ping without its head, which the client has already."""
         self.is_over = True
-        if not (self._is_begun and message["type"] == "http.response.start"):
+        if not self._is_begun:
             await self._send(message)
+        elif message["type"] != "http.response.start":
+            await self._send(message if self._token is None else self._as_event(message))
 
     async def ping(self) -> None:
-        """Send a space, and the head before the first one. Does nothing when the application answers."""
+        """Send a sign of life, and the head before the first one. Does nothing when the application answers."""
         if self.is_over:
             return
         if not self._is_begun:
             self._is_begun = True
-            await self._send(_BEGUN)
+            await self._send(_BEGUN if self._token is None else _EVENTS_BEGUN)
         if not self.is_over:
-            await self._send(_PING)
+            await self._send(_PING if self._token is None else self._progress(self._token))
+
+    def _progress(self, token: str | int) -> Message:
+        params = {"progressToken": token, "progress": round(anyio.current_time() - self._since, 3)}
+        said = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        return {"type": "http.response.body", "body": _EVENT + said + _EVENT_END, "more_body": True}
+
+    def _as_event(self, message: Message) -> Message:
+        """Return a part of the application's document, which is one line, as a part of an event."""
+        body, more = message.get("body", b""), message.get("more_body", False)
+        begin = b"" if self._is_event_open else _EVENT
+        self._is_event_open = True
+        return {**message, "body": begin + body + (b"" if more else _EVENT_END)}
+
+
+def _progress_token(scope: Scope) -> str | int | None:
+    """Return the client's token for reports of progress; None if it wants none, or accepts no event stream."""
+    document = scope.get(DOCUMENT)
+    accepted = b",".join(value for name, value in scope.get("headers", ()) if name == b"accept")
+    if not isinstance(document, dict) or b"text/event-stream" not in accepted.lower():
+        return None
+    params = document.get("params")
+    return progress_token_from_params(params if isinstance(params, dict) else None)
 
 
 async def _end_with_client(receive: Receive, call: anyio.CancelScope) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -21,7 +22,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from connectors.agent_mcp.mcp_tool import tool_error, tool_result
+from connectors.agent_mcp.mcp_tool import reported_progress, tool_error, tool_result
 from connectors.management_mcp.management_tools import ARGUMENTS, TOOLS, ManagementTools
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from schemas.wire.wire_body import first_fault
@@ -101,9 +102,7 @@ class ManagementMcp:
         try:
             asked = model.model_validate(params.arguments or {})
             # A cancelled call is abandoned, although it may still have its effect.
-            answer = await anyio.to_thread.run_sync(
-                tool, asked, str(context.request_id), abandon_on_cancel=True
-            )
+            answer = await _answered(context, partial(tool, asked, str(context.request_id)))
         except ValidationError as error:
             return tool_error(MALFORMED, first_fault(error))
         except TrunklineError as error:
@@ -113,6 +112,15 @@ class ManagementMcp:
             _say(repr(error))
             return tool_error("internal", f"this server failed ({type(error).__name__}); its stderr says more")
         return tool_result(answer)
+
+
+async def _answered(context: Any, tool: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run a tool in a thread, and report its progress. Raises the error of the tool."""
+    try:
+        async with reported_progress(context):
+            return await anyio.to_thread.run_sync(tool, abandon_on_cancel=True)
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 class _OpenCalls:

@@ -216,7 +216,7 @@ def keys_of(name: str) -> AgentKeys:
     return keys
 
 
-async def answered(app: Any, leave: anyio.Event | None = None) -> list[dict[str, Any]]:
+async def answered(app: Any, leave: anyio.Event | None = None, **more: Any) -> list[dict[str, Any]]:
     """The messages that `WaitingCalls` around an application sends for a call of a tool that waits."""
     sent_messages: list[dict[str, Any]] = []
     received = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
@@ -231,7 +231,7 @@ async def answered(app: Any, leave: anyio.Event | None = None) -> list[dict[str,
         sent_messages.append(message)
 
     with anyio.fail_after(10):
-        scope = {"type": "http", TOOL: "waits", PRINCIPAL: "ann"}
+        scope = {"type": "http", TOOL: "waits", PRINCIPAL: "ann", **more}
         await WaitingCalls(app, {"waits"}, keys_of("ann"), ping_s=0.05)(scope, receive, send)
     return sent_messages
 

@@ -196,7 +196,7 @@ async def serve(address: str, auth: SignedAuth, ca_certs: str | None = None) -> 
             try:
                 async with (
                     ReopeningClient(address, auth, ca_certs) as http,
-                    streamable_http_client(address, http_client=http) as server,
+                    streamable_http_client(address, http_client=http, max_sse_event_size=None) as server,
                 ):
                     await StdioWrapper(client, server).run()
             except Exception as error:  # noqa: BLE001  end the process, because nothing would answer an input that stays open
