@@ -1,8 +1,8 @@
 """The MQTT bridge (`python -m connectors.mqtt_bridge`).
 
 It brings job events from MQTT brokers into the log (JE-18). At our own broker it also carries the mailboxes of
-agents, in both directions (JE-26; `inboxes` delivers to the agents), and reports to the gateway what each
-account publishes there (LM-10).
+agents, in both directions (JE-26, DL-30; `inboxes` delivers to the agents), and reports to the gateway what
+each account publishes there (LM-10).
 
 **Delivers** each message at least once, the messages of a job in their order, with their payload unchanged. A
 message with an invalid id goes to `refused/mqtt`. Of an over-long body the log gets size, SHA-256 and the first
@@ -66,9 +66,7 @@ class MqttBridge:
         # Only at the stack's own broker an account belongs to one job or agent, and can be paused.
         published = None if settings.mqtt.accounts_dir is None else PublishCounts()
         self._reports = None if published is None else LoadReports(settings, stop, published)
-        self._bridge = BrokerBridge(
-            own, stop, self._verdicts, self._ready, self._inboxes.on_outbox_message, published
-        )
+        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes, published)
         job_brokers = JobBrokerBridges(settings, stop, self._verdicts)
         self._job_brokers = threading.Thread(target=job_brokers.run, name="overlays", daemon=True)
 

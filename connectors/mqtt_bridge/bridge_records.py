@@ -8,7 +8,7 @@ import msgspec
 
 from connectors.mqtt_bridge.receipt_payloads import encode_receipt, read_payload
 from schemas.settings.settings import MqttSettings
-from schemas.streams.agents.mqtt_agents import AGENT_SAID
+from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, refused_stream
 from trunkline_agent.wire.content_id import content_id
@@ -19,6 +19,7 @@ from trunkline_agent.wire.topics import inbox_topic, job_id_of, outbox_name, rec
 DOOR: Final = "mqtt"
 # Mosquitto does not tell a subscriber who published. An event is trusted for its signature alone.
 PRINCIPAL: Final = "unverified"
+_CONFIRMS: Final = b'"confirms"'
 
 
 class _Numbered(msgspec.Struct):
@@ -29,6 +30,11 @@ class _Identified(msgspec.Struct):
     message_id: str | None = None
 
 
+class _Confirming(msgspec.Struct):
+    confirms: list[str]
+    to: object = None
+
+
 class Incoming(NamedTuple):
     """An MQTT message, translated into the record that the bridge appends to the log.
 
@@ -36,22 +42,26 @@ class Incoming(NamedTuple):
         record: the record.
         receipts_to: the MQTT topic for its receipt; None when the message's topic has no valid job id or agent.
         agent: the agent whose outbox the message came from; None for a message on any other topic.
+        confirms: the ids of the messages that the agent confirms, which may be none; None for other messages.
     """
 
     record: OutgoingRecord
     receipts_to: str | None
     agent: str | None = None
+    confirms: tuple[str, ...] | None = None
 
 
 _numbered = msgspec.json.Decoder(_Numbered)
 _identified = msgspec.json.Decoder(_Identified)
+_confirming = msgspec.json.Decoder(_Confirming)
 
 
 def incoming(mqtt: MqttSettings, topic: str, payload: bytes, traceparent: str | None) -> Incoming:
     """Translate an MQTT message into the record to append, and find the topic for its receipt.
 
-    A message on an agent's outbox topic becomes a message of that agent. A message on any other topic becomes a
-    job event. Without a valid job id or agent name in the topic, the record goes to the stream `refused/mqtt`.
+    A message on an agent's outbox topic becomes a message or a confirmation of that agent. A message on any
+    other topic becomes a job event. Without a valid job id or agent name in the topic, the record goes to the
+    stream `refused/mqtt`.
 
     Args:
         mqtt: the topic prefixes of jobs and agents.
@@ -62,8 +72,11 @@ def incoming(mqtt: MqttSettings, topic: str, payload: bytes, traceparent: str | 
     name = outbox_name(mqtt.agents_prefix, topic)
     if name is not None:
         agent = name if is_name(name) else None
-        record = _record(AGENT, agent, AGENT_SAID, topic, payload, traceparent)
-        return Incoming(record, None if agent is None else inbox_topic(mqtt.agents_prefix, agent), agent)
+        confirms = None if agent is None else _confirmed(payload)
+        record_type = AGENT_SAID if confirms is None else AGENT_CONFIRMED
+        record = _record(AGENT, agent, record_type, topic, payload, traceparent)
+        receipts_to = None if agent is None else inbox_topic(mqtt.agents_prefix, agent)
+        return Incoming(record, receipts_to, agent, confirms)
     job_id = job_id_of(mqtt.topic_prefix, topic)
     record = _record(JOB, job_id, JOB_EVENT, topic, payload, traceparent)
     return Incoming(record, None if job_id is None else receipts_topic(mqtt.topic_prefix, job_id))
@@ -107,7 +120,7 @@ def receipt_of(
         retry_after_s: after how many seconds an agent may send a message again that a limit refused.
     """
     seq = (read_payload(_numbered, record.value) or _Numbered()).seq
-    if record.type != AGENT_SAID:
+    if record.type not in (AGENT_SAID, AGENT_CONFIRMED):
         return encode_receipt(Receipt(record.ce_id, seq, verdict, reason, position))
     message_id = (read_payload(_identified, record.value) or _Identified()).message_id
     if message_id is not None and not is_name(message_id):
@@ -115,6 +128,14 @@ def receipt_of(
     return encode_receipt(
         AgentReceipt(record.ce_id, message_id, seq, verdict, reason, position, retry_after_s=retry_after_s)
     )
+
+
+def _confirmed(payload: bytes) -> tuple[str, ...] | None:
+    """Return the ids of the messages that an outbox payload confirms; None for another payload."""
+    if _CONFIRMS not in payload:
+        return None
+    found = read_payload(_confirming, payload)
+    return None if found is None or found.to is not None else tuple(found.confirms)
 
 
 def _record(

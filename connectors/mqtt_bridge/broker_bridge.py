@@ -20,6 +20,7 @@ from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
+from connectors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_bridge.session_ids import has_session, session_ids
@@ -51,8 +52,7 @@ class BrokerBridge:
         stop: ends `run` when it is set.
         verdicts: the stream that supplies the verdicts for receipts.
         ready: called each time this bridge has become active or is on standby.
-        on_outbox_message: called with an agent's name when a message comes on its outbox topic. None: outboxes
-            are not read.
+        inboxes: notified of what agents publish on their outboxes. None: outboxes are not read.
         published: counts the messages of each job and agent. None: they are not counted.
         broker: the address of a job's own broker. Empty for the common broker.
 
@@ -70,7 +70,7 @@ class BrokerBridge:
         stop: threading.Event,
         verdicts: VerdictStream,
         ready: Callable[[], None] = lambda: None,
-        on_outbox_message: Callable[[str], None] | None = None,
+        inboxes: AgentInboxes | None = None,
         published: PublishCounts | None = None,
         broker: str = "",
     ) -> None:
@@ -79,7 +79,7 @@ class BrokerBridge:
         self._stop = stop
         self._verdicts = verdicts
         self._ready = ready
-        self._on_outbox_message = on_outbox_message
+        self._inboxes = inboxes
         self._published = published
         self._name = uuid.uuid4().hex
         self._log = structlog.stdlib.get_logger(__name__).bind(broker=broker_name(settings.mqtt))
@@ -163,7 +163,7 @@ class BrokerBridge:
             self._oversized,
             self._verdicts,
             self._name,
-            self._on_outbox_message,
+            self._inboxes,
             self.outbox_limits,
             self._published,
             client_id,

@@ -27,11 +27,12 @@ import structlog
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
-from connectors.gateway_client.verdict_stream import VerdictStream
+from connectors.gateway_client.verdict_stream import Answer, VerdictStream
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, unreadable
 from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
 from connectors.mqtt_bridge.fair_queue import FairQueue
+from connectors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_bridge.session_ids import session_ids
@@ -44,6 +45,7 @@ from trunkline_agent.mqtt.tolerant_client import topic_bytes_of, topic_of
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.topics import events_filter, outboxes_filter
 from trunkline_agent.wire.traceparent import well_formed_traceparent
+from trunkline_agent.wire.verdicts import REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -93,7 +95,7 @@ class BridgeConnection:
         oversized: set[str],
         verdicts: VerdictStream,
         bridge: str = "",
-        on_outbox_message: Callable[[str], None] | None = None,
+        inboxes: AgentInboxes | None = None,
         outbox_limits: OutboxLimits | None = None,
         published: PublishCounts | None = None,
         client_id: str | None = None,
@@ -110,8 +112,7 @@ class BridgeConnection:
                 before they are sent. New ids are added to the set.
             verdicts: supplies the verdict of a settled record.
             bridge: the name of this bridge in presence messages.
-            on_outbox_message: called with an agent's name when a message comes on its outbox topic. None:
-                outboxes are not read.
+            inboxes: notified of what agents publish on their outboxes. None: outboxes are not read.
             outbox_limits: the limits of the messages on outbox topics. None: there are none.
             published: counts the messages by job and agent, but for those that the broker delivers again. None:
                 they are not counted.
@@ -119,7 +120,7 @@ class BridgeConnection:
             is_former: whether the session is one of an earlier client id, which `drain` reads to its end.
         """
         self._settings = settings
-        self._on_outbox_message = on_outbox_message
+        self._inboxes = inboxes
         self._outbox_limits = outbox_limits
         self._published = published
         self._mqtt = settings.mqtt
@@ -154,7 +155,7 @@ class BridgeConnection:
         """Return a connection for the session of events, not opened yet."""
         # The retain flag as published tells the removal of a retained message from an empty event.
         wanted = [Subscription(events_filter(self._mqtt.topic_prefix), 1, RETAINED_ONCE, True)]
-        if self._on_outbox_message is not None:
+        if self._inboxes is not None:
             outboxes = outboxes_filter(self._mqtt.agents_prefix)
             wanted.append(Subscription(outboxes, 1, RETAINED_ONCE, True, self._outboxes_forbidden))
         if self._end_topic is not None:
@@ -283,11 +284,16 @@ class BridgeConnection:
         else:
             traceparent = well_formed_traceparent(message.properties)
             found = incoming(self._mqtt, topic, bytes(message.payload), traceparent)
-        if self._published is not None and not message.dup:
+        is_awaited = False
+        if self._inboxes is not None and found.agent is not None:
+            # The number of deliveries limits the confirmations of them.
+            is_awaited = self._inboxes.on_outbox_message(found.agent, found.confirms)
+        if self._published is not None and not message.dup and not is_awaited:
             self._published.count(found.record.stream)
-        if self._on_outbox_message is not None and found.agent is not None:
-            self._on_outbox_message(found.agent)
-        if self._refused_by_limit(found, message):
+        if found.confirms == ():
+            self._acknowledge(self._window.add(message.mid, message.qos if message.mid else 0))
+            return
+        if not is_awaited and self._refused_by_limit(found, message):
             return
         # Packet id 0 names no message (MQTT 5, 2.2.1), so it cannot be acknowledged.
         ack = self._window.add(message.mid, message.qos if message.mid else 0)
@@ -341,8 +347,11 @@ class BridgeConnection:
             self._acknowledge(ack)
             return
         settled = partial(self._settled, message, ack, LogPosition(*done.result()))
-        limits, record, late = self._outbox_limits, message.record, None
-        if limits is not None and message.agent is not None:
+        limits, record = self._outbox_limits, message.record
+        late: Answer | None = None
+        if message.confirms is not None:
+            late = partial(self._confirmed, message)
+        elif limits is not None and message.agent is not None:
             late = limits.late(record.ce_id, record.value or b"")
         self._verdicts.ask(done.result(), settled, late)
 
@@ -353,12 +362,22 @@ class BridgeConnection:
         self._queue.done(message.record.stream)
         if verdict is not None:
             self._tally.add("told")
+        if message.confirms is not None:
+            self._confirmed(message, verdict)
+            if verdict != REJECTED:
+                # No receipt: the agent learns of a confirmation that is missing when the message comes again.
+                self._acknowledge(ack)
+                return
         # The event is acknowledged once the broker has its receipt. A bridge that dies in between will send
         # the receipt again.
         limits, record, retry_after_s = self._outbox_limits, message.record, None
-        if limits is not None and message.agent is not None:
+        if limits is not None and message.agent is not None and message.confirms is None:
             retry_after_s = limits.settled(record.ce_id, record.value or b"", verdict, reason)
         self._send_receipt(message, ack, receipt_of(record, position, verdict, reason, retry_after_s))
+
+    def _confirmed(self, message: Incoming, verdict: str | None, reason: str | None = None) -> None:
+        if self._inboxes is not None and message.agent is not None:
+            self._inboxes.on_confirmation(message.agent, message.confirms or (), verdict)
 
     def _send_receipt(self, message: Incoming, ack: PendingAck, receipt: bytes) -> None:
         answer = self._receipts.publish(str(message.receipts_to), receipt)

@@ -26,7 +26,7 @@ class _Agent:
     @property
     def is_paused(self) -> bool:
         """True if the agent's next turn waits for the end of a pause after failures."""
-        return self.due_at is not None and self.due_at > time.monotonic()
+        return self.failures > 0 and self.due_at is not None and self.due_at > time.monotonic()
 
     def be_due(self) -> None:
         """Make the agent due now, and end its pause after failures, if there is one."""
@@ -70,8 +70,9 @@ class InboxTurns:
         """
         with self._changed:
             agent = self._agents.get(name)
-            if agent is not None and agent.due_at is None:
-                agent.due_at = time.monotonic()
+            if agent is not None and (agent.due_at is None or not agent.failures):
+                now = time.monotonic()
+                agent.due_at = now if agent.due_at is None else min(agent.due_at, now)
                 self._changed.notify()
 
     def wake(self, name: str) -> None:
@@ -117,17 +118,20 @@ class InboxTurns:
                 self._changed.wait(min(due_at, deadline) - now)
             return None
 
-    def give_back(self, name: str, *, is_done: bool) -> None:
+    def give_back(self, name: str, *, is_done: bool, again_s: float | None = None) -> None:
         """End the turn of the agent `name`, which `take` returned.
 
-        `is_done` is whether all messages of the agent were delivered. If not, the agent is due again after a
-        pause.
+        `is_done` is whether all was published that could be. If not, the agent is due again after a pause. If
+        so, it is due again in `again_s` seconds at the latest, or with its next message for None.
         """
         with self._changed:
             agent = self._agents[name]
             agent.is_busy = False
             if is_done:
                 agent.failures = 0
+                if again_s is not None:
+                    next_at = time.monotonic() + again_s
+                    agent.due_at = next_at if agent.due_at is None else min(agent.due_at, next_at)
             else:
                 agent.failures += 1
                 pause_s = min(_FIRST_S * 2 ** min(agent.failures, 20), self._longest_s)

@@ -1,11 +1,12 @@
-"""Delivery to agents over MQTT: the bridge publishes the messages of an agent's mailbox on its inbox (JE-26).
+"""Delivery to agents over MQTT: the bridge publishes the messages of a mailbox on an inbox (JE-26, DL-30).
 
-**Delivers** each message at least once, those of one agent in the order of the log, one at a time, and several
+**Delivers** each message at least once, those of one agent in the order of the log, several of them and several
 agents at once. A message contains its id, so that the agent can recognise a repeated one.
-**Acknowledges when** the broker has the message for a subscriber: then the bridge claims it by its id. While
-the inbox has no subscriber the message stays unread. The bridge tries again after a pause, and when the agent
-publishes something.
-**Loses when** the broker loses what it has acknowledged.
+**Acknowledges when** the agent confirms the message on its outbox: the reactor then claims it in the log. The
+broker's PUBACK counts for nothing. A message without a confirmation stays unread. It is published again after a
+pause, when the broker or the bridge was away, and when the agent says that it is connected. While the inbox has
+no subscriber, the bridge tries again after a pause, and when the agent publishes something.
+**Loses when** never: a copy that the broker loses, drops or forgets with a session is still unread in the log.
 
 The gateway's settled stream only tells when to look. The bridge then asks the gateway for the pending messages
 of a mailbox: at the start, after a gap, at each new message, and after each failure. Only the active bridge
@@ -17,50 +18,42 @@ from __future__ import annotations
 import math
 import threading
 import time
-import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import structlog
+from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.log.publisher import RecordRefused
-from connectors.log.renewing_publisher import RenewingPublisher
-from connectors.mqtt_bridge.bridge_records import DOOR
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
+from connectors.mqtt_bridge.inbox_windows import InboxWindows
 from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
-from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
-from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED
 from schemas.streams.mailboxes.message_text import shown_text
-from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, MqttConnection
 from trunkline_agent.wire.ids import MAILBOX
-from trunkline_agent.wire.moments import has_come
+from trunkline_agent.wire.moments import has_come, moment_of
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.topics import inbox_topic
-from trunkline_agent.wire.verdicts import ACCEPTED
+from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 
 # The types of the records that put a message into a mailbox.
 _DELIVERS: Final = f"{MESSAGE_POSTED},{MESSAGE_DUE}"
 _WORKERS: Final = 4
-# So many messages are published before one record claims them. A bridge that is killed publishes them again.
-_PAGE: Final = 20
+# The messages that are read at once. It is more than an agent may have unconfirmed.
+_PAGE: Final = 100
 _TICK_S: Final = 0.2
 _AGENTS_S: Final = 1.0
 _AGAIN_S: Final = 1.0
-_REMEMBERED: Final = 20_000
-_ACK_GRACE_S: Final = 5.0
 _END_S: Final = 5.0
-_NAMESPACE: Final = uuid.UUID("0d9a5b5e-94c3-4f0b-8f5e-7b3a6f1c2e41")
 
 
 class AgentInboxes:
@@ -82,15 +75,12 @@ class AgentInboxes:
         self._on_agents = on_agents
         self._stop = stop
         self._is_active = is_active
-        # Called between the broker's answer and the claim: tests kill the bridge there.
+        # Called between the broker's answers and the confirmation: tests kill the bridge there.
         self._step: Callable[[], None] = lambda: None
         self._connecting = threading.Lock()
         self._connection: MqttConnection | None = None
         self._turns = InboxTurns(settings.mqtt.inbox_retry_s)
-        self._lock = threading.Lock()
-        self._handed: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._unclaimed: dict[str, list[str]] = {}
-        self._publisher = RenewingPublisher(settings, signer=MQTT_BRIDGE, close_s=_ACK_GRACE_S)
+        self._windows = InboxWindows(settings.mqtt.inbox_confirm_s)
         self._asked_agents_at = -math.inf
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"inboxes-{number}", daemon=True)
@@ -113,15 +103,33 @@ class AgentInboxes:
             thread.join(max(0.0, deadline - time.monotonic()))
         if self._connection is not None:
             self._connection.drop()
-        self._publisher.close()
 
-    def on_outbox_message(self, agent: str) -> None:
-        """End the pause after failed deliveries to `agent`: a message on its outbox shows that it is connected.
+    def on_outbox_message(self, agent: str, confirms: Sequence[str] | None) -> bool:
+        """Note a message on the outbox of `agent`, so that the agent is connected. Does not block.
 
-        `agent` is the name in the outbox topic. An agent without a pause is ignored. Returns at once: the
-        delivery threads do the work.
+        It ends the pause after failed deliveries. `confirms` are the ids of the messages that it confirms; None
+        if it is no confirmation. If there are none, messages without a confirmation are published again.
+        Returns whether one of the messages waits for this confirmation.
         """
         self._turns.wake(agent)
+        if confirms is None:
+            return False
+        if not confirms:
+            self._windows.again(agent)
+            self._turns.due(agent)
+        return self._windows.begin_confirmation(agent, confirms)
+
+    def on_confirmation(self, agent: str, message_ids: Sequence[str], verdict: str | None) -> None:
+        """Publish further messages, now that the log has an agent's confirmation. Returns at once.
+
+        `verdict` is that of the claim of these messages. None: it is not settled yet.
+        """
+        if verdict == REJECTED:
+            self._windows.refuse_confirmation(agent, message_ids)
+        elif verdict is not None:
+            self._windows.confirm(agent, message_ids)
+        if self._windows.is_open(agent):
+            self._turns.due(agent)
 
     def _run(self, work: Callable[[], None]) -> None:
         logged = ""
@@ -152,7 +160,9 @@ class AgentInboxes:
                 is_active = self._is_active()
                 if is_active and time.monotonic() - self._asked_agents_at >= _AGENTS_S:
                     self._ask_agents(gateway)
-                if is_active and not was_active:
+                if is_active and (not was_active or self._is_cut_off()):
+                    # The broker may have lost what it had.
+                    self._windows.all_again()
                     self._turns.all_are_due()
                 was_active = is_active
 
@@ -168,7 +178,9 @@ class AgentInboxes:
     def _ask_agents(self, gateway: GatewayClient) -> None:
         rows = gateway.get(path_of("mqtt-agents"))["agents"]
         self._on_agents(rows)
-        self._turns.serve({row["agent_name"] for row in rows if row["status"] == REGISTERED})
+        names = {row["agent_name"] for row in rows if row["status"] == REGISTERED}
+        self._turns.serve(names)
+        self._windows.keep(names)
         self._asked_agents_at = time.monotonic()
 
     # The threads that deliver.
@@ -186,87 +198,91 @@ class AgentInboxes:
                 try:
                     is_done = self._serve(gateway, agent)
                 finally:
-                    self._turns.give_back(agent, is_done=is_done)
+                    self._turns.give_back(agent, is_done=is_done, again_s=self._windows.due_in_s(agent))
 
     def _serve(self, gateway: GatewayClient, agent: str) -> bool:
-        """Deliver the pending messages.
+        """Publish pending messages, as many as may be without a confirmation.
 
         Returns False when the caller has to try again later. So it has after a TrunklineError.
         """
-        self._claim(agent, [])
-        after: dict[str, str] = {}
-        while not self._stop.is_set() and self._is_active():
+        while not self._stop.is_set() and self._is_active() and self._windows.is_open(agent):
             path = path_of("mailboxes", DEFAULT_REALM, agent)
-            page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
-            if not page:
-                return True
+            page = gateway.get(path, {"pending": "true", "limit": _PAGE})["messages"]
             if any(row["status"] == LEASED for row in page):
                 # A lease at another door holds a message of this page. The page waits, so as to keep its order.
                 return False
-            if not self._deliver(agent, page):
+            published, repeats = self._windows.begin(agent, [str(row["message_id"]) for row in page])
+            if repeats:
+                log.warning("inbox_unconfirmed", agent=agent, messages=len(page), repeats=repeats)
+            now = time.time()
+            fresh = [row for row in page if row["message_id"] not in published and not is_over(row, now)]
+            count, is_all = self._publish(agent, fresh)
+            if not is_all:
                 return False
-            after = {"after": page[-1]["message_id"]}
+            if not count:
+                return True
         return True
 
-    def _deliver(self, agent: str, page: list[Mapping[str, Any]]) -> bool:
-        """Publish a page, one message after the other, and claim the messages that the broker has taken."""
-        topic, taken, is_all = inbox_topic(self._settings.mqtt.agents_prefix, agent), [], True
-        try:
-            for row in page:
-                message_id = str(row["message_id"])
-                if self._is_handed(agent, message_id) or is_over(row, time.time()):
-                    continue
-                answer = self._live_connection().publish_and_wait(topic, wire_message(row))
-                if answer.is_failure or answer.value == NO_SUBSCRIBER:
-                    if answer.is_failure:
-                        log.warning("inbox_refused", agent=agent, why=str(answer))
-                    is_all = False
-                    break
-                self._note_handed(agent, message_id)
-                taken.append(message_id)
-        finally:
-            if taken:
-                self._step()
-                self._claim(agent, taken)
-        return is_all
+    def _publish(self, agent: str, rows: Sequence[Mapping[str, Any]]) -> tuple[int, bool]:
+        """Publish messages in their order, as many as the window has room for.
 
-    def _claim(self, agent: str, message_ids: list[str]) -> None:
-        """Claim these messages and those that could not be claimed before.
-
-        Raises BackboneUnreachable; they are then claimed at the next call.
+        Returns their number, and whether the broker has taken all of them for a subscriber.
         """
-        # Only the thread that serves an agent uses the agent's entry.
-        wanted = [*self._unclaimed.get(agent, ()), *message_ids]
-        if not wanted:
-            return
-        self._unclaimed[agent] = wanted
-        record = claim_of(agent, wanted)
+        if not rows:
+            return 0, True
+        connection, topic = self._live_connection(), inbox_topic(self._settings.mqtt.agents_prefix, agent)
+        answers: list[tuple[str, Future[ReasonCode]]] = []
+        refused: list[str] = []
         try:
-            self._publisher.live().append(record).result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
-        except RecordRefused as error:
-            log.error("claim_refused", agent=agent, why=str(error))
-        self._unclaimed.pop(agent, None)
+            for row in rows:
+                message_id, payload = str(row["message_id"]), wire_message(row)
+                copy_s = self._windows.add(agent, message_id, len(payload))
+                if copy_s is None:
+                    break
+                left_s = min(copy_s, seconds_left(row, time.time()))
+                answer = connection.publish(topic, payload, expiry_s=max(1, int(left_s)))
+                answers.append((message_id, answer))
+                if len(answers) == 1 and self._is_refused(agent, connection.wait_answer(answer)):
+                    # Without a subscriber the next ones would not arrive either, or come before this one.
+                    refused.append(message_id)
+                    break
+            refused += [
+                one for one, answer in answers[1:] if self._is_refused(agent, connection.wait_answer(answer))
+            ]
+        except TrunklineError:
+            self._windows.drop(agent, [one for one, _ in answers])
+            raise
+        self._windows.drop(agent, refused)
+        if len(refused) < len(answers):
+            self._step()
+        return len(answers), not refused
+
+    def _is_refused(self, agent: str, answer: ReasonCode) -> bool:
+        if answer.is_failure:
+            log.warning("inbox_refused", agent=agent, why=str(answer))
+        return bool(answer.is_failure or answer.value == NO_SUBSCRIBER)
+
+    def _is_cut_off(self) -> bool:
+        """Return whether the connection was lost since the last call."""
+        with self._connecting:
+            connection = self._connection
+            if connection is None or not connection.lost.is_set():
+                return False
+            self._connection = None
+        connection.drop()
+        return True
 
     def _live_connection(self) -> MqttConnection:
         """Return the connection for all inboxes, opened anew when it was lost. Raises BackboneUnreachable."""
         with self._connecting:
-            if self._connection is None or self._connection.lost.is_set():
-                if self._connection is not None:
-                    self._connection.drop()
+            if self._connection is not None and self._connection.lost.is_set():
+                raise self._connection.unreachable(self._connection.why)  # `_follow` takes note of that
+            if self._connection is None:
                 mqtt = self._settings.mqtt
-                self._connection = MqttConnection(mqtt, keepalive_s=mqtt.bridge_keepalive_s)
-                self._connection.open()
+                connection = MqttConnection(mqtt, keepalive_s=mqtt.bridge_keepalive_s)
+                connection.open()
+                self._connection = connection
             return self._connection
-
-    def _is_handed(self, agent: str, message_id: str) -> bool:
-        with self._lock:
-            return (agent, message_id) in self._handed
-
-    def _note_handed(self, agent: str, message_id: str) -> None:
-        with self._lock:
-            self._handed[agent, message_id] = None
-            if len(self._handed) > _REMEMBERED:
-                self._handed.popitem(last=False)
 
 
 def wire_message(row: Mapping[str, Any]) -> bytes:
@@ -290,13 +306,14 @@ def is_over(row: Mapping[str, Any], now_s: float) -> bool:
     return row["expires_at"] is not None and has_come(str(row["expires_at"]), int(now_s * 1e6))
 
 
-def claim_of(agent: str, message_ids: Sequence[str]) -> OutgoingRecord:
-    """Return the record that claims messages of an agent's mailbox: it gives them to the agent for good.
+def seconds_left(row: Mapping[str, Any], now_s: float) -> float:
+    """Return how many seconds after the time `now_s` a message expires, at least 0; infinity if it never does.
 
-    The same arguments give the same record in any bridge, so a repeated claim changes nothing.
+    `row` and `now_s` are as for `is_over`.
     """
-    request_id = str(uuid.uuid5(_NAMESPACE, "/".join((agent, *message_ids))))
-    return claim_of_record(DEFAULT_REALM, agent, request_id, message_ids, door=DOOR, principal=agent)
+    if row["expires_at"] is None:
+        return math.inf
+    return max(0.0, moment_of(str(row["expires_at"])) / 1e6 - now_s)
 
 
 def _log_gateway(why: str | None) -> None:

@@ -1,8 +1,9 @@
 """Derived records that depend on the verdict: deliveries of MQTT messages (JE-26), and notifications.
 
 A message that an agent sent over MQTT is posted to its recipient, or the agent is notified of the reason. The
-principal that registered a job is notified when the job needs permission. The functions use only the settled
-record, its verdict and the rows of the live view, so the result is the same at every gateway.
+messages that an agent confirms over MQTT are claimed. The principal that registered a job is notified when the
+job needs permission. The functions use only the settled record, its verdict and the rows of the live view, so
+the result is the same at every gateway.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import derived_id, message_from_hub, notifications
 from connectors.reactor.known_recipients import GetRow, has_mailbox
 from connectors.reactor.limits_of_principals import limits_of
-from schemas.streams.agents.mqtt_agents import AGENT_SAID, body_text
+from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID, body_text
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import PERMISSION, JobRow
+from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MESSAGE_POSTED,
@@ -35,6 +37,7 @@ UNDELIVERABLE: Final = "undeliverable"
 NEEDS_PERMISSION: Final = f"job.{PERMISSION_REQUIRED}"
 _PERMISSION: Final = PERMISSION_REQUIRED.encode()
 _MINUTE_US: Final = 60_000_000
+_OF_AGENTS: Final = frozenset({(AGENT, AGENT_SAID), (AGENT, AGENT_CONFIRMED), (MAILBOX, MESSAGE_POSTED)})
 # The fields that an agent's message has in the mailbox, too.
 _AS_SAID: Final = ("in_reply_to", "thread", "priority")
 
@@ -43,9 +46,10 @@ def depends_on_verdict(record: Record, get: GetRow) -> bool:
     """Return whether `records_by_verdict` may return a record for `record`, so that its verdict is needed.
 
     This spares the reactor the look-up of most verdicts. `get` is the look-up of rows, such as `LiveView.get`.
-    True for three types of record:
+    True for four types of record:
 
     - an agent's outbox message over MQTT, which may have to be delivered
+    - an agent's confirmation over MQTT of messages that it has received
     - a message posted over MQTT, whose rejection its sender must learn
     - an event that may ask for permission, if the job's registration asks for a message about that
     """
@@ -58,14 +62,15 @@ def depends_on_verdict(record: Record, get: GetRow) -> bool:
         return mentions_permission and _job_to_notify(get, name) is not None
     if envelope.door != MQTT:
         return False
-    return (kind, envelope.type) in ((AGENT, AGENT_SAID), (MAILBOX, MESSAGE_POSTED))
+    return (kind, envelope.type) in _OF_AGENTS
 
 
 def records_by_verdict(record: Record, verdict: str, reason: str | None, get: GetRow) -> list[OutgoingRecord]:
     """Return the records that the reactor has to append because `record` was settled with `verdict`.
 
     Usually the list is empty. The records post messages. An agent's MQTT message goes to its recipient. If that
-    is impossible, a notice goes to the agent. If a job needs permission, a notice goes to its delegator.
+    is impossible, a notice goes to the agent. If a job needs permission, a notice goes to its delegator. For
+    an agent's confirmation, the record claims the confirmed messages.
 
     Args:
         record: The settled record.
@@ -88,6 +93,8 @@ def records_by_verdict(record: Record, verdict: str, reason: str | None, get: Ge
         return []
     if envelope.type == AGENT_SAID:
         return [_delivery(record, envelope, stream[1], get)]
+    if envelope.type == AGENT_CONFIRMED:
+        return [_claim(record, envelope, stream[1])]
     return _permission_notice(record, envelope, stream[1], get)
 
 
@@ -129,6 +136,14 @@ def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> Ou
         said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others
     )
     return posting_record(message, door=MQTT, principal=agent)
+
+
+def _claim(record: Record, envelope: Envelope, agent: str) -> OutgoingRecord:
+    """Return the claim of the messages that an agent has confirmed, under the id of the confirmation."""
+    ids: list[str] = decode(record.value or b"")[0]["confirms"]
+    # By its position: the same ids may be of new messages after a week, and the same bytes confirm them.
+    request = f"{record.partition}-{record.offset}"
+    return claim_of_record(DEFAULT_REALM, agent, request, ids, ce_id=envelope.ce_id, door=MQTT, principal=agent)
 
 
 def _is_deliverable(agent: str, said: dict[str, Any], refusal_id: str, get: GetRow) -> bool:

@@ -2,7 +2,8 @@
 
 A record's MAC is HMAC-SHA256 (RFC 2104) over its key, `ce_id`, `ce_source`, `ce_type`, the headers of a
 shortened body, and its value; of the result, the first 16 bytes. So somebody who can only write to Kafka cannot
-append a record that counts. `job.event` and `agent.said` have no MAC, because their authors sign them.
+append a record that counts. `job.event`, `agent.said` and `agent.confirmed` have no MAC, because their authors
+sign them.
 
 Each group of processes that trust each other is one signer, with a key of its own, derived from the master key.
 A process without the master keys, such as a bridge on another machine, has the key of its signer in a file.
@@ -28,7 +29,7 @@ FILE_BRIDGE: Final = "file"
 SIGNERS: Final = (GATEWAY, MQTT_BRIDGE, FILE_BRIDGE)
 
 # Their authors sign these types of records, so a MAC would prove nothing more.
-SIGNED_BY_AUTHOR: Final = frozenset({"job.event", "agent.said"})
+SIGNED_BY_AUTHOR: Final = frozenset({"job.event", "agent.said", "agent.confirmed"})
 _MAC_BYTES: Final = 16
 
 

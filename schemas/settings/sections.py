@@ -52,7 +52,9 @@ class MqttSettings(Section):
     agents_prefix: str = Field(default="python/mqtt/agents", pattern=_TOPIC_PREFIX)
     """Topic below which agents have their inbox and outbox."""
     inbox_retry_s: float = Field(default=5.0, gt=0)
-    """Longest pause before the bridge offers a message again to an agent that did not acknowledge it."""
+    """Longest pause before the bridge offers a message again to an agent whose inbox has no subscriber."""
+    inbox_confirm_s: float = Field(default=30.0, gt=0)
+    """Pause before the bridge publishes again what an agent did not confirm. It doubles up to 15 minutes."""
     connect_timeout_s: float = Field(default=10.0, gt=0)
     """How long a publisher waits for a connection."""
     puback_timeout_s: float = Field(default=5.0, gt=0)

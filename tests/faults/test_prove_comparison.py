@@ -207,16 +207,14 @@ def test_what_was_taken_and_handed_to_nobody_is_lost(oracle: Oracle) -> None:
         for shows in (evidence.views, *evidence.others):
             shows.mail[BOX, "m2"] = mail(2, status)
         assert found_in(evidence, Reader(BOX)) == {LOST}
-        # It stands in its reader's file, or the broker behind the door was killed.
-        assert found_in(evidence, Reader(BOX, may_lose=True)) == set()
+        # It stands in its reader's file.
         evidence.in_files[BOX, "m2"] = 1
         assert found_in(evidence, Reader(BOX)) == set()
 
 
 def test_what_waits_although_its_reader_is_there_to_the_end_is_lost(oracle: Oracle) -> None:
-    for reader in (Reader(BOX, gets_all=True), Reader(BOX, gets_all=True, may_lose=True)):
-        found = compare(oracle.notes(), good(), [reader])
-        assert [(finding.kind, finding.what.split()[1]) for finding in found] == [(LOST, "m1"), (LOST, "m2")]
+    found = compare(oracle.notes(), good(), [Reader(BOX, gets_all=True)])
+    assert [(finding.kind, finding.what.split()[1]) for finding in found] == [(LOST, "m1"), (LOST, "m2")]
     evidence = good()
     evidence.in_files.update({(BOX, "m1"): 1, (BOX, "m2"): 1})
     assert compare(oracle.notes(), evidence, [Reader(BOX, gets_all=True)]) == []

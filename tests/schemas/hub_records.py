@@ -11,7 +11,7 @@ from schemas.fold.settled import Settled
 from schemas.keys.sealing import mqtt_agent_secret_purpose, webhook_secret_purpose
 from schemas.streams.fold import settle
 from tests.schemas.job_records import KEYRING, START_US, document_record
-from trunkline_agent.wire.agent_message import sign_said
+from trunkline_agent.wire.agent_message import confirmation, sign_said
 from trunkline_agent.wire.public_keys import key_id_of
 
 TASK_KEY: Final = b"task/t1"
@@ -112,6 +112,11 @@ def saying(seq: int = 1, **changed: Any) -> dict[str, Any]:
     """Return an outbox message of the MQTT agent, signed after the fields were changed."""
     body = {"message_id": f"w{seq}", "to": "hub", "kind": "note", "body": "hello", "seq": seq}
     return sign_said({"schema_version": 1, **body, **changed}, MQTT_SECRET)
+
+
+def confirming(*message_ids: str) -> dict[str, Any]:
+    """Return the signed payload by which the MQTT agent confirms these messages, or one message."""
+    return confirmation(message_ids or ("w1",), MQTT_SECRET)
 
 
 TOPIC_KEY: Final = b"topic/news"
@@ -235,6 +240,7 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "agent.stopped": (AGENT_KEY, of_participant("p5")),
     "agent.mqtt_registered": (AGENT_KEY, mqtt_registration()),
     "agent.said": (AGENT_KEY, saying()),
+    "agent.confirmed": (AGENT_KEY, confirming()),
     "agent.mqtt_removed": (AGENT_KEY, of_participant("m2")),
     "container.changed": (CONTAINER_KEY, container_change()),
     "schedule.set": (SCHEDULE_KEY, schedule()),

@@ -11,6 +11,7 @@ from connectors.gateway.contracts.json_schemas import Schema, record_schema
 from connectors.gateway.contracts.log_messages import BINDING_VERSION, HEADERS, header_schema, log_message
 from connectors.gateway.contracts.mqtt_payloads import (
     EXAMPLES,
+    MQTT_CONFIRMATION,
     MQTT_INBOX_MESSAGE,
     MQTT_JOB_EVENT,
     MQTT_JOB_RECEIPT,
@@ -126,7 +127,13 @@ def _mqtt_channels(mqtt: MqttSettings) -> dict[str, Any]:
             job,
             MQTT_JOB_RECEIPT,
         ),
-        _OUTBOX: _channel(outbox, "The messages that an agent sends.", agent, MQTT_OUTBOX_MESSAGE),
+        _OUTBOX: _channel(
+            outbox,
+            "The messages that an agent sends, and its confirmations of received ones, which have `confirms`.",
+            agent,
+            MQTT_OUTBOX_MESSAGE,
+            MQTT_CONFIRMATION,
+        ),
         _INBOX: _channel(
             f"{mqtt.agents_prefix}/{{name}}/inbox",
             "The messages to an agent, and the receipts for those that it sent. Receipts have no field `from`.",
@@ -188,6 +195,11 @@ def _operations() -> dict[str, Any]:
         },
         "receiveAgentMessage": {
             **_operation("receive", _OUTBOX, "Take a message of an agent into the log.", MQTT_OUTBOX_MESSAGE),
+            "reply": _reply(_INBOX, MQTT_MESSAGE_RECEIPT),
+            "bindings": _AT_LEAST_ONCE,
+        },
+        "receiveConfirmation": {
+            **_operation("receive", _OUTBOX, "Claim the messages that an agent has.", MQTT_CONFIRMATION),
             "reply": _reply(_INBOX, MQTT_MESSAGE_RECEIPT),
             "bindings": _AT_LEAST_ONCE,
         },

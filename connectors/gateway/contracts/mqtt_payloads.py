@@ -22,7 +22,7 @@ from connectors.gateway.contracts.json_schemas import (
 )
 from connectors.gateway.rules.principal_models import MailboxMessageAnswer
 from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
-from schemas.streams.agents.mqtt_agents import AGENT_SAID
+from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt
 from trunkline_agent.wire.signing import SIGNATURE_FIELD
@@ -31,6 +31,7 @@ from trunkline_agent.wire.verdicts import REASONS, Verdict
 MQTT_JOB_EVENT: Final = "mqtt.job_event"
 MQTT_JOB_RECEIPT: Final = "mqtt.job_receipt"
 MQTT_OUTBOX_MESSAGE: Final = "mqtt.outbox_message"
+MQTT_CONFIRMATION: Final = "mqtt.confirmation"
 MQTT_INBOX_MESSAGE: Final = "mqtt.inbox_message"
 MQTT_MESSAGE_RECEIPT: Final = "mqtt.message_receipt"
 
@@ -81,6 +82,19 @@ def _outbox_message() -> Schema:
     return {**found, "title": "MqttOutboxMessage", "description": about}
 
 
+def _confirmation() -> Schema:
+    found = record_schema(AGENT_CONFIRMED)
+    # Without any id the bridge takes it as a greeting, which is no record.
+    del found["properties"]["confirms"]["minItems"]
+    found["properties"][SIGNATURE_FIELD] = copy.deepcopy(_SIGNATURE)
+    found["required"] = [*found["required"], SIGNATURE_FIELD]
+    about = (
+        "Ids of messages that an agent has received. Without any, it says that the agent is connected: what it "
+        "did not confirm comes again at once. `hmac_sig` signs the whole payload."
+    )
+    return {**found, "title": "MqttConfirmation", "description": about}
+
+
 def _inbox_message() -> Schema:
     known = MailboxMessageAnswer.model_json_schema(schema_generator=PortableSchema)["properties"]
     fields = {
@@ -117,6 +131,7 @@ _FORMS: Final[Mapping[str, Callable[[], Schema]]] = {
     MQTT_JOB_EVENT: _job_event,
     MQTT_JOB_RECEIPT: partial(_receipt, Receipt, "MqttJobReceipt"),
     MQTT_OUTBOX_MESSAGE: _outbox_message,
+    MQTT_CONFIRMATION: _confirmation,
     MQTT_INBOX_MESSAGE: _inbox_message,
     MQTT_MESSAGE_RECEIPT: partial(_receipt, AgentReceipt, "MqttMessageReceipt"),
 }
@@ -150,6 +165,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "seq": 1,
         SIGNATURE_FIELD: _EXAMPLE_HASH,
     },
+    MQTT_CONFIRMATION: {VERSION: 1, "confirms": ["m-2", "m-3"], SIGNATURE_FIELD: _EXAMPLE_HASH},
     MQTT_INBOX_MESSAGE: {
         VERSION: 1,
         "from": "planner",

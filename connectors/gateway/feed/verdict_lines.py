@@ -2,7 +2,8 @@
 
 The verdict on an agent's message is that of its record in the agent's stream. But the sender wants to know,
 too, whether the message has come into the mailbox. If the mailbox may be full, the verdict waits for the record
-that the reactor appends for the mailbox, and is the rejection of that record. The bridge's own time limit
+that the reactor appends for the mailbox, and is the rejection of that record. The verdict on an agent's
+confirmation is that of the claim, which the reactor appends for the mailbox, too. The bridge's own time limit
 bounds the wait.
 """
 
@@ -17,8 +18,10 @@ import orjson
 
 from connectors.gateway.feed.settled_stream import TICK_S, Follower
 from connectors.live.settled_feed import FellBehind, SettledRecord
-from schemas.streams.agents.mqtt_agents import AGENT_SAID
+from connectors.log.publisher import Position
+from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
 from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
@@ -48,6 +51,11 @@ class ReceiptVerdicts:
         # The messages that were refused, by the ids of their records: their senders may repeat them.
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._ids: dict[_Posting, str] = {}
+        # By stream and id of the claim: the positions of the confirmations that wait for its verdict, or the
+        # verdict if it came first.
+        self._claims: OrderedDict[tuple[str, str | None], list[Position] | tuple[str, str | None]] = (
+            OrderedDict()
+        )
 
     def of(self, records: Sequence[SettledRecord]) -> list[Verdict]:
         """Return the verdicts that follow from the next settled records: partition, offset, verdict, reason."""
@@ -57,6 +65,10 @@ class ReceiptVerdicts:
                 found.append((*record.position, record.verdict, record.reason))
             elif record.type == AGENT_SAID:
                 found += self._said(record)
+            elif record.type == AGENT_CONFIRMED:
+                found += self._confirmed(record)
+            elif record.type == MESSAGE_CLAIMED and (record.principal or "").startswith(_BY_MQTT):
+                found += self._claimed(record)
             elif record.type == MESSAGE_POSTED and (record.principal or "").startswith(_BY_MQTT):
                 found += self._posted(record)
         return found
@@ -98,6 +110,29 @@ class ReceiptVerdicts:
             self._note_refused(said)
             return [(*position, REJECTED, MAILBOX_FULL) for position in positions]
         return [(*position, ACCEPTED, None) for position in positions]
+
+    def _confirmed(self, record: SettledRecord) -> list[Verdict]:
+        if record.verdict != ACCEPTED:
+            return [(*record.position, record.verdict, record.reason)]
+        key = (stream_key(MAILBOX, f"{DEFAULT_REALM}/{record.stream.partition('/')[2]}"), record.ce_id)
+        known = self._claims.pop(key, [])
+        if isinstance(known, tuple):
+            return [(*record.position, *known)]
+        self._put_claim(key, [*known, record.position])
+        return []
+
+    def _claimed(self, record: SettledRecord) -> list[Verdict]:
+        key, verdict = (record.stream, record.ce_id), (record.verdict, record.reason)
+        waiting = self._claims.pop(key, None)
+        if isinstance(waiting, list):
+            return [(*position, *verdict) for position in waiting]
+        self._put_claim(key, verdict)
+        return []
+
+    def _put_claim(self, key: tuple[str, str | None], value: list[Position] | tuple[str, str | None]) -> None:
+        self._claims[key] = value
+        if len(self._claims) > _MOST:
+            self._claims.popitem(last=False)
 
     def _note_refused(self, said: str) -> None:
         self._refused[said] = None

@@ -19,7 +19,12 @@ from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import row_maker
 from schemas.streams.agents.agent_registry import AGENT_DEFINED, AGENT_MODELS, DEFINED, REMOVED, AgentRow
 from schemas.streams.agents.mqtt_agent_fold import settle_mqtt_agent
-from schemas.streams.agents.mqtt_agents import AGENT_SAID, MQTT_AGENT_MODELS, MqttAgentRow
+from schemas.streams.agents.mqtt_agents import (
+    AGENT_CONFIRMED,
+    AGENT_SAID,
+    MQTT_AGENT_MODELS,
+    MqttAgentRow,
+)
 from schemas.streams.agents.participant_fold import settle_participant
 from schemas.streams.agents.participants import PARTICIPANT_MODELS, AgentKeyRow, ParticipantRow
 from trunkline_agent.wire.ids import AGENT
@@ -119,5 +124,5 @@ AGENT_KIND: Final = StreamKind(
     rows=(AgentRow,),
     later_rows=(ParticipantRow, AgentKeyRow, MqttAgentRow),
     named_by="agent_name",
-    foreign_types=frozenset({AGENT_SAID}),
+    foreign_types=frozenset({AGENT_SAID, AGENT_CONFIRMED}),
 )

@@ -18,6 +18,7 @@ from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import row_maker
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.agents.mqtt_agents import (
+    AGENT_CONFIRMED,
     AGENT_MQTT_REGISTERED,
     AGENT_SAID,
     REGISTERED,
@@ -72,13 +73,14 @@ _row: Final = row_maker(MqttAgentRow, MqttAgentEntry)
 def settle_mqtt_agent(given: FoldInput) -> Outcome:
     """Settle a record about an agent on MQTT: update the stream state, return verdict and changed rows.
 
-    The record registers the agent, removes it, or is a message that the agent published (`agent.said`). A
-    message is accepted only with a valid signature by the agent's secret. `settle_agent` calls this function
-    with a checked body. The changes of the stream state, `given.entries`, count only if the record is accepted.
+    The record registers the agent, removes it, or is a payload that the agent published: a message
+    (`agent.said`) or the confirmation of received ones (`agent.confirmed`). A payload is accepted only with a
+    valid signature by the agent's secret. `settle_agent` calls this function with a checked body. The changes
+    of the stream state, `given.entries`, count only if the record is accepted.
     """
     known = _ENTRY.read(given.entries)
-    if given.type == AGENT_SAID:
-        return _said(given, known)
+    if given.type in (AGENT_SAID, AGENT_CONFIRMED):
+        return _published(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
     repeated = requests.repeated(given, _REQUESTS, status)
     if repeated is not None:
@@ -106,7 +108,7 @@ def settle_mqtt_agent(given: FoldInput) -> Outcome:
     return _keep(given, known, late=False)
 
 
-def _said(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
+def _published(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
     if known is None:
         return rejected(UNKNOWN_STREAM, "no agent of this name is registered for MQTT")
     said, status = given.body, known.status
@@ -116,6 +118,11 @@ def _said(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
         return rejected(BAD_SIGNATURE, "hmac_sig is missing or does not fit the agent's secret", status)
     if carries_token(said):
         return rejected(SECRET_IN_EVENT, "data.auth_token must never be sent", status)
+    if given.type == AGENT_CONFIRMED:
+        # It has no seq and changes no state here: to confirm a message again has no effect.
+        if status == REMOVED:
+            return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
+        return accepted(status)
     seq = said["seq"]
     # The signature is a keyed hash of the canonical content, so its first 16 bytes serve as the digest.
     digest = bytes.fromhex(str(signature)[:32])

@@ -1,8 +1,8 @@
 """The records about agents that are connected over MQTT (JE-26): their bodies, and functions that build them.
 
-They share the stream `agent/<name>` with the agent's definition and its keys. The value of `agent.said` is the
-payload that the agent published on its outbox, byte for byte. The doors make the other records. Its check and
-its signature are in `trunkline_agent.wire.agent_message`.
+They share the stream `agent/<name>` with the agent's definition and its keys. The value of `agent.said` and of
+`agent.confirmed` is the payload that the agent published on its outbox, byte for byte. The doors make the other
+records. The check and the signature of these payloads are in `trunkline_agent.wire.agent_message`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from schemas.streams.mailboxes.message import DurationSeconds, check_times
 from schemas.streams.principal.principals import FreeName
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.wire_body import Name
-from trunkline_agent.wire.agent_message import KIND_LIMIT
+from trunkline_agent.wire.agent_message import CONFIRMS_MOST, KIND_LIMIT
 from trunkline_agent.wire.ids import AGENT, stream_key
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
 AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"
 AGENT_SAID: Final = "agent.said"
+AGENT_CONFIRMED: Final = "agent.confirmed"
 REGISTRY_MQTT_AGENTS: Final = "registry_mqtt_agents"
 
 # The values of an agent's status.
@@ -101,10 +102,24 @@ class AgentSaid(BaseModel):
         return self
 
 
+class AgentConfirmed(BaseModel):
+    """Body of `agent.confirmed`: the payload with which an agent confirms that it has these messages.
+
+    `confirms` has the ids of messages that came on its inbox. The reactor claims them in the agent's mailbox.
+    Unknown keys, `schema_version` and the signature are as in `agent.said`.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    schema_version: Literal[1] = 1
+    confirms: Annotated[list[Name], Field(min_length=1, max_length=CONFIRMS_MOST)]
+
+
 MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
     AGENT_MQTT_REGISTERED: AgentMqttRegistered,
     AGENT_MQTT_REMOVED: AgentMqttRemoved,
     AGENT_SAID: AgentSaid,
+    AGENT_CONFIRMED: AgentConfirmed,
 }
 
 

@@ -117,6 +117,8 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         changes = [_end(message, CLEARED, mailbox, leases) for message in cleared]
     elif given.type == MESSAGE_LEASED and mailbox.is_closed and not given.body.get("from_closed"):
         return rejected(ILLEGAL_TRANSITION, CLOSED)
+    elif _is_fact(given) and not any(map(mailbox.known, given.body["message_ids"])):
+        return rejected(UNKNOWN_STREAM, "no message with one of these ids in the last seven days")
     else:
         changes = _hand_out(given, mailbox, leases)
     mailbox.put_leases(leases)

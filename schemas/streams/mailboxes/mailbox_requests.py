@@ -73,6 +73,7 @@ def claim_of_record(
     message_ids: Sequence[str],
     *,
     if_unread: bool | None = None,
+    ce_id: str | None = None,
     **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record `message.claimed`, ready to append, for the messages `message_ids` of one mailbox.
@@ -83,8 +84,10 @@ def claim_of_record(
         realm: the realm of the mailbox.
         recipient: the agent of the mailbox.
         request_id: the id of the request. A repeated request has the same id.
-        message_ids: 1 to 1,000 ids. The fold ignores messages that are not pending.
+        message_ids: 1 to 1,000 ids. The fold ignores messages that are not pending, and rejects the record if
+            it knows none of them.
         if_unread: whether the fold also ignores messages that are leased or have expired. `None` means no.
+        ce_id: the CloudEvents id. `None` means one derived from `origin` and the request.
         origin: `door`, which appends the record, and `principal`, which got the messages.
 
     Raises:
@@ -92,7 +95,7 @@ def claim_of_record(
     """
     named = {"message_ids": list(message_ids), "if_unread": if_unread}
     said = {"request_id": request_id, "limit": LIMIT_MOST, **named}
-    return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
+    return _record(MESSAGE_CLAIMED, realm, recipient, said, origin, ce_id)
 
 
 def lease_record(

@@ -80,3 +80,31 @@ def test_rejected_messages_and_unreadable_ones_have_their_own_verdict() -> None:
     found = verdicts()
     for message in (said(verdict="rejected"), said(value=b"["), said(value=b"[]"), said(value=b"{}")):
         assert found.of([message]) == [(*message.position, message.verdict, None)]
+
+
+def confirmed(number: int = 1, verdict: str = "accepted", reason: str | None = None) -> SettledRecord:
+    """A confirmation of ann."""
+    return record("agent/ann", "agent.confirmed", f"ce{number}", verdict, reason, "mqtt/unverified", b"{}")
+
+
+def claimed(number: int = 1, verdict: str = "accepted", reason: str | None = None) -> SettledRecord:
+    """The claim of the messages that ann has confirmed."""
+    return record("mailbox/default/ann", "message.claimed", f"ce{number}", verdict, reason, "mqtt/ann")
+
+
+@pytest.mark.requirement("DL-32")
+@pytest.mark.parametrize("is_claim_first", [False, True])
+def test_the_verdict_on_a_confirmation_is_that_of_its_claim(is_claim_first: bool) -> None:
+    found, first = verdicts(), confirmed(1)
+    refused = claimed(1, "rejected", "unknown_stream")
+    records = [refused, first] if is_claim_first else [first, refused]
+    assert found.of(records) == [(*first.position, "rejected", "unknown_stream")]
+    second, again = confirmed(2), confirmed(2)
+    assert found.of([second, again]) == []
+    assert found.of([claimed(2)]) == [(*one.position, "accepted", None) for one in (second, again)]
+
+
+@pytest.mark.requirement("DL-32")
+def test_the_verdict_on_a_forged_confirmation_waits_for_no_claim() -> None:
+    forged = confirmed(1, "rejected", "bad_signature")
+    assert verdicts().of([forged]) == [(*forged.position, "rejected", "bad_signature")]

@@ -17,10 +17,10 @@ from schemas.streams.agents.participants import AgentStopped, participant_record
 from schemas.streams.control.limits import LimitsSet, limits_set_record
 from schemas.streams.job.job_registry import registration_record as job_registration
 from schemas.streams.mailboxes.message import Message, posting_record
-from schemas.wire.record import OutgoingRecord, Record, oversized
+from schemas.wire.record import OutgoingRecord, Record, oversized, read_envelope
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING, SECRET, event, make_record
-from trunkline_agent.wire.agent_message import sign_said
+from trunkline_agent.wire.agent_message import confirmation, sign_said
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical, decode
 
@@ -87,6 +87,30 @@ def test_a_word_becomes_a_message_of_its_agent_and_again_the_same_one() -> None:
     # The recipient's later removal makes no difference.
     log.append(removal_record("bob", **{**BY, "request_id": "r2"}))
     assert log.after(record, settled) == [posting]
+
+
+@pytest.mark.requirement("DL-30")
+def test_a_confirmation_becomes_a_claim_of_its_messages_and_again_the_same_one() -> None:
+    log = Log()
+    value = canonical(confirmation(["m1", "m2"], "secret of ann"))
+    record, settled = log.append(incoming(MqttSettings(agents_prefix="p"), "p/ann/outbox", value, None).record)
+    (claim,) = log.after(record, settled)
+    assert (claim.stream, claim.door, claim.principal) == ("mailbox/default/ann", "mqtt", "ann")
+    assert (claim.type, claim.ce_id) == ("message.claimed", read_envelope(record).ce_id)
+    assert decode(claim.value)[0]["message_ids"] == ["m1", "m2"]
+    assert log.after(record, settled) == [claim]
+    # The same ids may be those of new messages a week later.
+    again, settled = log.append(incoming(MqttSettings(agents_prefix="p"), "p/ann/outbox", value, None).record)
+    (later,) = log.after(again, settled)
+    assert decode(later.value)[0]["request_id"] != decode(claim.value)[0]["request_id"]
+
+
+@pytest.mark.requirement("DL-32")
+def test_no_claim_follows_from_a_forged_confirmation() -> None:
+    log = Log()
+    value = canonical(confirmation(["m1"], "another secret"))
+    record, settled = log.append(incoming(MqttSettings(agents_prefix="p"), "p/ann/outbox", value, None).record)
+    assert log.after(record, settled) == []
 
 
 def test_who_was_not_known_stays_so_for_this_message() -> None:

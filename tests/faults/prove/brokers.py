@@ -49,6 +49,13 @@ class Brokers:
         broker.kill()
         threading.Thread(target=broker.start, name=f"start-{name}", daemon=True).start()
 
+    def wipe_mosquitto(self) -> None:
+        """Kill it, and let a new one begin with an empty store, for which nobody waits here."""
+        self.processes["mosquitto"].kill()
+        for store in self._mosquitto_data.glob("mosquitto.db*"):
+            store.unlink()
+        threading.Thread(target=self.processes["mosquitto"].start, name="start-mosquitto", daemon=True).start()
+
     def signal(self, name: str, number: signal.Signals) -> None:
         """Stop it, or let it go on."""
         process = self.processes[name].process

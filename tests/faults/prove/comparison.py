@@ -74,12 +74,10 @@ class Reader:
     """A reader of a mailbox, which notes each message that it is handed.
 
     `gets_all`: the reader, or its file, is there until the end. A message that waits then has not reached it.
-    `may_lose`: the broker of its door was killed and may have lost messages that it had taken.
     """
 
     stream: str
     gets_all: bool = False
-    may_lose: bool = False
 
 
 @dataclass
@@ -231,8 +229,7 @@ def unreached(
         if reader is None or key in handed or key in in_files:
             continue
         if mail.status in _TAKEN:
-            if not reader.may_lose:
-                yield Finding(LOST, f"{mail.stream} {mail.id} is {mail.status} and was handed to nobody")
+            yield Finding(LOST, f"{mail.stream} {mail.id} is {mail.status} and was handed to nobody")
         elif reader.gets_all and mail.status not in TERMINAL:
             yield Finding(LOST, f"{mail.stream} {mail.id} is {mail.status} and its reader did not get it")
 

@@ -39,6 +39,7 @@ from tests.faults.prove.schedule import (
     STORE_FAULTS,
     STREAMS,
     TRUNCATE,
+    WIPE,
     Injection,
     Schedule,
 )
@@ -194,6 +195,8 @@ class Injector:
                 self._brokers.kill(target)
             else:
                 self._parts.parts[target].kill()
+        elif kind == WIPE:
+            self._brokers.wipe_mosquitto()
         elif kind == STOP:
             self._signal(target, signal.SIGSTOP)
             self._lasts(injection, lambda: self._signal(target, signal.SIGCONT))

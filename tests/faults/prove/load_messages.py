@@ -21,7 +21,7 @@ from tests.faults.prove.comparison import Reader
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, text_of
 from tests.faults.prove.mcp_client import McpClient
 from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
-from tests.faults.prove.schedule import KILL, Schedule
+from tests.faults.prove.schedule import Schedule
 from tests.faults.prove.seed_parts import LISTENER
 from tests.mailbox_credentials import mailbox_credentials
 from tests.programs import run_program
@@ -44,14 +44,13 @@ def mailbox(name: str) -> str:
     return f"mailbox/default/{name}"
 
 
-def readers_of(schedule: Schedule) -> tuple[Reader, ...]:
-    """Return the readers of this schedule. At HTTP and MCP they stop with the load, so messages may wait."""
-    forgets = f"{KILL}:mosquitto" in schedule.faults
+def readers_of() -> tuple[Reader, ...]:
+    """Return the readers of a run. At HTTP and MCP they stop with the load, so messages may wait."""
     return (
         Reader(mailbox(HANNA)),
         Reader(mailbox(MARA)),
         Reader(mailbox(FRED), gets_all=True),
-        Reader(mailbox(MINA), gets_all=True, may_lose=forgets),
+        Reader(mailbox(MINA), gets_all=True),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 KILL, STOP, CRASH, FULL_DISK, SECOND = "kill", "stop", "crash", "full_disk", "second"
 CUT, SLOW, MUTE = "cut", "slow", "mute"
 DELETE, TRUNCATE, REPLACE, MOVE = "delete", "truncate", "replace", "move"
+WIPE = "wipe"
 SKEW, DUPLICATES, REORDER, FORGE = "skew", "duplicates", "reorder", "forge"
 
 STREAMS: Final = "streams"
@@ -71,6 +72,8 @@ OTHER_FAULTS: Final = (
     *(f"{how}:{link}" for how in (CUT, SLOW, MUTE) for link in _LINKS),
     *(f"{SECOND}:{part}" for part in (*_PARTS, "gateway_port")),
     *GATEWAY_STORE_FAULTS,
+    # Mosquitto begins again without its sessions and messages.
+    f"{WIPE}:mosquitto",
 )
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
 KILL_OF_PEER: Final = f"{KILL}:{PEER}"

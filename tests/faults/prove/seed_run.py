@@ -101,7 +101,7 @@ class SeedRun:
         self._deliveries = Deliveries(folder / "deliveries.jsonl")
         self._result = SeedResult(schedule.seed)
         self._late: list[str] = []
-        self._readers = readers_of(schedule)
+        self._readers = readers_of()
         self._is_at_rest = False
         self._unrest: str | None = "not looked at"
         (folder / "schedule.json").write_text(json.dumps(schedule.as_json(), indent=1))

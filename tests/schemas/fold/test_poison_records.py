@@ -109,9 +109,9 @@ def poisons_of(record_type: str) -> dict[str, Record]:
     records["a key with a path"] = make_record(good, record_type, key=key + b"/../x")
     records["a key with a control character"] = make_record(good, record_type, key=key + b"\x1b")
     records["a type of no stream"] = make_record(good, "job.painted", key=key)
-    if record_type == "agent.said":
+    if record_type in ("agent.said", "agent.confirmed"):
         del records["no version"]  # it may be left out
-    if record_type not in ("job.event", "control.topology", "agent.said"):
+    if record_type not in ("job.event", "control.topology", "agent.said", "agent.confirmed"):
         records["a key that nobody knows"] = make_record(written(body | {"more": 1}), record_type, key=key)
     if record_type == "control.topology":
         del records["a type of no stream"]  # unknown_stream: these streams look at their types themselves

@@ -216,6 +216,8 @@ class MailboxModel:
         is_wish = kind == "leased" or named is None or bool(body.get("if_unread"))
         if kind == "leased" and self.is_closed and not body.get("from_closed"):
             return Said("rejected", "illegal_transition")
+        if not is_wish and not any(self.is_known(one, now) for one in named or ()):
+            return Said("rejected", "unknown_stream")
         wanted, room = self._wanted(kind, body, now), body.get("bytes_most")
         handed: int | None = None
         for message in [m for m in self.pending() if named is None or m["message_id"] in named]:

@@ -126,6 +126,20 @@ def test_a_claim_or_lease_hands_out_no_more_bytes_than_it_may_but_one_message(
         assert [row.message_id for row in rows_of(at(S_US, made, entries))] == ids[:handed]
 
 
+@pytest.mark.requirement("DL-32")
+def test_a_claim_of_named_messages_is_rejected_if_the_mailbox_knows_none_of_them() -> None:
+    entries = mailbox_of("m1")
+    unknown = claim_of_record(*AT, "c1", ["m8", "m9"], **HUB)
+    assert refused(at(S_US, unknown, entries)) == ("unknown_stream", None)
+    claim = claim_of_record(*AT, "c2", ["m1", "m9"], **HUB)
+    assert statuses(at(S_US, claim, entries)) == {"m1": "claimed"}
+    again = claim_of_record(*AT, "c3", ["m1"], **HUB)
+    assert (said(at(S_US, again, entries)), said(at(S_US, unknown, entries))) == (
+        ("accepted", None),
+        ("rejected", "unknown_stream"),
+    )
+
+
 def test_a_claimed_message_says_who_got_it_when_and_by_which_request() -> None:
     found = row_of(at(S_US, claim_record(*AT, "c1", **HUB), mailbox_of("m1")))
     assert (found.handed_to, found.request_id, found.attempts) == ("http/bo", "c1", 1)

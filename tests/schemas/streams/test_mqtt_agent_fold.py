@@ -24,15 +24,15 @@ from schemas.streams.agents.mqtt_agents import (
 )
 from schemas.streams.fold import settle
 from schemas.wire.record import OutgoingRecord, Record, oversized
-from tests.schemas.hub_records import AGENT_KEY, MQTT_SECRET, saying
+from tests.schemas.hub_records import AGENT_KEY, MQTT_SECRET, confirming, saying
 from tests.schemas.job_records import KEYRING, make_record, said, written
-from trunkline_agent.wire.agent_message import said_bytes, sign_said
+from trunkline_agent.wire.agent_message import confirmation, said_bytes, sign_said
 from trunkline_agent.wire.strict_json import canonical, decode
 
 pytestmark = pytest.mark.requirement("JE-26")
 PAGE = (PROJECT_ROOT / "docs" / "how-to" / "publish_from_another_language.md").read_text(encoding="utf-8")
 VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(\[.*?\n\])\n```", PAGE, re.DOTALL)[1])
-SAID = "agent.said"
+SAID, CONFIRMED = "agent.said", "agent.confirmed"
 NAME = "coder"
 
 
@@ -277,4 +277,43 @@ def test_a_published_vector_is_signed_so_and_believed(vector: dict[str, str]) ->
     agent = Agent()
     agent.register(secret=vector["secret"])
     sent = {**json.loads(vector["payload"]), "hmac_sig": vector["hmac_sig"]}
-    assert said(agent.settle(json.dumps(sent).encode())) == ("accepted", None)
+    if sent.get("confirms") == []:
+        return  # this one is no record
+    record_type = CONFIRMED if "confirms" in sent else SAID
+    assert said(agent.settle(json.dumps(sent).encode(), record_type)) == ("accepted", None)
+
+
+@pytest.mark.requirement("DL-30")
+def test_a_confirmation_counts_as_often_as_it_comes_and_changes_no_row_and_no_entry(agent: Agent) -> None:
+    agent.says(1)
+    before = agent.entries.stored()
+    for _ in range(2):
+        settled = agent.settle(written(confirming("m1", "m2")), CONFIRMED)
+        assert (said(settled), settled.changes) == (("accepted", None), ())
+    assert agent.entries.stored() == before
+
+
+@pytest.mark.requirement("DL-32")
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (confirmation(["m1"], "another secret"), "bad_signature"),
+        ({**confirming("m1"), "confirms": ["m2"]}, "bad_signature"),
+        ({"schema_version": 1, "confirms": ["m1"]}, "bad_signature"),
+        (confirming("../m1"), "malformed"),
+        (sign_said({"confirms": []}, MQTT_SECRET), "malformed"),
+        (sign_said({"confirms": ["m1"] * 101}, MQTT_SECRET), "malformed"),
+        (sign_said({"confirms": ["m1"], "data": {"auth_token": "t"}}, MQTT_SECRET), "secret_in_event"),
+    ],
+)
+def test_a_confirmation_that_is_forged_or_malformed_is_rejected(
+    agent: Agent, payload: dict[str, Any], reason: str
+) -> None:
+    assert said(agent.settle(written(payload), CONFIRMED)) == ("rejected", reason)
+
+
+@pytest.mark.requirement("DL-32")
+def test_only_an_agent_that_is_registered_confirms(agent: Agent) -> None:
+    assert said(Agent().settle(written(confirming("m1")), CONFIRMED)) == ("rejected", "unknown_stream")
+    agent.remove()
+    assert said(agent.settle(written(confirming("m1")), CONFIRMED)) == ("rejected", "after_terminal")

@@ -2,9 +2,9 @@
 
 **Delivers** each sent message at least once, in the order of seq, with the same bytes at every attempt. It
 numbers and signs messages, and keeps them on disk until they are confirmed.
-**Acknowledges** a received message when its callback has returned. A client that is killed before that gets the
-message again. The broker keeps the session meanwhile, so nothing is missed. A message contains its id, because
-it may come twice.
+**Confirms** a received message when its callback has returned. Until then the message is unread in the log: a
+client that is killed before gets it again, also from a broker that has lost its session. A message contains its
+id, because it may come twice. This client drops repetitions of what it has confirmed, and expired messages.
 **Loses** a payload on the inbox that is no message in a known form. The client logs the hash of its topic and
 bytes, and goes on.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
 import uuid
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
@@ -43,6 +42,7 @@ from trunkline_agent.errors import (
 from trunkline_agent.mqtt.ack_window import AckWindow
 from trunkline_agent.mqtt.former_session import start_former_session
 from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
+from trunkline_agent.mqtt.inbox_receiver import InboxReceiver
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
 from trunkline_agent.mqtt.publish_refusal import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
 from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fault
@@ -63,14 +63,6 @@ _END_S: Final = 2.0
 _SIGNATURE_BYTES: Final = 128
 _PAYLOAD_BYTES: Final = 1024 * 1024
 _PATIENCE_S: Final = 10.0
-
-
-class _Received(NamedTuple):
-    """A message that waits for its callback, and its acknowledgement on the connection that it came on."""
-
-    connection: MqttConnection
-    message: InboxMessage
-    acknowledge: Callable[[], object]
 
 
 class MqttAgent:
@@ -108,16 +100,14 @@ class MqttAgent:
         self._mqtt = agent_broker(own, name, access.secret)
         self._patience_s, self._payload_bytes = patience_s, payload_bytes
         self._state_dir = Path(state_dir)
-        self._receive = receive
         self._inbox = inbox_topic(access.prefix, name)
         self._outbox = outbox_topic(access.prefix, name)
+        self._receiver = InboxReceiver(name, self._outbox, access.secret, receive, self._mqtt.backoff_base_s)
         self._changed = threading.Condition()
         self._connection: MqttConnection | None = None
         self._receipts_by_id: dict[str, AgentReceipt | None] = {}
         self._closing = threading.Event()
-        self._received: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
         self._reconnector = threading.Thread(target=self._reconnect, name=f"mqtt-agent {name}", daemon=True)
-        self._receiver = threading.Thread(target=self._receive_all, name=f"mqtt-inbox {name}", daemon=True)
 
     def __enter__(self) -> Self:
         self._connect_patiently()
@@ -131,18 +121,19 @@ class MqttAgent:
         self.close()
 
     def close(self) -> None:
-        """End the connection and the threads.
+        """End the connection and the threads, after the callback of one message has returned, within 2 s.
 
-        The broker keeps messages that come later for `mqtt.session_expiry_s` seconds, for the next connection.
+        Messages that come later wait in the log for the next connection.
         """
         with self._changed:
             self._closing.set()
             connection = self._connection
+        self._receiver.close()
         if connection is not None:
+            self._receiver.confirm(connection)
             connection.close()
-        _join(self._reconnector)
-        self._received.put(None)
-        _join(self._receiver)
+        if self._reconnector.is_alive() and self._reconnector is not threading.current_thread():
+            self._reconnector.join(_END_S)
 
     def send(
         self,
@@ -340,6 +331,7 @@ class MqttAgent:
                 raise BackboneUnreachable("the agent is closed")
             self._connection = connection
         connection.open()
+        self._receiver.hello(connection)
         self._notify()
 
     def _notify(self) -> None:
@@ -352,6 +344,7 @@ class MqttAgent:
         while not self._closing.wait(_TICK_S):
             if self._connection is not None:
                 if not self._connection.lost.is_set():
+                    self._receiver.confirm_due(self._connection)
                     continue
                 self._connection.drop()
             try:
@@ -366,7 +359,7 @@ class MqttAgent:
         acknowledge = partial(window.confirm, window.add(message.mid, message.qos))
         found = read_inbox(bytes(message.payload))
         if isinstance(found, InboxMessage):
-            self._received.put(_Received(connection, found, acknowledge))
+            self._receiver.put(connection, found, acknowledge, message.properties)
             return
         if found is None:
             # Without an acknowledgement it would come again and delay all messages behind it.
@@ -379,21 +372,3 @@ class MqttAgent:
                     self._receipts_by_id[found.ce_id] = found
                     self._changed.notify_all()
         acknowledge()
-
-    def _receive_all(self) -> None:
-        while (received := self._received.get()) is not None:
-            if received.connection.lost.is_set():
-                continue  # it comes again on the next connection
-            try:
-                self._receive(received.message)
-            except Exception:
-                log.exception("a message could not be received")
-                self._closing.wait(self._mqtt.backoff_base_s)
-                received.connection.give_up("a message could not be received")
-            else:
-                received.acknowledge()
-
-
-def _join(thread: threading.Thread) -> None:
-    if thread.is_alive() and thread is not threading.current_thread():
-        thread.join(_END_S)

@@ -205,7 +205,10 @@ class MqttConnection:
         Raises BackboneUnreachable when the connection is lost or no PUBACK comes within
         `mqtt.puback_timeout_s`. The connection is then given up, and the broker may have the message even so.
         """
-        answer = self.publish(topic, payload, retain=retain, expiry_s=expiry_s)
+        return self.wait_answer(self.publish(topic, payload, retain=retain, expiry_s=expiry_s))
+
+    def wait_answer(self, answer: Future[ReasonCode]) -> ReasonCode:
+        """Wait for the PUBACK to a call of `publish`. Returns and raises as `publish_and_wait`."""
         try:
             return answer.result(self._mqtt.puback_timeout_s)
         except TimeoutError:

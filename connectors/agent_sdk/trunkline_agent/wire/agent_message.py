@@ -1,8 +1,9 @@
-"""A message that an agent publishes over MQTT (JE-26): its user at the broker, its form and its signature."""
+"""The payloads that an agent publishes over MQTT (JE-26, DL-30): its user, their form and their signature."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from trunkline_agent.wire.ids import is_name
@@ -10,6 +11,8 @@ from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 KIND_LIMIT: Final = 128
+# The most messages that one payload on the outbox confirms.
+CONFIRMS_MOST: Final = 100
 PRIORITIES: Final = ("low", "normal", "high")
 DURATION_S_LEAST: Final = 0.001
 DURATION_S_MOST: Final = 366 * 24 * 3600
@@ -34,7 +37,7 @@ def agent_of_user(user: str) -> str | None:
 
 
 def said_bytes(said: dict[str, Any]) -> bytes:
-    """Return the bytes of an `agent.said` payload that are signed: its canonical JSON without `hmac_sig`.
+    """Return the bytes of an outbox payload that are signed: its canonical JSON without `hmac_sig`.
 
     `said` is the decoded payload and does not change.
     """
@@ -42,11 +45,20 @@ def said_bytes(said: dict[str, Any]) -> bytes:
 
 
 def sign_said(said: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Return a copy of an `agent.said` payload with its signature by the agent's secret in `hmac_sig`.
+    """Return a copy of an outbox payload with its signature by the agent's secret in `hmac_sig`.
 
-    `said` is the payload with the fields of `AgentSaid`. An existing signature is replaced.
+    `said` has the fields of `AgentSaid` or of `AgentConfirmed`. An existing signature is replaced.
     """
     return {**said, SIGNATURE_FIELD: Signer(secret).hexdigest(said_bytes(said))}
+
+
+def confirmation(message_ids: Sequence[str], secret: str) -> dict[str, Any]:
+    """Return the signed payload with which an agent confirms messages that it has received.
+
+    `message_ids` are at most `CONFIRMS_MOST` ids. Without any, the payload says that the agent is connected:
+    the bridge then publishes at once, again, what the agent has not confirmed.
+    """
+    return sign_said({"schema_version": 1, "confirms": list(message_ids)}, secret)
 
 
 def message_fault(message: dict[str, Any]) -> str | None:

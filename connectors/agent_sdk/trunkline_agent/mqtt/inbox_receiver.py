@@ -1,0 +1,180 @@
+"""The receiving side of an agent's inbox over MQTT: one callback after the other, and confirmations (DL-30).
+
+The backbone hands a message out again until it has the agent's confirmation. So a confirmation may be lost, and
+a message that comes again is confirmed again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection
+from trunkline_agent.wire.agent_message import confirmation
+from trunkline_agent.wire.strict_json import canonical
+
+log = logging.getLogger(__name__)
+
+# Several messages are confirmed together: so many, or those of so many seconds.
+_TOGETHER: Final = 20
+_LINGER_S: Final = 0.01
+_REMEMBERED: Final = 10_000
+_TICK_S: Final = 0.05
+_END_S: Final = 2.0
+
+
+class _Received(NamedTuple):
+    """A message that waits for its callback, and its acknowledgement on the connection that it came on.
+
+    Its callback is not called after `ends_at`, in the seconds of `time.monotonic`.
+    """
+
+    connection: MqttConnection
+    message: InboxMessage
+    acknowledge: Callable[[], object]
+    ends_at: float
+
+
+class InboxReceiver:
+    """The thread that calls an agent's callback for each message and then confirms the message. Thread-safe.
+
+    Args:
+        name: The agent's name.
+        outbox: The topic to publish confirmations on.
+        secret: The agent's secret, which signs them.
+        receive: The callback.
+        pause_s: The pause after the callback has failed, before the connection is given up.
+    """
+
+    def __init__(
+        self, name: str, outbox: str, secret: str, receive: Callable[[InboxMessage], None], pause_s: float
+    ) -> None:
+        self._outbox, self._secret = outbox, secret
+        self._receive, self._pause_s = receive, pause_s
+        self._lock = threading.Lock()
+        self._received: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        # The messages that are to be confirmed, with their acknowledgements to the broker, and since when they
+        # wait. Those that were confirmed lately.
+        self._waiting: list[tuple[str, Callable[[], object]]] = []
+        self._since = 0.0
+        self._confirmed: OrderedDict[str, None] = OrderedDict()
+        self._connection: MqttConnection | None = None
+        self._thread = threading.Thread(target=self._receive_all, name=f"mqtt-inbox {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, and return at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after the callback that runs now. Waits at most 2 s."""
+        self._closing.set()
+        self._received.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
+
+    def put(
+        self,
+        connection: MqttConnection,
+        message: InboxMessage,
+        acknowledge: Callable[[], object],
+        properties: Any,
+    ) -> None:
+        """Add a message that has just come, with the properties of its PUBLISH packet."""
+        self._received.put(_Received(connection, message, acknowledge, _ends_at(message, properties)))
+
+    def hello(self, connection: MqttConnection) -> None:
+        """Tell the backbone that the agent is connected: it publishes again what the agent did not confirm."""
+        with self._lock:
+            self._connection = connection
+        self.confirm(connection)
+        self._publish(connection, [])
+
+    def confirm_due(self, connection: MqttConnection) -> None:
+        """Publish the confirmations if they are many, or have waited for a moment."""
+        with self._lock:
+            is_due = len(self._waiting) >= _TOGETHER or time.monotonic() >= self._since + _LINGER_S
+        if is_due:
+            self.confirm(connection)
+
+    def confirm(self, connection: MqttConnection) -> None:
+        """Publish all confirmations now, unless the connection is lost: then they wait for the next one."""
+        while connection.is_open:
+            with self._lock:
+                found, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+            if not found:
+                return
+            self._publish(connection, [message_id for message_id, _ in found])
+            # Not before: an agent that is killed in between gets the messages again in their order.
+            for _, acknowledge in found:
+                acknowledge()
+
+    def _publish(self, connection: MqttConnection, message_ids: list[str]) -> None:
+        connection.publish(self._outbox, canonical(confirmation(message_ids, self._secret)))
+
+    def _receive_all(self) -> None:
+        while not self._closing.is_set():
+            try:
+                received = self._received.get(timeout=self._wait_s())
+            except queue.Empty:
+                connection = self._connection
+                if connection is not None and connection.is_open:
+                    self.confirm(connection)
+                else:
+                    self._closing.wait(_TICK_S)
+                continue
+            if received is not None and not received.connection.lost.is_set():
+                self._handle(received)  # otherwise it comes again on the next connection
+
+    def _handle(self, received: _Received) -> None:
+        message_id = received.message.message_id
+        with self._lock:
+            is_repeated = message_id in self._confirmed
+        if not is_repeated:
+            if time.monotonic() >= received.ends_at:
+                received.acknowledge()
+                return
+            try:
+                self._receive(received.message)
+            except Exception:
+                log.exception("a message could not be received")
+                self._closing.wait(self._pause_s)
+                received.connection.give_up("a message could not be received")
+                return
+        self._note(message_id, received.acknowledge)
+        self.confirm_due(received.connection)
+
+    def _note(self, message_id: str, acknowledge: Callable[[], object]) -> None:
+        """Add a message to those that are to be confirmed."""
+        with self._lock:
+            self._confirmed[message_id] = None
+            self._confirmed.move_to_end(message_id)
+            if len(self._confirmed) > _REMEMBERED:
+                self._confirmed.popitem(last=False)
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting.append((message_id, acknowledge))
+
+    def _wait_s(self) -> float | None:
+        """Return how long to wait for another message before the confirmations are published."""
+        with self._lock:
+            return max(0.0, self._since + _LINGER_S - time.monotonic()) if self._waiting else None
+
+
+def _ends_at(message: InboxMessage, properties: Any) -> float:
+    """Return when this copy of a message ends, in the seconds of `time.monotonic`; infinity if it does not.
+
+    The bridge gives a copy a Message Expiry Interval, which ends with the message at the latest, and publishes
+    another copy if the message goes on. So the agent's clock does not matter.
+    """
+    left_s = getattr(properties, "MessageExpiryInterval", None)
+    if message.fields.get("expires_at") is None or type(left_s) is not int:
+        return math.inf
+    return time.monotonic() + left_s

@@ -1,0 +1,199 @@
+"""The messages that were published on inboxes, and that their agents have not confirmed yet (DL-30).
+
+They are pending in the log, so this knowledge may be lost: another bridge publishes them again, under the same
+ids. A few messages of each agent are under way at once, which bounds what a broker has of them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+# The messages of one agent that may be under way, and their bytes. A longer message is under way alone.
+MESSAGES_MOST: Final = 64
+BYTES_MOST: Final = 1024 * 1024
+# The longest pause before messages without a confirmation are published again.
+LONGEST_S: Final = 900.0
+# An agent that connects again and again causes at most one repetition in this time.
+_HELLO_S: Final = 1.0
+
+
+class Begun(NamedTuple):
+    """The state of a window before messages are published.
+
+    `published` has the ids of those that need not be published now. `repeats` is how often messages were
+    published again since the agent's last confirmation, if that happens now because of the time, else 0.
+    """
+
+    published: frozenset[str]
+    repeats: int = 0
+
+
+@dataclass
+class _Window:
+    """The published messages of one agent: their sizes in bytes by id, and when they are published again.
+
+    `confirming` are those whose confirmation is on its way to the log, with the time until which that counts.
+    """
+
+    pause_s: float
+    sizes: dict[str, int] = field(default_factory=dict)
+    confirming: dict[str, float] = field(default_factory=dict)
+    total: int = 0
+    again_at: float = math.inf
+    repeated_at: float = -math.inf
+    repeats: int = 0
+    is_asked: bool = False
+
+    def remove(self, message_id: str) -> bool:
+        size = self.sizes.pop(message_id, None)
+        self.confirming.pop(message_id, None)
+        self.total -= size or 0
+        if not self.sizes:
+            self.again_at = math.inf
+        return size is not None
+
+    def empty(self, now: float) -> None:
+        """Forget the messages, but not those whose confirmation is on its way."""
+        self.confirming = {one: until for one, until in self.confirming.items() if until > now}
+        self.sizes = {one: size for one, size in self.sizes.items() if one in self.confirming}
+        self.total = sum(self.sizes.values())
+        self.again_at = min(self.confirming.values(), default=math.inf)
+        self.repeated_at = now
+
+    def ask(self, at: float, first_s: float) -> None:
+        """Let the messages be published again at this time, and begin with short pauses."""
+        if self.sizes:
+            self.again_at, self.pause_s, self.is_asked = min(self.again_at, at), first_s, True
+
+
+class InboxWindows:
+    """The windows of all agents. Thread-safe. One thread at a time publishes for an agent.
+
+    Args:
+        first_s: The pause before messages without a confirmation are published again. It doubles each time, up
+            to 15 minutes, and is short again after a confirmation.
+        clock: Returns seconds and never goes back.
+    """
+
+    def __init__(self, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._first_s = first_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._windows: dict[str, _Window] = {}
+
+    def keep(self, agents: Collection[str]) -> None:
+        """Forget the windows of all other agents."""
+        with self._lock:
+            for agent in self._windows.keys() - set(agents):
+                del self._windows[agent]
+
+    def is_open(self, agent: str) -> bool:
+        """Return whether to look for messages: at most half of the room is used, or a repetition is due."""
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is None or self._clock() >= window.again_at:
+                return True
+            return 2 * len(window.sizes) <= MESSAGES_MOST and 2 * window.total <= BYTES_MOST
+
+    def begin(self, agent: str, pending: Sequence[str]) -> Begun:
+        """Forget the messages that have ended, and all messages if it is time to publish them again.
+
+        `pending` are the ids of the messages that are the next ones of the mailbox, in its order.
+        """
+        with self._lock:
+            window = self._windows.setdefault(agent, _Window(self._first_s))
+            for message_id in window.sizes.keys() - set(pending):
+                window.remove(message_id)
+            now, repeats = self._clock(), 0
+            if now >= window.again_at:
+                if not window.is_asked:
+                    window.pause_s = min(2 * window.pause_s, LONGEST_S)
+                    window.repeats = repeats = window.repeats + 1
+                window.empty(now)
+            window.is_asked = False
+            return Begun(frozenset(window.sizes), repeats)
+
+    def add(self, agent: str, message_id: str, size: int) -> int | None:
+        """Add a message that is about to be published. Return None if the window has no room for it.
+
+        Otherwise return for how many seconds this copy counts: then the next copy is published. Call it after
+        `begin`, from the same thread.
+        """
+        with self._lock:
+            window = self._windows.setdefault(agent, _Window(self._first_s))
+            if window.sizes and (len(window.sizes) >= MESSAGES_MOST or window.total + size > BYTES_MOST):
+                return None
+            window.again_at = min(window.again_at, self._clock() + window.pause_s)
+            window.sizes[message_id] = size
+            window.total += size
+            return math.ceil(window.pause_s)
+
+    def drop(self, agent: str, message_ids: Sequence[str]) -> None:
+        """Forget messages that the broker did not take."""
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is not None:
+                for message_id in message_ids:
+                    window.remove(message_id)
+
+    def confirm(self, agent: str, message_ids: Sequence[str]) -> None:
+        """Forget messages that the agent has confirmed."""
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is None:
+                return
+            before = list(window.sizes)
+            count = sum([window.remove(message_id) for message_id in message_ids])
+            if not count:
+                return
+            window.pause_s, window.repeats = self._first_s, 0
+            # The agent may be slow. But if it has confirmed later messages, the earlier ones were lost.
+            if window.sizes and next(iter(window.sizes)) == before[count]:
+                window.again_at = self._clock() + window.pause_s
+
+    def begin_confirmation(self, agent: str, message_ids: Sequence[str]) -> bool:
+        """Note that a confirmation has come. Return whether one of these messages waits for it.
+
+        Until the confirmation is in the log, the messages are not published again, but at most for one pause.
+        """
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is None:
+                return False
+            found = [message_id for message_id in message_ids if message_id in window.sizes]
+            window.confirming.update(dict.fromkeys(found, self._clock() + self._first_s))
+            return bool(found)
+
+    def refuse_confirmation(self, agent: str, message_ids: Sequence[str]) -> None:
+        """Note that a confirmation was rejected, so that the messages go on waiting for another one."""
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is not None:
+                for message_id in message_ids:
+                    window.confirming.pop(message_id, None)
+
+    def again(self, agent: str) -> None:
+        """Let an agent's messages be published again at once, but at most once in a second."""
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is not None:
+                window.ask(max(self._clock(), window.repeated_at + _HELLO_S), self._first_s)
+
+    def all_again(self) -> None:
+        """Let the messages of all agents be published again at once, because the broker may have lost them."""
+        with self._lock:
+            for window in self._windows.values():
+                window.ask(self._clock(), self._first_s)
+
+    def due_in_s(self, agent: str) -> float | None:
+        """Return in how many seconds an agent's messages are published again; None while it has none."""
+        with self._lock:
+            window = self._windows.get(agent)
+            if window is None or not window.sizes:
+                return None
+            return max(0.0, window.again_at - self._clock())
