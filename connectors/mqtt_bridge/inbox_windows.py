@@ -18,6 +18,8 @@ MESSAGES_MOST: Final = 64
 BYTES_MOST: Final = 1024 * 1024
 # The longest pause before messages without a confirmation are published again.
 LONGEST_S: Final = 900.0
+# From so many repetitions on, an agent is reported as one that does not confirm.
+REPEATS_LEAST: Final = 3
 # An agent that connects again and again causes at most one repetition in this time.
 _HELLO_S: Final = 1.0
 
@@ -189,6 +191,15 @@ class InboxWindows:
         with self._lock:
             for window in self._windows.values():
                 window.ask(self._clock(), self._first_s)
+
+    def unconfirmed(self) -> dict[str, int]:
+        """Return how often messages were published again since the last confirmation, of agents with many."""
+        with self._lock:
+            return {
+                agent: window.repeats
+                for agent, window in self._windows.items()
+                if window.repeats >= REPEATS_LEAST and window.sizes
+            }
 
     def due_in_s(self, agent: str) -> float | None:
         """Return in how many seconds an agent's messages are published again; None while it has none."""

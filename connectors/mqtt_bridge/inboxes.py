@@ -53,6 +53,9 @@ _PAGE: Final = 100
 _TICK_S: Final = 0.2
 _AGENTS_S: Final = 1.0
 _AGAIN_S: Final = 1.0
+# A gateway that has started anew knows no report.
+_REPORT_S: Final = 30.0
+_REPORTED: Final = 1000
 _END_S: Final = 5.0
 
 
@@ -81,7 +84,8 @@ class AgentInboxes:
         self._connection: MqttConnection | None = None
         self._turns = InboxTurns(settings.mqtt.inbox_retry_s)
         self._windows = InboxWindows(settings.mqtt.inbox_confirm_s)
-        self._asked_agents_at = -math.inf
+        self._asked_agents_at = self._reported_at = -math.inf
+        self._reported: dict[str, int] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"inboxes-{number}", daemon=True)
             for number, work in enumerate([self._follow, *[self._work] * _WORKERS])
@@ -182,6 +186,16 @@ class AgentInboxes:
         self._turns.serve(names)
         self._windows.keep(names)
         self._asked_agents_at = time.monotonic()
+        self._report_unconfirmed(gateway)
+
+    def _report_unconfirmed(self, gateway: GatewayClient) -> None:
+        """Report the agents that do not confirm, if they are others than before, or may be unknown again."""
+        found = self._windows.unconfirmed()
+        is_old = bool(found) and self._asked_agents_at - self._reported_at >= _REPORT_S
+        if found != self._reported or is_old:
+            most = dict(sorted(found.items(), key=lambda one: -one[1])[:_REPORTED])
+            gateway.post(path_of("mqtt-load"), {"unconfirmed": most})
+            self._reported, self._reported_at = found, self._asked_agents_at
 
     # The threads that deliver.
 

@@ -9,7 +9,16 @@ import json
 import sys
 from dataclasses import asdict
 
-from connectors.cli.doctor import clocks, long_leases, machine, mqtt_sessions, parts, tables, webhooks
+from connectors.cli.doctor import (
+    clocks,
+    long_leases,
+    machine,
+    mqtt_inboxes,
+    mqtt_sessions,
+    parts,
+    tables,
+    webhooks,
+)
 from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, fail
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
@@ -18,7 +27,7 @@ from trunkline_agent.errors import TrunklineError
 
 CHECKS: dict[str, Check] = {
     name: check
-    for part in (machine, parts, mqtt_sessions, tables, webhooks, clocks, long_leases)
+    for part in (machine, parts, mqtt_sessions, tables, webhooks, mqtt_inboxes, clocks, long_leases)
     for name, check in part.CHECKS.items()
 }
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}

@@ -60,6 +60,9 @@ MqttAgentAnswer: Final = row_answer("MqttAgentAnswer", MqttAgentRow)
 class ListedMqttAgent(MqttAgentAnswer):  # type: ignore[valid-type, misc]
     """The columns of an agent's row, and the rates that apply to it. The MQTT bridge enforces the rates."""
 
+    unconfirmed: int
+    """How often messages were published again that the agent did not confirm. 0: fewer than three times."""
+
     messages_per_minute: int | None
     """Messages that the agent may publish in a minute. Null: not limited."""
     bytes_per_minute: int | None
@@ -121,7 +124,11 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
         # The bridge asks each second, and usually there are no limits.
         of = hub.limits.of if hub.live_view.live(LimitRow) else lambda _: NO_LIMITS
         shown = [(row_as_json(row), of(row.agent_name)) for row in rows]
-        return json_answer({"agents": [{**row, **limits.rates} for row, limits in shown]})
+        again = hub.unconfirmed_inboxes
+        agents = [
+            {**row, "unconfirmed": again.get(row["agent_name"], 0), **limits.rates} for row, limits in shown
+        ]
+        return json_answer({"agents": agents})
 
 
 def _grant(hub: Hub, name: str, secret: str) -> dict[str, Any]:

@@ -91,7 +91,11 @@ def _add_mqtt_load(routes: Routes, hub: Hub) -> None:
         paused: the broker refuses what it publishes, at first for 60 seconds, and at each repetition for twice
         as long, up to 960 seconds. The answer lists the accounts that this request has paused. A report that is
         repeated counts again. A gateway that keeps no accounts at the broker pauses none.
+
+        `unconfirmed` replaces the list of agents that do not confirm what the bridge publishes on their inbox.
         """
+        if body.unconfirmed is not None:
+            hub.unconfirmed_inboxes = body.unconfirmed
         agents = {name: _paused(hub, name, mqtt_user(name), count) for name, count in body.agents.items()}
         jobs = {job_id: _paused(hub, job_id, job_id, count) for job_id, count in body.jobs.items()}
         return json_answer({"agents": _known(agents), "jobs": _known(jobs)})

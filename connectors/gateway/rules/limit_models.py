@@ -59,12 +59,17 @@ _ByJob = Annotated[dict[JobId, _Messages], Field(max_length=LIST_LIMIT)]
 
 
 class MqttLoadRequest(RequestBody):
-    """The numbers of messages that arrived at the MQTT bridge since its last report."""
+    """The numbers of messages that arrived at the MQTT bridge since its last report.
+
+    A report may also have the agents that do not confirm what they are sent.
+    """
 
     agents: _ByAgent = Field(default_factory=dict)
     """Messages by the name of the agent that published them."""
     jobs: _ByJob = Field(default_factory=dict)
     """Messages by the id of the job that published them."""
+    unconfirmed: _ByAgent | None = None
+    """How often messages were published again without a confirmation, by the agent. Null: as before."""
 
 
 class MqttLoadAnswer(AnswerBody):

@@ -93,14 +93,23 @@ class Hub:
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
         self.limits = PrincipalLimits(live_view, self.mailboxes, self.live_jobs, self.topics)
         self.publish_pauses = PublishPauses()
+        # How often messages to an agent over MQTT were published again, as the bridge has reported it last.
+        self.unconfirmed_inboxes: dict[str, int] = {}
         self.mailbox_waits = MailboxWaits()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
         bridges = BridgeWatch(settings)
         self.answer_memory = ByteBudget(settings.gateway.answer_memory_bytes)
-        waits = (self.mailboxes, self.mailbox_waits)
-        state = StateMetrics(live_view, self.lists, *waits, self.answer_memory, self.log_clock)
+        state = StateMetrics(
+            live_view,
+            self.lists,
+            self.mailboxes,
+            self.mailbox_waits,
+            self.answer_memory,
+            self.log_clock,
+            lambda: len(self.unconfirmed_inboxes),
+        )
         leases = LeaseMetrics(live_view, self.mailboxes, self.log_clock, settings.gateway.long_lease_s)
         tables, machine = TableMetrics(settings, live_view), MachineMetrics(settings)
         collectors = (state, leases, tables, machine, bridges)

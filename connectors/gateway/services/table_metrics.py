@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -59,13 +59,16 @@ class StateMetrics(Collector):
         waits: MailboxWaits,
         answers: ByteBudget,
         log_clock: LogClock,
+        unconfirmed_inboxes: Callable[[], int],
     ) -> None:
+        """Prepare the collector. `unconfirmed_inboxes` returns how many agents over MQTT do not confirm."""
         self._live_view = live_view
         self._lists = lists
         self._mailboxes = mailboxes
         self._waits = waits
         self._answers = answers
         self._log_clock = log_clock
+        self._unconfirmed_inboxes = unconfirmed_inboxes
 
     def collect(self) -> Iterable[Metric]:
         """Yield the lag of live view and store, depths of mailboxes, waits, clocks, and participants by status.
@@ -90,6 +93,8 @@ class StateMetrics(Collector):
         yield gauge("mailbox_waits", "Requests that wait for a message.", self._waits.count())
         yield gauge("answer_memory_bytes", "Bytes of long answers under way.", self._answers.used)
         yield gauge("answer_memory_waits", "Long answers that wait for memory.", self._answers.waiting)
+        text = "Agents over MQTT that get messages again and again and confirm none."
+        yield gauge("mqtt_unconfirmed_agents", text, self._unconfirmed_inboxes())
         counts = Tally(row.status for row in self._lists.participants_with(None))
         counts[AGENT_STOPPED] = self._lists.participants.count([AGENT_STOPPED])
         states = (([status], counts[status]) for status in PARTICIPANT_STATES)

@@ -81,6 +81,8 @@ EXAMPLES: Final[dict[str, Any]] = {
     "JoinRequest.agent_name": "translator",
     "MqttLoadRequest.agents": {"echo": 1200},
     "MqttLoadRequest.jobs": {"0a1b2c3d": 15},
+    "MqttLoadRequest.unconfirmed": {"builder": 3},
+    "ListedMqttAgent.unconfirmed": 0,
     "MqttLoadAnswer.agents": {"echo": 60},
     "MqttLoadAnswer.jobs": {},
     "SessionContextAnswer.role": "agent",

@@ -219,10 +219,19 @@ def test_a_client_that_never_confirms_gets_its_messages_again_and_is_named(run: 
         assert statuses(run, agent.name, sent) == {"unread"}
         wait_until(lambda: f'"agent":"{agent.name}"' in run.bridge.log().replace(": ", ":"), what="its name")
         assert "inbox_unconfirmed" in run.bridge.log()
+
+        def repeats() -> int:
+            agents = run.operator.get("/api/hub/mqtt-agents").json()["agents"]
+            return next(int(row["unconfirmed"]) for row in agents if row["agent_name"] == agent.name)
+
+        wait_until(lambda: repeats() >= 3, 30, "the gateway names it")
         with agent:
             agent.wait(2)
             run.wait_status(agent.name, sent)
         assert agent.ids() == sent
+        wait_until(lambda: repeats() == 0, 30, "it confirms now")
+        metrics = run.operator.get("/metrics").text
+        assert "trunkline_mqtt_unconfirmed_agents 0.0" in metrics
     finally:
         run.bridge.stop()
         run.settings = shared

@@ -82,6 +82,17 @@ def test_a_repetition_is_counted_until_a_confirmation_comes() -> None:
     assert [*counts, windows.found.begin("ann", ["b"]).repeats] == [1, 2, 3, 1]
 
 
+def test_an_agent_is_named_from_the_third_repetition_until_it_confirms() -> None:
+    windows, named = Windows(), []
+    for _ in range(4):
+        windows.publish("a")
+        named.append(windows.found.unconfirmed())
+        windows.passes(LONGEST_S)
+    assert named == [{}, {}, {}, {"ann": 3}]
+    windows.found.confirm("ann", ["a"])
+    assert windows.found.unconfirmed() == {}
+
+
 def test_a_slow_agent_gets_nothing_again_while_it_confirms_in_order() -> None:
     windows = Windows()
     pending = ids(20)

@@ -62,7 +62,7 @@ class InboxReceiver:
         self._received: queue.SimpleQueue[_Received | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         # The messages that are to be confirmed, with their acknowledgements to the broker, and since when they
-        # wait. Those that were confirmed lately.
+        # wait. The ids of messages that were confirmed lately.
         self._waiting: list[tuple[str, Callable[[], object]]] = []
         self._since = 0.0
         self._confirmed: OrderedDict[str, None] = OrderedDict()
