@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from connectors.agent_mcp.signed_requests import DOOR
+from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT
 from connectors.agent_mcp.tool_arguments import (
     BroadcastMessage,
     DiscoverAgents,
@@ -51,6 +51,7 @@ TEXT: Final = "text/plain"
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 # Names and capabilities of an agent, roughly.
 _AGENT_BYTES: Final = 512
+_EVENT_BYTES: Final = 256 * 1024
 # A mailbox of this size is read within a millisecond or two.
 _AT_ONCE: Final = 1000
 
@@ -251,8 +252,12 @@ def _is_free(row: MessageRow) -> bool:
 
 
 def answer_bytes(hub: Hub) -> int:
-    """Return the largest sum of the contents in one result: half of an answer, which has each of them twice."""
-    return hub.settings.limits.answer_bytes // 2
+    """Return the largest sum of the contents in one result: half of an answer, which has each of them twice.
+
+    For an answer at `/sse` it is 256 KiB at most. Then the official client reads its event.
+    """
+    most = hub.settings.limits.answer_bytes // 2
+    return min(most, _EVENT_BYTES) if IS_EVENT.get() else most
 
 
 def as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:

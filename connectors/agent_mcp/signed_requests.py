@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ DOOR: Final = "mcp"
 PRINCIPAL: Final = "trunkline_principal"
 DOCUMENT: Final = "trunkline_document"
 TOOL: Final = "trunkline_tool"
+# Whether the present call is answered by a server-sent event, of which the official client reads 1 MiB.
+IS_EVENT: Final[ContextVar[bool]] = ContextVar("is_event", default=False)
 # Space around a message of the greatest length, for JSON-RPC and names. `\uXXXX` takes at most three times the
 # bytes of its character, except for control characters.
 _AROUND_BYTES: Final = 64 * 1024

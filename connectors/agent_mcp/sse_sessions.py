@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL
+from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT, PRINCIPAL
 from connectors.gateway.fairness.byte_budget import ByteBudget, Rooms
 from connectors.gateway.web.answers import BUSY, crowded, error_response
 from connectors.gateway.web.bounded_http import ABORT
@@ -102,6 +102,7 @@ class SseSessions:
             return
         # The call runs in the context of this request, and its answer is sent after that of this request.
         self._budget.begin_request(self._rooms.setdefault(scope[PRINCIPAL], set()))
+        IS_EVENT.set(True)
         # The stream may end after the 202. Otherwise the error would end the posting connection, too.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._transport.handle_post_message(scope, receive, send)
