@@ -45,23 +45,40 @@ def _drain(call: Call) -> int:
             count, left = len(found["messages"]), found["left"]
             _note(f"{count} taken, {left} left; the same again: --request-id {found['request_id']}")
         return _print_messages(call, found)
-    found = _taken(call, lease=_PRINTED_WITHIN_S)
-    lease_id, ids = found.pop("lease_id", None), [message["id"] for message in found["messages"]]
-    for message in found["messages"]:
-        del message["attempt"], message["deadline"]
-    if ids and not call.json:
-        _note(f"{len(ids)} taken, {found['left']} left")
+    found, leases = _leased_to_print(call)
+    if leases and not call.json:
+        _note(f"{len(found['messages'])} taken, {found['left']} left")
     try:
         _print_messages(call, found)
         sys.stdout.flush()
     except (OSError, KeyboardInterrupt):
-        if ids:
+        for lease_id, ids in leases.items():
             call.post("messages", "nack", lease_id=lease_id, message_ids=ids, reason=_NOT_PRINTED)
         raise
-    refused = call.post("messages", "ack", lease_id=lease_id, message_ids=ids)["refused"] if ids else ()
-    for one in refused:
-        _note(f"trunkline messages: {one['message_id']} was printed and comes again: {one['message']}")
+    for lease_id, ids in leases.items():
+        for one in call.post("messages", "ack", lease_id=lease_id, message_ids=ids)["refused"]:
+            _note(f"trunkline messages: {one['message_id']} was printed and comes again: {one['message']}")
     return 0
+
+
+def _leased_to_print(call: Call) -> tuple[Row, dict[str, list[str]]]:
+    """Lease messages for a drain. Return them as one answer, and the ids of the messages by their lease.
+
+    An answer of the gateway is bounded in bytes, so it is asked until there are `call.limit` messages, or none
+    is left.
+    """
+    found = part = _taken(call, lease=_PRINTED_WITHIN_S)
+    messages, leases = [], {}
+    while part["messages"]:
+        leases[part["lease_id"]] = [message["id"] for message in part["messages"]]
+        for message in part["messages"]:
+            del message["attempt"], message["deadline"]
+        messages += part["messages"]
+        if not part["left"] or len(messages) >= call.limit:
+            break
+        part = _taken(call, lease=_PRINTED_WITHIN_S, limit=call.limit - len(messages), wait=0)
+    found.pop("lease_id", None)
+    return {**found, "messages": messages, "left": part["left"]}, leases
 
 
 @ACTIONS.add(

@@ -187,3 +187,17 @@ def test_a_file_is_sent_as_a_blob_and_saved_by_its_recipient(
     assert unknown.returncode == 3 and not list(tmp_path.glob("none*"))
     missing = trunkline.call("messages", "send", "operator", "picture", "--blob", str(tmp_path / "none"))
     assert missing.returncode == 2 and "--blob: cannot read" in missing.stderr
+
+
+@pytest.mark.requirement("LM-11")
+def test_a_drain_goes_on_until_it_has_all_that_it_was_asked_for(
+    hub: GatewayClient, trunkline: CommandLine
+) -> None:
+    # Beyond `limits.answer_bytes`, 8 MiB.
+    body = {"recipient": "operator", "type": "note", "payload": "x" * 250_000}
+    ids = [hub.post(path_of("messages"), body)["message_id"] for _ in range(36)]
+
+    drained = trunkline.json("messages", "drain", "--limit", "35")
+
+    assert ([one["id"] for one in drained["messages"]], drained["left"]) == (ids[:35], 1)
+    assert [one["id"] for one in trunkline.json("messages", "drain")["messages"]] == ids[35:]
