@@ -241,3 +241,16 @@ def test_a_listener_that_is_not_there_is_told_where_the_gateway_is_ours_and_its_
         assert check_gateway(off).level == OK and closed not in check_gateway(off).found
         state_file.remove_state(settings)
         assert check_gateway(settings).level == OK
+
+
+@pytest.mark.requirement("OP-44")
+def test_a_java_home_that_does_not_serve_is_a_warning_of_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    (tmp_path / "release").write_text('JAVA_VERSION="11.0.2"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = CHECKS["java"](Settings(data_dir=tmp_path))
+    assert found.level == WARN and "it has Java 11.0.2, and Java 17, 21 or 25 is needed" in found.found
+    assert str(tmp_path) not in found.found.partition(";")[0]
