@@ -56,6 +56,7 @@ exec(sys.argv.pop(1))' "${@:3}" ;;
     cp "$0" "$4/bin/python" ;;
   "-m pip")
     [[ $3 == install ]] || exit 0
+    echo "$HOME" >>@ROOT@/state/homes
     echo "$*" >>@ROOT@/state/pip
     [[ "$*" == *--target* && -e @ROOT@/state/no-index ]] && exit 1
     while [[ $# -gt 1 && $1 != --target ]]; do shift; done

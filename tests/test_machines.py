@@ -17,15 +17,13 @@ import pytest
 from connectors.local_stack.java_programs import FOLDERS, JAVA_MAJORS, java_version
 from schemas.settings.settings import PROJECT_ROOT
 from tests.agent_hosts import pythons
+from tests.odd_places import GID, ODD_NAME, UID
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.spark, pytest.mark.requirement("OP-47")]
 
 SET_UP_S, DEMO_S, TEST_S = 1200, 600, 600
 # One test of Kafka, Spark and the clients, and one of Mosquitto.
 SHORT = ("tests/jobs/test_header_readers.py", "tests/connectors/mqtt_bridge/test_publish_counts.py")
-# Neither in /etc/passwd nor in /etc/group but for group 0, as OpenShift starts containers.
-UID, GID = 123456, 0
-ODD_FOLDER = r"a dätä, #1 \n"
 OWN_PYTHON = "/usr/bin/python3.11"  # one that each user can run
 
 
@@ -98,12 +96,12 @@ def test_both_commands_work_with_each_python_and_java(version: str, folder: Path
 
 @pytest.mark.timeout(SET_UP_S + DEMO_S + TEST_S)
 def test_both_commands_work_for_a_user_without_a_name_a_home_and_a_plain_folder(folder: Path) -> None:
-    clone = checkout(folder / ODD_FOLDER)
+    clone = checkout(folder / "größe a")
     is_root = os.geteuid() == 0
     if is_root:
         subprocess.run(["chown", "-R", f"{UID}:{GID}", folder], check=True)
-    variables = {"TRUNKLINE_PYTHON": OWN_PYTHON, "LANG": "C", "TZ": "Pacific/Chatham"}
+    variables = {"TRUNKLINE_PYTHON": OWN_PYTHON, "LC_ALL": "C", "TZ": "Pacific/Chatham"}
     uid = UID if is_root else None
-    data = folder / f"{ODD_FOLDER} too"
-    run(clone, "demo", "--data-dir", str(data), within_s=SET_UP_S + DEMO_S, uid=uid, **variables)
+    data = str(folder / ODD_NAME)
+    run(clone, "demo", "--data-dir", data, within_s=SET_UP_S + DEMO_S, uid=uid, **variables)
     run(clone, "test", *SHORT, "-q", "-x", within_s=TEST_S, uid=uid, **variables)

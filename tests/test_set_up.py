@@ -216,3 +216,13 @@ def test_without_root_and_without_the_wheel_one_command_says_what_to_do(ready: S
     done = ready.run(**NO_ROOT)
     assert done.returncode == 1
     assert done.stderr.endswith("apt-get install -y --no-install-recommends openjdk-21-jre-headless\n")
+
+
+@pytest.mark.requirement("OP-47")
+@pytest.mark.parametrize("home", ["", "/proc/none", "?"])
+def test_packages_are_built_with_a_home_that_can_be_written(ready: StubMachine, home: str) -> None:
+    """setuptools looks for a file in the home of a user, and ends if there is no home."""
+    ready.put_python(13)
+    ready.put_java(21)
+    assert ready.run(HOME=home).returncode == 0
+    assert set(ready.asked("homes")) == {str(ready.checkout / ".venv")}
