@@ -167,21 +167,23 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
     for message in mailbox.in_order() if named is None else mailbox.of_these(named):
         if left <= 0:
             break
+        reason = message.last_reason
         if not _is_fact(given):
             if LEASED not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
                 continue
-            if message.status == LEASED:
-                # No record has taken the expired lease back yet.
-                message.last_reason = LEASE_RAN_OUT
+            # No record has taken the expired lease back yet.
+            reason = LEASE_RAN_OUT if message.status == LEASED else reason
             if message.is_over(now_us) or _is_worn_out(message, given.body.get("attempts_most")):
                 status = EXPIRED if message.is_over(now_us) else DEAD
+                message.last_reason = reason
                 changes.append(_end(message, status, mailbox, leases))
                 continue
         if room is not None:
             room -= message.answer_bytes
             if room < 0 and not is_first:
+                # A message that is not written must not change, because later records of a run see it.
                 break
-        is_first = False
+        is_first, message.last_reason = False, reason
         left -= 1
         message.attempts += 1
         message.handed_to = given.sender
