@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import MESSAGES
 from tests.connectors.gateway.test_message_limits import JOBS, limited, send
@@ -40,6 +41,12 @@ def test_the_end_of_a_job_comes_into_a_mailbox_that_is_full_by_its_own_limit(hub
     assert job.status_code in (200, 201), job.text
     job_id = job.json()["job_id"]
     assert hub.operator.post(f"{JOBS}/{job_id}/cancel", json={}).status_code in (200, 202)
+
+    def is_posted():
+        return any(one.type == MESSAGE_POSTED and one.body["kind"] == "job.cancelled" for one in hub.log())
+
+    # The first message still waits, so that there is no room when the end is posted.
+    wait_until(is_posted, what="the message about the job's end")
     assert [one["type"] for one in drained(delegator, 2)] == ["note", "job.cancelled"]
 
 
