@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -85,6 +85,13 @@ def machine_apart(port: int) -> Iterator[Machine]:
     if not may_make_namespaces():
         yield SameMachine(f"http://{LOOPBACK}:{port}")
         return
+    with cabled_namespaces() as (hub, agent), Relay(listener_in(hub, HUB), port) as relay:
+        yield MachineApart(f"http://{HUB}:{relay.port}", agent)
+
+
+@contextlib.contextmanager
+def cabled_namespaces() -> Iterator[tuple[str, str]]:
+    """Yield the names of two new network namespaces, of the hub and of the agent, with a cable between them."""
     remove_left_ones()
     hub, agent = (f"{_NAMES}-{os.getpid()}-{part}" for part in ("hub", "agent"))
     try:
@@ -95,8 +102,7 @@ def machine_apart(port: int) -> Iterator[Machine]:
             _ip("-n", namespace, "address", "add", f"{address}/{BITS}", "dev", "cable")
             _ip("-n", namespace, "link", "set", "cable", "up")
             _ip("-n", namespace, "link", "set", "lo", "up")
-        with Relay(listener_in(hub, HUB), port) as relay:
-            yield MachineApart(f"http://{HUB}:{relay.port}", agent)
+        yield hub, agent
     finally:
         for namespace in (hub, agent):
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, timeout=COMMAND_S)
@@ -135,8 +141,18 @@ def _ip(*words: str) -> None:
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
 
 
+def unplug(namespace: str) -> None:
+    """Take a namespace off its cable, so that its connections end without a word."""
+    _ip("-n", namespace, "link", "set", "cable", "down")
+
+
 def listener_in(namespace: str, address: str) -> socket.socket:
-    """A listening socket in a network namespace. A socket stays in the namespace in which it was made."""
+    """A listening socket in a network namespace."""
+    return socket_in(namespace, lambda: socket.create_server((address, 0)))
+
+
+def socket_in(namespace: str, create: Callable[[], socket.socket]) -> socket.socket:
+    """A socket in a network namespace. It stays in the namespace in which it was made."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 
@@ -147,7 +163,7 @@ def listener_in(namespace: str, address: str) -> socket.socket:
             with (_RUN / namespace).open("rb") as file:
                 if libc.setns(file.fileno(), _NET):
                     raise OSError(ctypes.get_errno(), f"setns {namespace}")
-            made.append(socket.create_server((address, 0)))
+            made.append(create())
         except OSError as error:
             failed.append(error)
 

@@ -16,6 +16,7 @@ from connectors.gateway.web.bounded_http import BoundedHttp, TlsEntry
 from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget
 from connectors.gateway_program.descriptors import accepted_at_once, fit_to_descriptors
 from connectors.gateway_program.doors import Door
+from connectors.tcp_peers.peer_probe import probe_silent_peers
 from connectors.terminal.log_limit import LogLimit
 from schemas.settings.settings import GatewaySettings
 from trunkline_agent.errors import TrunklineError
@@ -147,6 +148,7 @@ def bound_socket(door: Door) -> socket.socket:
     # client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe_silent_peers(listener)
     if door.send_buffer_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.send_buffer_bytes)
     try:

@@ -123,7 +123,7 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
                 message.recipient,
                 wanted.wait_reply,
                 write.origin,
-                lambda: gate.is_gone(request),
+                lambda: gate.is_gone(request, is_probed=True),
             )
         if reply is None:
             return json_answer(said, 202, settled.verdict)

@@ -20,7 +20,7 @@ from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.api_document import BEARER
-from connectors.gateway.web.bounded_http import note_principal
+from connectors.gateway.web.bounded_http import PEER_ANSWERS, note_principal
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
@@ -219,14 +219,18 @@ class Gate:
         found = self._identities.identify(request.headers.get("authorization"))
         return bool(found == request.state.caller)
 
-    async def is_gone(self, request: Request) -> bool:
+    async def is_gone(self, request: Request, *, is_probed: bool = False) -> bool:
         """Return whether the client of an admitted request that has waited has disconnected meanwhile.
 
-        Raises ApiError (401) if its token was revoked or has expired.
+        With `is_probed`, a client whose machine does not answer within 2 s counts, too. Raises ApiError (401)
+        if the token was revoked or has expired.
         """
         if not self.still_holds(request):
             raise ApiError(401, UNAUTHORIZED, "the token is no longer valid", {"WWW-Authenticate": _REALM})
-        return await request.is_disconnected()
+        if await request.is_disconnected():
+            return True
+        answers = request.scope.get(PEER_ANSWERS) if is_probed else None
+        return answers is not None and not await answers()
 
 
 class AdmittedRoute(APIRoute):

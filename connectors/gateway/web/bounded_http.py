@@ -23,6 +23,7 @@ from connectors.gateway.web.answers import crowded
 from connectors.gateway.web.connection_budget import ConnectionBudget, Phase, Place
 from connectors.gateway.web.strict_http import StrictHttp
 from connectors.gateway.web.strict_request import BODY_TIMEOUT, WHOLE_BODY
+from connectors.tcp_peers.peer_probe import UNANSWERED_MS, peer_answers
 
 # The key of an ASGI scope for a function that ends the connection at once and drops unsent bytes.
 ABORT: Final = "trunkline_abort"
@@ -30,8 +31,10 @@ ABORT: Final = "trunkline_abort"
 _PRINCIPAL: Final = "trunkline_connection_of"
 # The key that is true while an answer ends by itself if its client does not read.
 IS_STREAM: Final = "trunkline_is_stream"
-# The key for a function that bounds the bytes that the kernel keeps for a client that does not read.
+# The key for a function that bounds the bytes, and the time, that the kernel keeps for a slow client.
 SEND_BUFFER: Final = "trunkline_send_buffer"
+# The key for a coroutine function that returns whether the client, after a wait, still answers.
+PEER_ANSWERS: Final = "trunkline_peer_answers"
 # The key for a function that begins the time of a body anew, because a part of it has come.
 BODY_PROGRESS: Final = "trunkline_body_progress"
 _IDLE: Final = Phase.IDLE.value
@@ -101,6 +104,7 @@ class BoundedHttp(StrictHttp):
         self._parts = 0
         scope[ABORT] = self.cut
         scope[SEND_BUFFER] = self._bound_send_buffer
+        scope[PEER_ANSWERS] = partial(peer_answers, self.transport.get_extra_info("socket"))
         scope[_PRINCIPAL] = self._note_principal
         scope[BODY_TIMEOUT] = self._budget.limits.body_s
         scope[WHOLE_BODY] = partial(_whole_body, cycle)
@@ -136,10 +140,13 @@ class BoundedHttp(StrictHttp):
             self._budget.count_cut(self._listener, _IDLE)
         super().timeout_keep_alive_handler()
 
-    def _bound_send_buffer(self, size: int) -> None:
+    def _bound_send_buffer(self, size: int, unread_s: float) -> None:
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            # The kernel's time must not end a stream before its own.
+            unanswered_ms = max(UNANSWERED_MS, round(1000 * unread_s) + 5000)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unanswered_ms)
 
     def _note_part(self) -> None:
         """Give the body of the present request its time limit anew. The reader of a large body calls it."""

@@ -217,7 +217,7 @@ class StreamingAnswer(Response):
         """Send the chunks until the source ends, or the client disconnects or stops reading."""
         scope[IS_STREAM] = True
         if self.media_type == EVENT_STREAM and SEND_BUFFER in scope:
-            scope[SEND_BUFFER](SEND_BUFFER_BYTES)
+            scope[SEND_BUFFER](SEND_BUFFER_BYTES, self._unread_s)
         try:
             sending = asyncio.create_task(self._send_all(send))
             leaving = asyncio.create_task(_left(receive))

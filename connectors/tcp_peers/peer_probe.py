@@ -1,0 +1,78 @@
+"""Tells whether the client at the other end of a TCP connection still answers (DL-52).
+
+A client whose machine or link is gone sends no end of its connection. All that is sent to it is lost then, for
+15 minutes by the defaults of Linux. So the kernel probes each silent connection (RFC 9293, section 3.8.4) and
+ends one that does not answer, or takes nothing, for 50 s (RFC 5482). Before the gateway hands a message out for
+good to a client that has waited, it lets the kernel probe at once.
+
+A proxy answers the probes for its own clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+# The silence before the first probe, and the time between two.
+_IDLE_S: Final = 15
+_INTERVAL_S: Final = 5
+UNANSWERED_MS: Final = 50_000
+# A client that was heard of so recently is not probed again. The kernel takes whole seconds.
+_FRESH_MS: Final = 1000
+_PROBE_S: Final = 2.0
+_FIRST_LOOK_S: Final = 0.001
+# Of `struct tcp_info`: the milliseconds since data, and since an acknowledgement, came last.
+_TCP_INFO: Final = struct.Struct("=52xII")
+
+
+def probe_silent_peers(listener: socket.socket) -> None:
+    """Let the kernel probe the silent connections of a TCP listener, and end those that do not answer.
+
+    Linux hands the options on to each connection that the listener accepts.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
+
+
+async def peer_answers(connection: Any) -> bool:
+    """Return whether the peer of a TCP connection was heard of within a second, or answers a probe within 2 s.
+
+    `connection` is a socket, or asyncio's stand-in for one. The result is True for peers on this machine, whose
+    end the kernel always tells, and for other kinds of sockets. Only 2 s pass without an answer.
+    """
+    with suppress(OSError):
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or _is_local(connection):
+            return True
+        if (before_ms := silent_ms(connection)) <= _FRESH_MS:
+            return True
+        # The connection has been silent for longer than this, so the kernel probes at once.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        try:
+            deadline, look_s = time.monotonic() + _PROBE_S, _FIRST_LOOK_S
+            while time.monotonic() < deadline:
+                await asyncio.sleep(look_s)
+                look_s = min(2 * look_s, 0.1)
+                if silent_ms(connection) < before_ms:
+                    return True
+        finally:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    return False
+
+
+def _is_local(connection: Any) -> bool:
+    here, there = connection.getsockname()[0], connection.getpeername()[0]
+    return bool(here == there or ipaddress.ip_address(there).is_loopback)
+
+
+def silent_ms(connection: Any) -> int:
+    """Return the milliseconds since anything came from the peer of a TCP connection."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    since_data, since_answer = _TCP_INFO.unpack(info)
+    return int(min(since_data, since_answer))
