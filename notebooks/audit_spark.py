@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.local_stack.java_programs import java_home
-from connectors.local_stack.programs import JARS
+from connectors.local_stack.programs import JARS, JVM_LOCALE
 from connectors.local_stack.spark_command import DELTA_CONF, place_options
 from notebooks.audit_tables import Audit
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -42,6 +42,8 @@ def _started(settings: Settings) -> SparkSession:
     if not any(jars.glob("*.jar")):
         raise RuntimeError("Spark's jars are not there: run ./trunkline doctor once")
     os.environ["JAVA_HOME"] = str(java_home())
+    # Without it a JVM does not find jars below a folder whose name is not ASCII.
+    os.environ.update(JVM_LOCALE)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # An old address of this machine in its hosts file would make Spark listen elsewhere.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -59,6 +61,8 @@ def _started(settings: Settings) -> SparkSession:
     builder = builder.config("spark.local.dir", scratch).config(
         "spark.sql.warehouse.dir", f"{scratch}/warehouse"
     )
+    # By default Ivy's folder is in the home, which a user may not have.
+    builder = builder.config("spark.jars.ivy", f"{scratch}/ivy")
     for name, value in DELTA_CONF.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

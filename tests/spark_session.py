@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from connectors.local_stack.java_programs import java_home
+from connectors.local_stack.programs import JVM_LOCALE
 from connectors.local_stack.spark_command import class_path
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from tests.broker_processes import KAFKA_PASSWORD
@@ -22,6 +24,8 @@ def start_session(
 ) -> SparkSession:
     """Start the session; one a process. `work_dir` takes all that Spark writes beside tables."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.update(JVM_LOCALE)
     # Spark's JVM looks up there what `kafka_at` says.
     os.environ.setdefault(PASSWORD_VARIABLE, KAFKA_PASSWORD)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -35,6 +39,7 @@ def start_session(
     builder = builder.config("spark.sql.shuffle.partitions", str(shuffle_partitions))
     builder = builder.config("spark.local.dir", str(work_dir / "spark-local"))
     builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
+    builder = builder.config("spark.jars.ivy", str(work_dir / "ivy"))
     builder = builder.config("spark.log.level", "ERROR")
     for name, value in (conf or {}).items():
         builder = builder.config(name, value)
