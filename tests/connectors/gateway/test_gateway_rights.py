@@ -269,7 +269,7 @@ def test_a_worker_comes_no_further_than_its_own(gateway, operator):
         ):
             answer = ann.request(method, path, json=body)
             assert (answer.status_code, answer.json()["reason"]) == (403, "policy"), path
-        assert ann.get("/api/hub/mailboxes/default/ann").json() == {"messages": [], "total": 0}
+        assert ann.get("/api/hub/mailboxes/default/ann").json() == {"messages": [], "left": 0, "total": 0}
         assert ann.post("/api/hub/jobs/pick", json={"session": "ann"}).json()["reason"] == "no_match"
 
 
