@@ -14,10 +14,12 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -34,12 +36,14 @@ from connectors.gateway_program.doors import Door, doors_of
 from connectors.gateway_program.http_server import Budgets, HttpServer, bound_socket
 from connectors.ledger_files.message_export import MessageExporter
 from connectors.live.live_view import LiveView
+from connectors.mqtt_accounts.mosquitto_files import reload_broker
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.mqtt_accounts.retained_ends import RetainedEnds
 from connectors.out_of_band.command_keys import ensure_operator_key
 from connectors.processes.session_keeper import SessionKeeper
 from connectors.reactor.reactor import Reactor
 from connectors.terminal.json_log import configure_json_log
+from connectors.tls_keys.served_certificates import CertificateMetrics, CertificateWatch, reload_chain
 from connectors.unix_socket.claimed_socket import ClaimedSocket
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings, SettingsError, load_settings
@@ -74,6 +78,22 @@ def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> li
     return found
 
 
+def certificate_watches(settings: Settings, tls: ssl.SSLContext | None) -> Iterator[CertificateWatch]:
+    """Yield the watches of the certificates that the gateway, and the local Mosquitto beside it, serve.
+
+    A new certificate of the gateway is served at once. Mosquitto reads its files again after SIGHUP.
+    """
+    gateway, mqtt = settings.gateway, settings.mqtt
+    if tls is not None and gateway.certfile is not None:
+        files = [path for path in (gateway.certfile, gateway.keyfile) if path is not None]
+        yield CertificateWatch(files, partial(reload_chain, tls, gateway.certfile, gateway.keyfile))
+    if mqtt.tls and mqtt.accounts_dir is not None:
+        names = ("mosquitto.crt", "mosquitto.key", "ca.crt")
+        yield CertificateWatch(
+            [settings.tls_path / name for name in names], partial(reload_broker, mqtt.accounts_dir)
+        )
+
+
 class GatewayProgram:
     """The gateway process, from its start to SIGTERM or SIGINT.
 
@@ -98,6 +118,8 @@ class GatewayProgram:
         self._webhooks = WebhookCalls(self._hub)
         self._doors = doors_of(self._hub)
         self._tls = listener_context(settings.gateway)
+        self._certificates = list(certificate_watches(settings, self._tls))
+        self._hub.metrics.add(CertificateMetrics(settings))
         self._not_served: dict[str, str] = {}
 
     def run(self) -> None:
@@ -158,6 +180,8 @@ class GatewayProgram:
             loop.call_later(SWEEP_S, sweep)
             budgets.sweep()
             self._hub.strangers.log_omitted()
+            for watch in self._certificates:
+                watch.look()
 
         sweep()
 

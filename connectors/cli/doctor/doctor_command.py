@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict
 
 from connectors.cli.doctor import (
+    certificates,
     clocks,
     long_leases,
     machine,
@@ -27,7 +28,17 @@ from trunkline_agent.errors import TrunklineError
 
 CHECKS: dict[str, Check] = {
     name: check
-    for part in (machine, parts, mqtt_sessions, tables, webhooks, mqtt_inboxes, clocks, long_leases)
+    for part in (
+        machine,
+        parts,
+        mqtt_sessions,
+        tables,
+        webhooks,
+        mqtt_inboxes,
+        clocks,
+        certificates,
+        long_leases,
+    )
     for name, check in part.CHECKS.items()
 }
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}

@@ -17,6 +17,7 @@ from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
 from connectors.cli.doctor.parts import check_accounts, check_mqtt
+from connectors.gateway_program.program import certificate_watches
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part import child_environment
 from connectors.mqtt_accounts.mosquitto_files import (
@@ -32,6 +33,7 @@ from connectors.tls_keys.tls_files import TlsFolder, client_name, create
 from schemas.settings.settings import Settings, load_settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
+from tests.connectors.tls_keys.test_served_certificates import serial_at
 from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.broker import Broker, BrokerAccess, clear_password, job_broker
 from trunkline_agent.errors import BackboneUnreachable, UsageError
@@ -319,3 +321,19 @@ def test_the_stack_says_what_is_missing_before_it_starts_a_broker(tmp_path: Path
 def test_children_of_the_stack_read_the_same_settings(settings: Settings) -> None:
     environment = child_environment(settings)
     assert load_settings(environment, Path("/dev/null")).mqtt == settings.mqtt
+
+
+@pytest.mark.requirement("HH-25")
+def test_a_renewed_certificate_is_served_after_the_gateways_watch_has_seen_it(
+    hardened: tuple[LocalStack, TlsFolder], worker: Broker
+) -> None:
+    """The last test of the file, because it replaces the certificates."""
+    settings = hardened[0].settings
+    (watch,) = certificate_watches(settings, None)
+    before = serial_at(settings.mqtt.port)
+    watch.look()
+    assert serial_at(settings.mqtt.port) == before
+    create(settings.tls_path, renew=True)
+    watch.look()
+    wait_until(lambda: serial_at(settings.mqtt.port) != before, what="the new certificate")
+    assert login(worker) is LoginAnswer.LET_IN
