@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
 from connectors.gateway.web.models import BlobDigest
 from schemas.streams.blob.blob_registry import BlobContentType
-from schemas.streams.mailboxes.message import check_times, milliseconds_of
+from schemas.streams.mailboxes.message import DURATION_MS_MOST, check_times, milliseconds_of
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Capabilities, Name, Note
 
@@ -19,8 +19,8 @@ DEFAULT_TOPICS: Final = 100
 MARKED_AT_ONCE: Final = 1000
 # The messages of a lease that do not fit into one answer are given back, at the cost of a record each.
 LEASED_AT_ONCE: Final = 100
-# A year.
-TTL_MOST_S: Final = 31_536_000
+# 366 days, as at the other doors.
+TTL_MOST_S: Final = DURATION_MS_MOST // 1000
 # Below the 300 s for which clients usually wait for an answer.
 WAIT_MOST_S: Final = 240
 LEASE_MOST_S: Final = LEASE_MS_MOST // 1000
