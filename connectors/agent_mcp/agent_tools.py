@@ -44,7 +44,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.mailboxes.message_text import shown_text
 from schemas.streams.principal.principals import AGENT
-from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
+from trunkline_agent.wire.verdicts import TOO_LARGE, UNKNOWN_RECIPIENT
 
 KIND: Final = "message"
 TEXT: Final = "text/plain"
@@ -108,9 +108,6 @@ class AgentTools:
         check_length(self._hub, asked.message)
         message_id = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
         known = self._hub.mailboxes.mailbox_of(message_id)
-        if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
-            # A mailbox detects repeated ids only among its own messages.
-            raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         blob = (
             None
             if asked.blob is None

@@ -25,7 +25,7 @@ from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
-from connectors.gateway.web.answers import ApiError, encoded_within, json_answer
+from connectors.gateway.web.answers import encoded_within, json_answer
 from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, request_uuid, write_of
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
@@ -33,7 +33,7 @@ from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.wire.strict_json import canonical
-from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 MESSAGES: Final = "/api/hub/messages"
 AUDIT: Final = "/api/hub/audit"
@@ -104,9 +104,6 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         )
         text = canonical(body.payload).decode("utf-8")
         message = _message(write.caller, body, text, write.request_id, blob=blob)
-        if known is not None and known != (message.realm, message.recipient):
-            # The fold cannot find this conflict, because each mailbox only knows its own ids.
-            raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         if known is None:
             check_room(hub, message.sender, message.recipient)
             check_limits(hub, message)

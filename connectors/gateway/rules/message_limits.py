@@ -13,7 +13,7 @@ from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.streams.refused.refusal import RefusalReason
-from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
+from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED, SEQ_CONFLICT
 
 ROUTE: Final = "POST /api/hub/messages"
 _REASONS: Final[dict[str, RefusalReason]] = {
@@ -90,15 +90,34 @@ def note_full(hub: Hub, message: Message, settled: SettledRecord) -> None:
         hub.limits.note_full(message.recipient)
 
 
+@contextmanager
+def _only_mailbox(hub: Hub, message: Message) -> Iterator[None]:
+    """Let no other request of this gateway send a message of the same id to another mailbox meanwhile.
+
+    The fold cannot find this conflict, because each mailbox only knows its own ids. Raises ApiError (409).
+    """
+    mailbox = (message.realm, message.recipient)
+    known = hub.mailboxes.mailbox_of(message.message_id) or hub.sending.get(message.message_id, mailbox)
+    if known != mailbox:
+        raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
+    hub.sending[message.message_id] = mailbox
+    try:
+        yield
+    finally:
+        hub.sending.pop(message.message_id, None)
+
+
 async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRecord:
     """Append a message with the limits of its recipient's mailbox, and return the settled record.
 
     Raises:
-        ApiError: The fold rejected the record: 429 with the reason `mailbox_full`, or another one.
+        ApiError: The fold rejected the record: 429 with the reason `mailbox_full`, or another one. 409 if a
+            message with this id, which comes from an idempotency key, is or is being sent to another mailbox.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
     async with hub.under_way.one(message.sender):
-        settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
+        with _only_mailbox(hub, message):
+            settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
     note_full(hub, message, settled)
     return refuse_rejected(settled)
 
