@@ -18,6 +18,7 @@ from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, _called_tool, _decoded
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, WAITS
 from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.host_names import HostNames
 from connectors.out_of_band.command_document import (
     AddListener,
     CommandRefused,
@@ -75,7 +76,9 @@ class Door:
         keys = AgentKeys()
         keys.load([row for row in self.hub.rows("registry_keys") if isinstance(row, AgentKeyRow)])
         self.let_in: list[tuple[str, bytes]] = []
-        self._app = SignedRequests(self._inner, self.hub, keys, ONLY_READS.__contains__, ["/mcp"])
+        self._app = SignedRequests(
+            self._inner, self.hub, keys, ONLY_READS.__contains__, HostNames(["127.0.0.1"]), ["/mcp"]
+        )
 
     async def _inner(self, scope: Any, receive: Any, send: Any) -> None:
         self.let_in.append((scope[PRINCIPAL], (await receive())["body"]))

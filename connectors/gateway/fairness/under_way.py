@@ -17,12 +17,17 @@ MOST: Final = 4
 
 
 class UnderWay:
-    """Lets each principal have at most `most` records under way. Not thread-safe: for one event loop."""
+    """Lets each principal have at most `most` records under way. Not thread-safe: for one event loop.
+
+    Attributes:
+        mailboxes: Realm and recipient of each message under way, by the message's id.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._semaphores: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
+        self.mailboxes: dict[str, tuple[str, str]] = {}
 
     @asynccontextmanager
     async def one(self, principal: str) -> AsyncIterator[None]:

@@ -96,15 +96,18 @@ def _only_mailbox(hub: Hub, message: Message) -> Iterator[None]:
 
     The fold cannot find this conflict, because each mailbox only knows its own ids. Raises ApiError (409).
     """
-    mailbox = (message.realm, message.recipient)
-    known = hub.mailboxes.mailbox_of(message.message_id) or hub.sending.get(message.message_id, mailbox)
-    if known != mailbox:
+    message_id, mailbox, under_way = (
+        message.message_id,
+        (message.realm, message.recipient),
+        hub.under_way.mailboxes,
+    )
+    if (hub.mailboxes.mailbox_of(message_id) or under_way.get(message_id, mailbox)) != mailbox:
         raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-    hub.sending[message.message_id] = mailbox
+    under_way[message_id] = mailbox
     try:
         yield
     finally:
-        hub.sending.pop(message.message_id, None)
+        under_way.pop(message_id, None)
 
 
 async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRecord:

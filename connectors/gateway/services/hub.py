@@ -120,8 +120,6 @@ class Hub:
         self.appender = LogAppender(settings, live_view, self.log_clock)
         self.own_answers = OwnAnswers()
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
-        # The mailboxes of the messages that requests are sending, by the ids of the messages.
-        self.sending: dict[str, tuple[str, str]] = {}
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(
