@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.mailboxes.mailbox_bodies import (
@@ -102,8 +104,8 @@ def _mailbox_of(body: dict[str, Any]) -> str | None:
 
 def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     """Return the outcome of a record about the whole mailbox. It is accepted even if there is no message."""
-    requests = mailbox.requests(OF_MAILBOX)
-    repeated = requests.repeated(given, mailbox.older_requests(OF_MAILBOX), None)
+    requests, asked = mailbox.requests(OF_MAILBOX), _asked(given)
+    repeated = requests.repeated(asked, mailbox.older_requests(OF_MAILBOX), None)
     if repeated is not None:
         return repeated
     leases = mailbox.leases()
@@ -122,9 +124,20 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
     else:
         changes = _hand_out(given, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(given, mailbox.older_requests(OF_MAILBOX))
+    requests.add(asked, mailbox.older_requests(OF_MAILBOX))
     mailbox.put_requests(OF_MAILBOX, requests)
     return accepted(None, tuple(changes))
+
+
+def _asked(given: FoldInput) -> FoldInput:
+    """Return a record as its request asked for it: without the bound in bytes, which the door adds.
+
+    A request may be repeated at another door, or after a change of the setting.
+    """
+    if given.type not in (MESSAGE_CLAIMED, MESSAGE_LEASED) or "bytes_most" not in given.body:
+        return given
+    body = {name: value for name, value in given.body.items() if name != "bytes_most"}
+    return msgspec.structs.replace(given, body=body)
 
 
 def _limit(given: FoldInput, mailbox: MailboxEntries) -> Change:

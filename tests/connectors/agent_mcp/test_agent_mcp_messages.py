@@ -96,7 +96,7 @@ def test_names_and_arguments_that_are_none_are_refused_and_not_quoted(new_caller
         ("send_to_agent", {"targetAgentId": ann.name, "message": 7}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "priority": "urgent"}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": -1}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": 31_536_001}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": 366 * 86_400 + 1}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "from": "operator"}),
         ("send_to_agent", {"target_agent_id": ann.name, "message": "x"}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "idempotencyKey": "two words"}),

@@ -69,6 +69,12 @@ def content(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in OF_THE_DOOR}
 
 
+def asked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The part of a request that must be the same when it is repeated: the bound in bytes is the door's."""
+    left_out = ("bytes_most",) if kind in ("claimed", "leased") else ()
+    return {name: value for name, value in body.items() if name not in left_out}
+
+
 class MailboxModel:
     """One mailbox. `messages`: the rows of all messages ever posted, in the order of posting."""
 
@@ -115,7 +121,8 @@ class MailboxModel:
         earlier = [known for known_id, known in self.requests[is_whole][-self.kept :] if known_id == ce_id]
         if is_whole:
             if earlier:
-                return Said("duplicate") if earlier[-1] == body else Said("rejected", "seq_conflict")
+                is_same = asked(kind, earlier[-1]) == asked(kind, body)
+                return Said("duplicate") if is_same else Said("rejected", "seq_conflict")
             said = self._whole(kind, sender, body, now)
         elif kind == "handled":
             if earlier:
