@@ -231,6 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except TrunklineError as error:
         print(f"{prefix}: {error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            drop_output()  # otherwise Python reports it again at its exit, with another exit code
         return error.exit_code
     except Exception as error:
         if isinstance(error, OSError) and (why := output_fault(error)) is not None:

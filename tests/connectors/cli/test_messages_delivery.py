@@ -295,7 +295,7 @@ def test_dead_messages_are_listed_and_replayed_from_the_command_line(
 ) -> None:
     bo = {"TRUNKLINE_TOKEN": add(hub, "bo")}
     assert trunkline.call("dead-letters", "messages").returncode == 3
-    assert trunkline.json("dead-letters", "messages") == {"messages": [], "total": 0}
+    assert trunkline.json("dead-letters", "messages") == {"messages": [], "total": 0, "left": 0}
     message_id = send(hub, "bo", {"text": HOSTILE})
     for _ in range(trunkline.settings.gateway.max_attempts):
         lease = trunkline.json("messages", "lease", **bo)["lease_id"]

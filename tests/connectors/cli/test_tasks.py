@@ -91,7 +91,7 @@ def test_a_task_is_completed_with_a_result_from_standard_input_or_failed_with_an
     assert "1 of 2" in trunkline.call("tasks", "list", "--limit", "1").stderr
     for nothing in (("--status", "running"), ("--agent", "flaky")):
         assert trunkline.call("tasks", "list", *nothing).returncode == 3
-        assert trunkline.json("tasks", "list", *nothing) == {"tasks": [], "total": 0}
+        assert trunkline.json("tasks", "list", *nothing) == {"tasks": [], "total": 0, "left": 0}
     too_long = trunkline.run("tasks", "complete", second, "--result", "-", stdin="x" * 300_000)
     assert (too_long.returncode, "--result: longer than" in too_long.stderr) == (2, True)
 
