@@ -39,7 +39,7 @@ ODD = (
 # Rules that JSON Schema cannot express: between fields, or decided by code.
 OF_CODE = {"value_error"}
 # The fold also reads 1 as `true` in these fields. No door writes that.
-ONLY_TRUE = ("takes_over", "opens_thread")
+ONLY_TRUE = ("takes_over", "opens_thread", "unlimited")
 
 
 def fold_accepts(record_type: str, body: dict[str, Any]) -> bool:

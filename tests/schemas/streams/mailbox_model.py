@@ -71,8 +71,7 @@ def content(body: dict[str, Any]) -> dict[str, Any]:
 
 def asked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     """The part of a request that must be the same when it is repeated: the bound in bytes is the door's."""
-    left_out = ("bytes_most",) if kind in ("claimed", "leased") else ()
-    return {name: value for name, value in body.items() if name not in left_out}
+    return {name: value for name, value in body.items() if kind == "limited" or name != "bytes_most"}
 
 
 class MailboxModel:
