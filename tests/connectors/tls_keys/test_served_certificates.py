@@ -22,7 +22,7 @@ from connectors.tls_keys.served_certificates import (
 from connectors.tls_keys.tls_files import create
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, wait_until
-from tests.connectors.gateway.hub_access import GatewayProcess
+from tests.connectors.gateway.hub_access import START_S, GatewayProcess
 from tests.connectors.gateway.hub_stack import hub_settings
 
 pytestmark = pytest.mark.requirement("HH-25")
@@ -120,7 +120,7 @@ def gateway(kafka_broker: BrokerProcess, tmp_path: Path) -> Iterator[tuple[Gatew
     settings = settings.model_copy(update={"gateway": secure})
     running = GatewayProcess(settings, tmp_path)
     try:
-        running.wait_ready()
+        running.program.wait_ready(START_S)
         yield running, running.settings
     finally:
         running.program.kill()
