@@ -135,8 +135,8 @@ def _add_broadcast_route(routes: Routes, hub: Hub) -> None:
         """Put a message into the mailboxes of all other participants and of the operator.
 
         The answer comes when all messages are stored, and has their number. A mailbox that is full gets none.
-        Repeating an interrupted broadcast
-        with the same idempotency key completes it. It then also reaches participants that have come since.
+        Repeating an interrupted broadcast with the same idempotency key completes it. It then also reaches
+        participants that have come since.
         """
         recipients = broadcast_recipients(hub.lists, write.principal)
         said = dict(body)
