@@ -232,7 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrunklineError as error:
         print(f"{prefix}: {error}", file=sys.stderr)
         try:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except OSError:
             drop_output()  # otherwise Python reports it again at its exit, with another exit code
         return error.exit_code

@@ -5,6 +5,7 @@ and the views', between two tables, while a MERGE or a compaction writes its fil
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -147,7 +148,9 @@ class FullDisk(threading.Thread):
         """Look on until the process ends."""
         while not threading.Event().wait(_FILL_S):
             if not self._points.is_armed(DISK_FULL):
-                self._filler.unlink(missing_ok=True)
+                if self._filler.exists():
+                    os.truncate(self._filler, 0)  # a name that is gone says nothing about the room yet
+                    self._filler.unlink()
                 continue
             if not self._filler.exists() and not known_stores(self._folder):
                 continue
