@@ -109,6 +109,22 @@ async def test_what_a_request_reserves_is_in_its_rooms_and_takes_its_real_size()
 
 
 @_run
+async def test_what_is_granted_after_the_answer_of_its_request_is_given_back_at_once() -> None:
+    budget = ByteBudget(100)
+    other = await budget.take("a", 100, _NOW)
+    assert other is not None
+    kept: set[Rooms] = set()
+    rooms = budget.begin_request(kept)
+    late = asyncio.create_task(budget.reserve("b", 50, 5))
+    await asyncio.sleep(0)
+    rooms.close()
+    budget.give_back(other)
+
+    assert await late
+    assert (budget.used, kept) == (0, set())
+
+
+@_run
 async def test_a_long_body_is_sent_in_pieces_and_is_the_same() -> None:
     sent: list[dict[str, Any]] = []
 

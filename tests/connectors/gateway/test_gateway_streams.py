@@ -309,8 +309,9 @@ def test_a_client_that_does_not_read_is_cut_off_earlier_while_others_wait_for_it
         slow = asyncio.create_task(
             places.answer(Caller("ann", "worker"), chunks, "text/plain")({}, receive, stuck)
         )
-        while not budget.used:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while not budget.used:
+                await asyncio.sleep(0)
         assert not (await asyncio.wait({slow}, timeout=0.4))[0]  # nobody waits
         sent = []
 
