@@ -57,8 +57,10 @@ class SkewedLog(FoldedLog):
     def run(self, seconds: int) -> None:
         """Let the time pass in steps of half a second."""
         for _ in range(2 * seconds):
+            looks = 0
             while self.timers._look():
-                pass
+                looks += 1
+                assert looks < 100, "the timers look at the same rows again and again"
             self.now_us += S_US // 2
 
     def statuses(self) -> set[str]:
@@ -83,6 +85,16 @@ def test_a_clock_that_is_wrong_costs_one_refusal_and_then_no_record_a_timer(ahea
     assert log.statuses() == {"delayed", "unread"} and log.rejected == 0
     log.run(3)
     assert log.statuses() == {"unread"} and log.rejected == 0
+
+
+@pytest.mark.parametrize("ahead_s", [600, 75, 0, -1])
+def test_a_record_that_came_too_early_is_asked_for_again_at_its_time(ahead_s: float) -> None:
+    log = SkewedLog(ahead_s)
+    log.post("m1", deliver_after_ms=2000)
+    log.run(1)
+    assert log.statuses() == {"delayed"}
+    log.run(3)
+    assert log.statuses() == {"unread"} and log.rejected <= 1
 
 
 def test_a_record_that_is_never_settled_is_asked_for_less_and_less(
