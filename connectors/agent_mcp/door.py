@@ -141,7 +141,7 @@ class AgentMcp:
         )
         # Do not redirect a path with an additional slash.
         routes.router.redirect_slashes = False
-        self.app = AccessLog(routes, hub.metrics, hub.strangers, hub.answer_memory)
+        self.app = AccessLog(routes, hub.metrics, hub.request_lines, hub.answer_memory)
 
     def opened(self) -> None:
         """Load the agents' keys from the live view. Call it once, when the hub is open and before requests."""

@@ -111,7 +111,7 @@ class Dashboard:
         where = hub.settings.dashboard
         names = host_names_of(hub.settings.gateway.host_names)
         guarded = Guard(app, where.host, where.port, hub.settings.http_scheme, names)
-        return AccessLog(HeadRequests(guarded), hub.metrics, hub.strangers, hub.answer_memory)
+        return AccessLog(HeadRequests(guarded), hub.metrics, hub.request_lines, hub.answer_memory)
 
     @asynccontextmanager
     async def _living(self, app: FastAPI) -> AsyncIterator[None]:

@@ -105,7 +105,7 @@ class HubApplication(FastAPI):
         """Return the ASGI application behind this object. Starlette calls it before the first request."""
         lean = LeanRoutes(super().build_middleware_stack(), self.routes, self._gate)
         hub, served = self._hub, HeadRequests(lean, _TAKING_PATHS)
-        return AccessLog(served, hub.metrics, hub.strangers, hub.answer_memory)
+        return AccessLog(served, hub.metrics, hub.request_lines, hub.answer_memory)
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:

@@ -179,7 +179,7 @@ class GatewayProgram:
         def sweep() -> None:
             loop.call_later(SWEEP_S, sweep)
             budgets.sweep()
-            self._hub.strangers.log_omitted()
+            self._hub.request_lines.log_omitted()
             for watch in self._certificates:
                 watch.look()
 
@@ -211,6 +211,7 @@ class GatewayProgram:
         finally:
             watch.cancel()
             calls.cancel()
+            self._hub.request_lines.flush()
 
     async def _serve_door(
         self, door: Door, server: HttpServer, listener: socket.socket | ClaimedSocket

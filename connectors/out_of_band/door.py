@@ -113,7 +113,7 @@ class OutOfBandDoor:
             exception_handlers={HTTPException: _unknown},
         )
         routes.router.redirect_slashes = False
-        self.app = AccessLog(routes, hub.metrics, hub.strangers, hub.answer_memory)
+        self.app = AccessLog(routes, hub.metrics, hub.request_lines, hub.answer_memory)
 
     async def _command(self, request: Request) -> Response:
         request.scope["trunkline_route"] = PATH

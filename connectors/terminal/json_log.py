@@ -1,18 +1,21 @@
 """The log of a program: one JSON object a line on stderr, without secrets.
 
 **Loses when** stderr cannot be written (its disk is full): these lines are lost, and nothing else fails. The
-next line that can be written follows a line with the number of lost lines.
+next line that can be written follows a line with the number of lost lines. A process that is killed loses the
+`FrequentLines` of its last moment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -23,6 +26,8 @@ from connectors.terminal.log_limit import RepeatedLines
 
 BLANK: Final = "[secret]"
 _STDERR: Final = 2
+_TOGETHER_S: Final = 0.05
+_HEADS: Final = 1000
 _SECRET_KEYS: Final = ("secret", "password", "token", "authorization", "private_key", "master_key")
 
 
@@ -58,8 +63,9 @@ class _StderrLines:
     There is no buffer, so that a line which a full disk has refused does not appear later, after newer lines.
     """
 
-    def __init__(self, program: str) -> None:
-        self._program = program
+    def __init__(self, program: str, redactor: _Redactor) -> None:
+        self.program = program
+        self.redactor = redactor
         # During a write, a signal handler or a finalizer may log on the same thread.
         self._lock = threading.RLock()
         self._waiting: deque[str] = deque()
@@ -108,10 +114,14 @@ class _StderrLines:
                 "lines": self._lost,
                 "level": "warning",
                 "logger": __name__,
-                "program": self._program,
-                "timestamp": f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z",
+                "program": self.program,
+                "timestamp": _timestamp(time.time()),
             }
         )
+
+
+def _timestamp(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 class _StderrLogger:
@@ -142,6 +152,57 @@ def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) 
     return event
 
 
+# The lines of this program, until `configure_json_log` gives others.
+_lines = _StderrLines("", _Redactor(()))
+
+
+class FrequentLines:
+    """Log lines of one event that come with each request. A line costs about 2 microseconds.
+
+    They are written together, some 20 times a second, and look like all other lines. The text of a line is kept
+    for the next one with equal fields. For one event loop, and not thread-safe.
+
+    Args:
+        event: The event of the lines.
+        logger: The name of the logger, usually `__name__`.
+        fields: The names of the fields, without the time `ms`.
+    """
+
+    def __init__(self, event: str, logger: str, fields: Sequence[str]) -> None:
+        self._event = event
+        self._logger = logger
+        self._fields = tuple(fields)
+        self._heads: dict[tuple[Any, ...], str] = {}
+        self._waiting: list[tuple[str, float, float]] = []
+
+    def add(self, values: tuple[Any, ...], seconds: float) -> None:
+        """Add a line of the level info. Call it on the event loop.
+
+        Args:
+            values: The values of the fields, in their order. A field whose value is None is left out.
+            seconds: How long it took, shown as `ms`.
+        """
+        head = self._heads.get(values) or self._head(values)
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(_TOGETHER_S, self.flush)
+        self._waiting.append((head, seconds, time.time()))
+
+    def flush(self) -> None:
+        """Write the lines that wait. Call it before the program ends."""
+        waiting, self._waiting = self._waiting, []
+        for head, seconds, at in waiting:
+            _lines.write(f'{head}"ms": {seconds * 1000:.1f}, "timestamp": "{_timestamp(at)}"}}')
+
+    def _head(self, values: tuple[Any, ...]) -> str:
+        if len(self._heads) >= _HEADS:
+            self._heads.clear()
+        named = {name: value for name, value in zip(self._fields, values, strict=True) if value is not None}
+        of_all = {"program": _lines.program, "level": "info", "logger": self._logger}
+        line = _lines.redactor(None, "info", {"event": self._event, **named, **of_all})
+        head = self._heads[values] = f"{json.dumps(line)[:-1]}, "
+        return head
+
+
 def configure_json_log(program: str, secrets: Iterable[str] = ()) -> None:
     """Send the log lines of structlog and of `logging` to stderr, each as one JSON object.
 
@@ -152,15 +213,17 @@ def configure_json_log(program: str, secrets: Iterable[str] = ()) -> None:
         program: the program's name, in each line.
         secrets: values that are replaced by `[secret]` wherever they appear.
     """
+    global _lines
+    redactor = _Redactor(secrets)
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         _add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _Redactor(secrets),
+        redactor,
     ]
-    lines = _StderrLines(program)
+    lines = _lines = _StderrLines(program, redactor)
     # Our own lines do not go through `logging`, which takes nearly twice as long.
     structlog.configure(
         processors=[*chain, structlog.processors.JSONRenderer()],

@@ -35,7 +35,7 @@ from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
 from connectors.gateway.services.table_metrics import LeaseMetrics, MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
-from connectors.gateway.web.access_log import StrangersRequests
+from connectors.gateway.web.access_log import RequestLines
 from connectors.gateway.web.identities import Identities
 from connectors.gateway.web.metrics import Metrics
 from connectors.gateway.web.refusals import DOOR, RefusalRecorder
@@ -114,7 +114,7 @@ class Hub:
         tables, machine = TableMetrics(settings, live_view), MachineMetrics(settings)
         collectors = (state, leases, tables, machine, bridges)
         self.metrics = Metrics(collectors)
-        self.strangers = StrangersRequests()
+        self.request_lines = RequestLines()
         self.webhook_client = WebhookClient(settings.webhooks)
         self.webhook_health = WebhookHealth()
         self.appender = LogAppender(settings, live_view, self.log_clock)

@@ -2,8 +2,8 @@
 
 A line has the method, route template, status, time and principal. It never has the path that was sent, a query,
 a header or a body, because each may contain a secret. Health checks and successful polls of the stack's own
-parts are logged at the level debug, because they would push the requests of clients out of the rotated log. For
-the same reason requests without a principal are logged at a bounded rate. The metrics count all requests.
+parts have no line, because they would push the requests of clients out of the rotated log. For the same reason
+requests without a principal are logged at a bounded rate. The metrics count all requests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.gateway.fairness.byte_budget import ByteBudget, send_in_pieces
 from connectors.gateway.web.metrics import Metrics
+from connectors.terminal.json_log import FrequentLines
 from connectors.terminal.log_limit import LogLimit
 
 log = structlog.stdlib.get_logger(__name__)
@@ -29,15 +30,24 @@ _POLLED: Final = frozenset({"/api/hub/pump/lease", "/api/hub/mqtt-agents", "/api
 _STRANGERS_KINDS: Final = 32
 
 
-class StrangersRequests(LogLimit[tuple[str, int]]):
-    """A rate limit for the log lines of requests without a principal, for each route and status.
+class RequestLines(LogLimit[tuple[str, int]]):
+    """The lines of all doors of a gateway: one for each request, and fewer for those without a principal.
 
-    The first such request is logged. Later ones are counted for some seconds; the next line has their number.
-    `AccessLog` uses one object of this class. Not thread-safe.
+    The first request without a principal is logged for each route and status. Later ones are counted for some
+    seconds; the next line has their number. Not thread-safe: for one event loop.
     """
 
     def __init__(self) -> None:
         super().__init__(most=_STRANGERS_KINDS)
+        self._lines = FrequentLines("request", __name__, ("method", "route", "status", "principal", "omitted"))
+
+    def add(self, method: str, route: str, status: int, seconds: float, principal: str | None) -> None:
+        """Log an answered request, unless it is routine or its line is left out. `seconds` is its duration."""
+        if route in _HEALTH or (route in _POLLED and 200 <= status < 300):
+            return
+        omitted = 0 if principal else self.omitted((route, status))
+        if omitted is not None:
+            self._lines.add((method, route, status, principal, omitted or None), seconds)
 
     def log_omitted(self) -> None:
         """Log how many lines were left out, for each route and status whose interval has ended.
@@ -49,6 +59,10 @@ class StrangersRequests(LogLimit[tuple[str, int]]):
             route, status = kind or ("other", 0)
             log.info("requests_omitted", route=route, status=status, omitted=omitted)
 
+    def flush(self) -> None:
+        """Write the lines that wait. Call it when all doors have ended."""
+        self._lines.flush()
+
 
 class AccessLog:
     """ASGI middleware that writes a log line for each HTTP request and counts it in the metrics.
@@ -59,16 +73,14 @@ class AccessLog:
     Args:
         app: The application.
         metrics: The metrics.
-        strangers: Limits the lines of requests without a principal.
+        lines: The lines of this gateway.
         budget: The budget in which requests reserve the bytes of their answers.
     """
 
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests, budget: ByteBudget
-    ) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, lines: RequestLines, budget: ByteBudget) -> None:
         self._app = app
         self._metrics = metrics
-        self._strangers = strangers
+        self._lines = lines
         self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,19 +106,4 @@ class AccessLog:
             route = scope.get("trunkline_route", "no route")
             method, seconds = scope["method"] if scope["method"] in _METHODS else "?", time.monotonic() - begun
             self._metrics.answered(method, route, status, seconds)
-            self._log(method, route, status, seconds, scope.get("trunkline_principal"))
-
-    def _log(self, method: str, route: str, status: int, seconds: float, principal: str | None) -> None:
-        is_routine = route in _HEALTH or (route in _POLLED and 200 <= status < 300)
-        omitted = 0 if principal or is_routine else self._strangers.omitted((route, status))
-        if omitted is None:
-            return
-        (log.debug if is_routine else log.info)(
-            "request",
-            method=method,
-            route=route,
-            status=status,
-            ms=round(seconds * 1000, 1),
-            principal=principal,
-            **({"omitted": omitted} if omitted else {}),
-        )
+            self._lines.add(method, route, status, seconds, scope.get("trunkline_principal"))

@@ -81,6 +81,7 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
+        self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._verdicts = counter(
             "verdicts", "Records that the live view has settled, since it started.", "verdict", "reason"
         )
@@ -110,8 +111,13 @@ class Metrics:
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an HTTP request and its duration in seconds. `route` is the route's path template."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        found = self._answered.get((method, route, status))
+        if found is None:
+            # A look-up by labels takes longer than all else. There are only so many routes.
+            found = (self._requests.labels(method, route, str(status)), self._seconds.labels(route))
+            self._answered[method, route, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
         """Count settled records by verdict and reason.

@@ -224,6 +224,7 @@ def test_on_a_full_disk_requests_are_answered_and_refusals_recorded_and_only_log
         assert stranger.get(JOBS).status_code == 401
     # The last one may be logged when the disk has room again.
     job = [register(operator) for _ in range(2)][-1]
+    time.sleep(0.2)  # lines of requests are written together
     limit_files(unlimited)
     assert operator.get(f"{JOBS}/{job['job_id']}").status_code == 200
     # A request is logged behind its answer.

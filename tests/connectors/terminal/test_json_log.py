@@ -146,3 +146,41 @@ except KeyboardInterrupt:
 def test_a_line_that_is_broken_off_keeps_no_other_back() -> None:
     done = run_program([sys.executable, "-c", _BROKEN_OFF], check=True)
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["the next", "the last"]
+
+
+_FREQUENT = """
+import asyncio, structlog
+from connectors.terminal.json_log import FrequentLines, configure_json_log
+configure_json_log("tests", ["hidden-word"])
+lines = FrequentLines("request", "here", ("route", "principal", "omitted"))
+async def add():
+    for number in range(3):
+        lines.add(("/a", 'x"y', None), number / 1000)
+    lines.add(("/a", "hidden-word", 7), 0.25)
+    await asyncio.sleep(0.5)
+    lines.add(("/b", None, None), 1)
+asyncio.run(add())
+structlog.stdlib.get_logger("here").info("request", ms=2.0, route="/c")
+lines.flush()
+"""
+
+
+def test_frequent_lines_are_complete_without_secrets_and_written_soon_or_at_the_flush() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FREQUENT],
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["ms"] for line in found] == [0.0, 1.0, 2.0, 250.0, 2.0, 1000.0]
+    other = found.pop(4)
+    assert [line["route"] for line in found] == ["/a", "/a", "/a", "/a", "/b"]
+    assert [line.get("principal") for line in found] == ['x"y', 'x"y', 'x"y', "[secret]", None]
+    assert [line.get("omitted") for line in found] == [None, None, None, 7, None]
+    for line in found:
+        assert set(line) - {"principal", "omitted"} == set(other)
+        assert {line[key] for key in ("program", "level", "event")} == {"tests", "info", "request"}
+        assert len(line["timestamp"]) == len(other["timestamp"])
