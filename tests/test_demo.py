@@ -33,6 +33,7 @@ from connectors.local_stack import child_process, free_port
 from schemas.settings.settings import KafkaSettings, Settings
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 from tests.notebook_run import run_here, run_in_kernel
+from tests.odd_places import ODD_NAME
 from tests.programs import start_program
 from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.verdicts import REASONS
@@ -101,14 +102,18 @@ class DemoRun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """One run of the demo for all tests here. Nothing of it runs any more; its tables stay."""
-    data_dir = tmp_path_factory.mktemp("demo") / "a demo's data"
+    """One run of the demo for all tests here, in a folder whose name is as odd as all programs take it (OP-51).
+
+    Nothing of it runs any more; its tables stay.
+    """
+    data_dir = tmp_path_factory.mktemp("demo") / ODD_NAME
     with demo_process(data_dir) as process:
         out, err = process.communicate(timeout=DEMO_S)
         assert child_process.marked_processes(child_process.mark_of(data_dir, "")) == []
     return DemoRun(data_dir, process.returncode, out, err)
 
 
+@pytest.mark.requirement("OP-51")
 @pytest.mark.timeout(DEMO_S + STOP_S + 30)
 def test_the_demo_ends_with_the_ledger_as_planned(demo_run: DemoRun) -> None:
     assert demo_run.code == 0, demo_run.err

@@ -35,6 +35,7 @@ def odd_settings() -> Iterator[Settings]:
         child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
 
 
+@pytest.mark.slow  # the demo's test has another whole stack in such a folder
 @pytest.mark.stack
 @pytest.mark.spark
 @pytest.mark.tmux
