@@ -226,7 +226,8 @@ class Relay:
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Copy until the reader has no more; the writer's other direction stays open."""
-    with contextlib.suppress(ConnectionError):
+    # A socket whose other end is gone may not be shut down: ENOTCONN is no ConnectionError.
+    with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK):
             writer.write(data)
             await writer.drain()
