@@ -10,9 +10,10 @@ import pytest
 
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.delivery_load import NEEDED
-from tests.faults.prove.injector import Injector, judge_second
+from tests.faults.prove.injector import Injector
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import CRASH, KILL, STOP, Injection, draw_schedule
+from tests.faults.prove.second_programs import judge_second
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 from tests.faults.prove.seed_run import DOORS, not_tried
 from trunkline_agent.errors import BackboneUnreachable, Refused

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED
 from tests.faults.prove.prove_faults import MEETS_ALL, exit_code
 from tests.faults.prove.results import Results, programs_hash, summary
 from tests.faults.prove.schedule import ALL_FAULTS
-from tests.faults.prove.seed_run import LIMIT_S, SeedResult
+from tests.faults.prove.seed_run import LIMIT_S, SeedResult, slowness
 
 THESE = "these"
 
@@ -57,6 +59,11 @@ def test_a_seed_over_its_limit_is_a_finding() -> None:
     assert [seed.findings for seed in found] == [[], [late]]
     assert [seed.seconds for seed in found] == [LIMIT_S, LIMIT_S + 0.1]
     assert summary([seed.as_json() for seed in found])[MISBEHAVED] == 1
+
+
+@pytest.mark.requirement("ST-65")
+def test_a_run_whose_doors_start_slowly_has_more_time_with_a_bound() -> None:
+    assert [slowness(start_s) for start_s in (0.0, 15.0, 30.0, 60.0, 600.0)] == [1, 1, 2, 4, 4]
 
 
 def test_a_result_of_other_programs_does_not_count(tmp_path: Path) -> None:

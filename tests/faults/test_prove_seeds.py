@@ -22,10 +22,13 @@ from tests.faults.prove.seed_run import LIMIT_S, SeedRun
 
 pytestmark = pytest.mark.kafka
 
-# Named points in a settling task and in a gateway, a killed broker, one file bridge too many. After a change of
-# the decks, choose a new seed with such faults.
-CI_SEED = 3899
-DRAWN = {"crash:streams.after_file", "crash:gateway.reactor_appended", "kill:kafka", "second:files"}
+# Named points in a settling task and in a gateway, a killed broker, one file bridge too many, slow readers of
+# large messages. After a change of the decks, choose a new seed with such faults.
+CI_SEED = 251767
+DRAWN = {
+    *("crash:streams.after_file", "crash:gateway.reactor_appended"),
+    *("kill:kafka", "second:files", "slow_read:events"),
+}
 CI_LOAD_S = 9.0
 
 
@@ -38,7 +41,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
 
 @pytest.mark.slow
 @pytest.mark.requirement("CM-03")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_a_seed_of_faults_at_all_doors_loses_doubles_and_changes_nothing(
     brokers: Brokers, tmp_path: Path
 ) -> None:

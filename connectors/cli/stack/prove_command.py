@@ -5,7 +5,7 @@ A seed is a backbone of its own (real processes) under load at all doors, with s
 wrong clocks). Then all acknowledged events are compared with ledger, views and live view. The same seed gives
 the same schedule.
 
-  ./trunkline prove --seeds 3                   a few minutes; a seed takes at most 100 s
+  ./trunkline prove --seeds 3                   a few minutes; a seed takes at most 100 s of an idle machine
   ./trunkline prove --seeds 100                 goes on where an earlier run has ended
   ./trunkline prove --seeds 1 --first-seed 42   one seed
 

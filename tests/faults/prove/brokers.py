@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
+from typing import Final
 
 from connectors.local_stack import free_port
 from schemas.log_access.event_topic import admin_client
 from tests.broker_processes import BrokerProcess, accepts, kafka_at, make_kafka, make_mosquitto
 from tests.faults.prove.tcp_proxy import PASS, TcpProxy
+
+_END_S: Final = 10.0
+_FULL_QUEUES: Final = "max_queued_messages 1\n"
 
 
 class Brokers:
@@ -25,8 +30,13 @@ class Brokers:
         text = properties.read_text().replace(f"advertised.listeners={own}", f"advertised.listeners={seen}")
         properties.write_text(text)
         self._mosquitto_data = folder / "mosquitto"
-        self.processes = {"kafka": kafka, "mosquitto": make_mosquitto(self._mosquitto_data)}
+        mosquitto = make_mosquitto(self._mosquitto_data)
+        # A limit for files is an error of the write then, as a full disk is, and does not end the program.
+        mosquitto.command = ["sh", "-c", "trap '' XFSZ; exec \"$@\"", "sh", *mosquitto.command]
+        self.processes = {"kafka": kafka, "mosquitto": mosquitto}
         self.proxies: dict[str, TcpProxy] = {}
+        self._full: set[str] = set()
+        self._starting: list[threading.Thread] = []
 
     def __enter__(self) -> Brokers:
         for broker in self.processes.values():
@@ -40,6 +50,8 @@ class Brokers:
     def __exit__(self, *_: object) -> None:
         for proxy in self.proxies.values():
             proxy.close()
+        for thread in self._starting:
+            thread.join(_END_S)
         for broker in self.processes.values():
             broker.kill()
 
@@ -47,14 +59,55 @@ class Brokers:
         """kill -9, and a new one on the same port and data, for which nobody waits here."""
         broker = self.processes[name]
         broker.kill()
-        threading.Thread(target=broker.start, name=f"start-{name}", daemon=True).start()
+        self._full.discard(name)
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        thread = threading.Thread(target=self.processes[name].start, name=f"start-{name}", daemon=True)
+        self._starting.append(thread)
+        thread.start()
 
     def wipe_mosquitto(self) -> None:
         """Kill it, and let a new one begin with an empty store, for which nobody waits here."""
         self.processes["mosquitto"].kill()
         for store in self._mosquitto_data.glob("mosquitto.db*"):
             store.unlink()
-        threading.Thread(target=self.processes["mosquitto"].start, name="start-mosquitto", daemon=True).start()
+        self._start("mosquitto")
+
+    def fill_disk(self, name: str) -> None:
+        """Let no file of the broker grow: Kafka ends, and Mosquitto cannot save. `kill` gives room again."""
+        process = self.processes[name].process
+        if process is None or process.poll() is not None:
+            return
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
+        self._full.add(name)
+        if name == "mosquitto":
+            self.save_mosquitto()
+
+    def save_mosquitto(self) -> None:
+        """Let Mosquitto save its sessions and messages, or try to."""
+        if _listens(self.processes["mosquitto"]):  # before, the signal would end it
+            self.signal("mosquitto", signal.SIGUSR1)
+
+    def limit_queues(self, *, is_full: bool) -> None:
+        """Let Mosquitto keep one message for each client that is away, and drop others; or keep all again.
+
+        It saves its sessions, and begins again with other limits. Nobody waits for that here.
+        """
+        conf, mosquitto = self._mosquitto_data / "mosquitto.conf", self.processes["mosquitto"]
+        text = conf.read_text()
+        if text.endswith(_FULL_QUEUES) == is_full:
+            return
+        conf.write_text(text + _FULL_QUEUES if is_full else text.removesuffix(_FULL_QUEUES))
+        self.signal("mosquitto", signal.SIGCONT)  # otherwise it could not end
+        mosquitto.stop()
+        self._start("mosquitto")
+
+    @property
+    def dropped(self) -> int:
+        """How often Mosquitto began to drop messages for a client."""
+        return self.processes["mosquitto"].log_path.read_text(errors="replace").count("are being dropped")
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Stop it, or let it go on."""
@@ -68,6 +121,9 @@ class Brokers:
             proxy.mode = PASS
         for name in self.processes:
             self.signal(name, signal.SIGCONT)
+        for name in list(self._full):
+            self.kill(name)
+        self.limit_queues(is_full=False)
 
     def forget_seeds(self) -> None:
         """Delete the topics of seeds that are over, and what Mosquitto has kept for their clients."""

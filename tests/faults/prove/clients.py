@@ -12,6 +12,8 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages
+from tests.faults.prove.client_faults import ClientFault, ClientFaults
+from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_load import DeliveryLoad
 from tests.faults.prove.delivery_notes import Deliveries
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, text_of
@@ -44,7 +46,7 @@ class Clients:
         clock: Clock,
     ) -> None:
         self._settings, self._schedule, self._oracle, self._clock = settings, schedule, oracle, clock
-        self.urls = [settings.gateway_url]
+        self.urls, self._both = [settings.gateway_url], [settings.gateway_url, peer.gateway_url]
         self.failures: list[str] = []
         self.late: list[str] = []
         self._hub: list[HubClient] = []
@@ -57,11 +59,12 @@ class Clients:
         self._mcp = [self._mcp_agent(name) for name in ("mia", messages.MARA)]
         self._mcp[0].client.skew_s = next((skew for skew in schedule.skew_s if skew), 0.0)
         self._mqtt = [self._mqtt_agent(name) for name in ("mo", messages.MINA)]
+        self._faulty = {name: self._token(name) for name in ("moe", messages.UTE)}
         # After one poll the queue knows the agent as a reader of files.
         Queue(queue_root(settings)).poll(messages.FRED)
         self._files = messages.FileSender(settings, messages.Words(schedule, "fil"), oracle, clock)
         self.deliveries = DeliveryLoad(
-            [settings.gateway_url, peer.gateway_url],
+            self._both,
             [settings.mcp_server_url, peer.mcp_server_url],
             self._token,
             self._operator,
@@ -70,6 +73,7 @@ class Clients:
             clock,
             schedule.seed,
         )
+        self._log = deliveries
         self.library = self._library()
         # A gateway is ready before a process has described the listener's handler to it.
         while LISTENER not in text_of(self._operator.ask("GET", "/api/hub/listeners")):
@@ -143,6 +147,21 @@ class Clients:
             self._run(name, run)
         for name, run in self.deliveries.runs(lambda: not any(thread.is_alive() for thread in sending)):
             self._run(name, run)
+
+    def faults(self) -> dict[str, ClientFault]:
+        """Return the faults that clients make, by their names in the schedule."""
+        ids = [agent.client_id for agent in self._mqtt]
+        tokens = {messages.UTE: self._faulty[messages.UTE], messages.FOLA: self.deliveries.token(messages.FOLA)}
+        return ClientFaults(
+            self._settings,
+            self._both,
+            ids,
+            tokens,
+            lambda: HubMailbox(self._client(self._faulty["moe"]), "moe", self._log),
+            self._operator,
+            self._oracle,
+            self._clock,
+        ).by_name()
 
     def _run(self, name: str, run: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:

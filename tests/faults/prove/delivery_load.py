@@ -101,6 +101,10 @@ class DeliveryLoad:
         self._asking: set[str] = set()
         self._expecting: set[str] = set()
 
+    def token(self, name: str) -> str:
+        """Return the token of a principal with a mailbox."""
+        return self._tokens[name]
+
     def _hub(self, name: str, *, takes_refusals: bool = False) -> HubMailbox:
         client = HubClient(
             self._hub_urls, self._tokens[name], self._clock, self._next_seed, takes_refusals=takes_refusals

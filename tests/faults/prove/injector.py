@@ -9,15 +9,17 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from connectors.local_stack.part_plan import GATEWAY
+from connectors.local_stack.part_plan import BRIDGE, GATEWAY
 from tests.faults.prove import store_faults
 from tests.faults.prove.brokers import Brokers
+from tests.faults.prove.client_faults import ClientFault
 from tests.faults.prove.crash_points import arm, disarm, fired
 from tests.faults.prove.delivery_checks import Outage
 from tests.faults.prove.foreign_writer import write_despite_faults
+from tests.faults.prove.hub_client import GaveUp
 from tests.faults.prove.load_messages import send_on_full_disk
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import (
@@ -26,6 +28,7 @@ from tests.faults.prove.schedule import (
     DELETE,
     FOREIGN_WRITER,
     FULL_DISK,
+    FULL_QUEUE,
     GATEWAY_STORE_FAULTS,
     KILL,
     LIBRARY,
@@ -43,16 +46,12 @@ from tests.faults.prove.schedule import (
     Injection,
     Schedule,
 )
+from tests.faults.prove.second_programs import judge_second
 from tests.faults.prove.seed_parts import Second, SeedParts
 from tests.faults.prove.tcp_proxy import PASS, TcpProxy
-from trunkline_agent.errors import BackboneUnreachable, Refused
 
 _BROKERS: Final = ("kafka", "mosquitto")
 _LIMIT_TICK_S: Final = 0.5
-_REFUSED: Final = Refused.exit_code
-_UNREACHABLE: Final = BackboneUnreachable.exit_code
-_REFUSE: Final = (STREAMS, "gateway_port")
-_STAND_BY: Final = ("bridge", "files")
 # Other parts still feel a fault this long after its end: a killed broker has to start again.
 _RECOVERED_S: Final = 10.0
 # With Spark starting beside it on two cores, a gateway has taken 24 s until it refused.
@@ -65,7 +64,7 @@ _STORES_LOOK_S: Final = 0.1
 
 class Injector:
     """For one thread. `tick` it often; `over` says when the last fault is. `urls`: the gateways that clients
-    ask, to which a second one is added while it lives.
+    ask, to which a second one is added while it lives. `client_faults`: those that clients make, by name.
 
     `done`: how often each fault was injected; a second one counts when it has shown what it is, and a fault of
     the stores when the settling tasks, or the gateway, have dealt with it. `misbehaved`:
@@ -75,7 +74,13 @@ class Injector:
     """
 
     def __init__(
-        self, parts: SeedParts, brokers: Brokers, oracle: Oracle, schedule: Schedule, urls: list[str]
+        self,
+        parts: SeedParts,
+        brokers: Brokers,
+        oracle: Oracle,
+        schedule: Schedule,
+        urls: list[str],
+        client_faults: Mapping[str, ClientFault] | None = None,
     ) -> None:
         self._parts, self._brokers, self._oracle, self._schedule = parts, brokers, oracle, schedule
         self._points = parts.folder / "points"
@@ -85,7 +90,7 @@ class Injector:
         self._armed: list[str] = []
         self._full: set[str] = set()
         self._limited_at = 0.0
-        self._urls = urls
+        self._urls, self._client_faults = urls, client_faults or {}
         self._left = list(schedule.injections)
         self._staged: dict[Injection, store_faults.Stages] = {}
         self._without_end: set[Injection] = set()
@@ -110,7 +115,7 @@ class Injector:
     @property
     def over(self) -> bool:
         """True if nothing more is to be done or undone."""
-        return not self._events
+        return not self._events and not any(thread.is_alive() for thread in self._threads)
 
     @property
     def is_staging(self) -> bool:
@@ -183,6 +188,12 @@ class Injector:
             return
         if injection.fault == FOREIGN_WRITER:
             self._run(self._write_foreign)
+            return
+        if injection.fault in self._client_faults:
+            self._run(lambda: self._let_clients(injection))
+            return
+        if kind == FULL_QUEUE:
+            self._fill_queues(injection)
             return
         if kind == SECOND:
             # Counted when it has shown itself.
@@ -281,6 +292,10 @@ class Injector:
         if target == "queue":
             self._run(self._send_on_full_disk)
             return
+        if target in _BROKERS:
+            self._brokers.fill_disk(target)
+            self._lasts(injection, lambda: self._brokers.kill(target))
+            return
         self._full.add(target)
         self._parts.limit_files(target, is_full=True)
 
@@ -289,6 +304,28 @@ class Injector:
             self._parts.limit_files(target, is_full=False)
 
         self._lasts(injection, room)
+
+    def _fill_queues(self, injection: Injection) -> None:
+        """Let Mosquitto drop messages for the bridge, which is killed. It counts if it has dropped some."""
+        before = self._brokers.dropped
+        self._brokers.limit_queues(is_full=True)
+        self._troubled[BRIDGE] = max(self._troubled[BRIDGE], time.monotonic() + injection.for_s + _RECOVERED_S)
+        self._parts.parts[BRIDGE].kill()
+
+        def end() -> None:
+            self._brokers.limit_queues(is_full=False)
+            self.done[injection.fault] += self._brokers.dropped > before
+
+        self._lasts(injection, end)
+
+    def _let_clients(self, injection: Injection) -> None:
+        try:
+            self._client_faults[injection.fault](injection.for_s)
+            self.done[injection.fault] += 1
+        except GaveUp as error:
+            self.left_out.append(f"{injection.fault} was not injected: {error}")
+        except Exception as error:  # told in the result, which would not see it in a thread
+            self.misbehaved.append(f"{injection.fault}: {type(error).__name__}: {error}")
 
     def _run(self, what: Callable[[], None]) -> None:
         thread = threading.Thread(target=what, daemon=True)
@@ -356,39 +393,3 @@ class Injector:
     def _forget(self, url: str) -> None:
         if url in self._urls[1:]:
             self._urls.remove(url)
-
-
-def judge_second(
-    name: str,
-    *,
-    exit_code: int | None,
-    is_ready: bool,
-    stands_by: bool,
-    is_alone: bool,
-    was_troubled: bool,
-    is_late: bool,
-) -> tuple[str | None, bool]:
-    """Return the forbidden action of a second process of a part, and whether it behaved as it should.
-
-    `is_alone`: the first one may have gone, and this one works in its place. `was_troubled`: what it needs was
-    away; then it may say so and end, or wait. `is_late`: it has had its time.
-    """
-    if name in _REFUSE:
-        if exit_code == _UNREACHABLE and was_troubled:
-            return None, False
-        if exit_code is not None:
-            is_wrong = exit_code == 0 or (name == STREAMS and exit_code != _REFUSED)
-            return (f"ended with {exit_code}" if is_wrong else None), True
-        if is_ready:
-            return (None if is_alone else "works beside the first"), is_alone
-        return ("neither refused nor ended" if is_late and not is_alone else None), False
-    if exit_code is not None:
-        is_wrong = exit_code != _UNREACHABLE and not was_troubled
-        return (f"ended with {exit_code}" if is_wrong else None), False
-    if name in _STAND_BY:
-        if is_ready and not (stands_by or is_alone or was_troubled):
-            return "works beside the first", False
-        shows = stands_by or is_ready
-    else:
-        shows = is_ready
-    return ("has not shown itself in its time" if is_late and not shows and not was_troubled else None), shows

@@ -30,11 +30,15 @@ from trunkline_agent.hub.plans import Answer
 from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
+from trunkline_agent.wire.agent_message import mqtt_user
+from trunkline_agent.wire.mqtt_password import mqtt_client_id
 
 # The readers at the doors HTTP, file, MCP and MQTT.
 HANNA, FRED, MARA, MINA = READERS = ("hanna", "fred", "mara", "mina")
 # Consumers lease the messages of the first, and followers see those of the second; see `load_deliveries`.
 DORA, FOLA = "dora", "fola"
+# The reader of a mailbox by the command line.
+UTE: Final = "ute"
 _RECIPIENTS: Final = (*READERS, DORA, FOLA)
 MESSAGES: Final = "/api/hub/messages"
 
@@ -49,6 +53,7 @@ def readers_of() -> tuple[Reader, ...]:
     return (
         Reader(mailbox(HANNA)),
         Reader(mailbox(MARA)),
+        Reader(mailbox(UTE)),
         Reader(mailbox(FRED), gets_all=True),
         Reader(mailbox(MINA), gets_all=True),
     )
@@ -238,6 +243,7 @@ class MqttSender:
     ) -> None:
         told = operator.ask("POST", f"/api/hub/agents/{name}/mqtt", json={}).json()
         credentials = mailbox_credentials(settings, name, told["secret"])
+        self.client_id = mqtt_client_id(told["secret"], mqtt_user(name))
         self._agent = MqttAgent(
             credentials, settings.data_path.parent / f"mqtt-{name}", self._got, broker=settings.mqtt
         )

@@ -24,7 +24,7 @@ _PROGRAMS: Final = (
     *("tests/faults", "tests/broker_processes.py", "tests/connectors/gateway/hub_stack.py"),
     *("tests/connectors/xml_pump/pump_handlers.py", "tests/connectors/xml_pump/pump_stack.py"),
     *("tests/raw_records.py", "tests/schemas/stream_records.py", "tests/schemas/hub_records.py"),
-    "tests/schemas/job_records.py",
+    *("tests/schemas/job_records.py", "tests/failing_outputs.py", "tests/slow_readers.py"),
 )
 
 

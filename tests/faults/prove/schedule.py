@@ -15,7 +15,8 @@ from typing import Any, Final
 KILL, STOP, CRASH, FULL_DISK, SECOND = "kill", "stop", "crash", "full_disk", "second"
 CUT, SLOW, MUTE = "cut", "slow", "mute"
 DELETE, TRUNCATE, REPLACE, MOVE = "delete", "truncate", "replace", "move"
-WIPE = "wipe"
+WIPE, FULL_QUEUE, TAKE_ID = "wipe", "full_queue", "take_id"
+SLOW_READ, LARGEST, BAD_OUTPUT = "slow_read", "largest", "bad_output"
 SKEW, DUPLICATES, REORDER, FORGE = "skew", "duplicates", "reorder", "forge"
 
 STREAMS: Final = "streams"
@@ -55,6 +56,14 @@ STORE_FAULTS: Final = (
 )
 # Of the first gateway's store, which is killed for it.
 GATEWAY_STORE_FAULTS: Final = tuple(f"{how}:gateway.store" for how in (DELETE, TRUNCATE, REPLACE))
+# Faults that clients make, each on a thread of its own.
+CLIENT_FAULTS: Final = (
+    f"{TAKE_ID}:agent",
+    f"{TAKE_ID}:bridge",
+    f"{SLOW_READ}:events",
+    f"{LARGEST}:messages",
+    f"{BAD_OUTPUT}:drain",
+)
 STREAM_FAULTS: Final = (
     *(f"{CRASH}:{STREAMS}.{point}" for point in STREAM_POINTS),
     f"{KILL}:{STREAMS}",
@@ -68,12 +77,15 @@ OTHER_FAULTS: Final = (
     *(f"{STOP}:{part}" for part in (*_PARTS, *_BROKERS)),
     *(f"{CRASH}:{door}.{point}" for door in _DOORS for point in ACK_POINTS),
     *(f"{CRASH}:gateway.reactor_{step}" for step in REACTOR_STEPS),
-    *(f"{FULL_DISK}:{part}" for part in (*_DOORS, "queue")),
+    *(f"{FULL_DISK}:{part}" for part in (*_DOORS, "queue", *_BROKERS)),
     *(f"{how}:{link}" for how in (CUT, SLOW, MUTE) for link in _LINKS),
     *(f"{SECOND}:{part}" for part in (*_PARTS, "gateway_port")),
     *GATEWAY_STORE_FAULTS,
     # Mosquitto begins again without its sessions and messages.
     f"{WIPE}:mosquitto",
+    # It drops what waits for a bridge that is away, after its PUBACK.
+    f"{FULL_QUEUE}:mosquitto",
+    *CLIENT_FAULTS,
 )
 HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
 KILL_OF_PEER: Final = f"{KILL}:{PEER}"
@@ -197,8 +209,8 @@ def _lasting(kind: str, draw: random.Random) -> float:
     if kind == STOP:
         # 5 to 30 s, and mostly short: all 30 s would be most of what one seed may take.
         return 5 + 25 * draw.random() ** 4
-    if kind in (CUT, MUTE, FULL_DISK, MOVE):
+    if kind in (CUT, MUTE, FULL_DISK, TAKE_ID, MOVE):
         return draw.uniform(1, 6)
-    if kind == SLOW:
+    if kind in (SLOW, SLOW_READ, FULL_QUEUE):
         return draw.uniform(4, 10)
     return 0.0

@@ -93,6 +93,8 @@ def seed_settings(folder: Path, brokers: Brokers, seed: int) -> Settings:
             backoff_base_s=0.1,
             backoff_max_s=0.5,
             inbox_retry_s=1,
+            # A confirmation may be lost with the session of the bridge.
+            inbox_confirm_s=3,
         ),
         gateway=GatewaySettings(
             port=hub,
