@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +29,19 @@ pytestmark = pytest.mark.requirement("AG-61")
 
 FOLDER = PROJECT_ROOT / "connectors" / "agent_sdk" / "vectors"
 PAGE = PROJECT_ROOT / "docs" / "how-to" / "publish_from_another_language.md"
+
+
+@pytest.fixture
+def time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that sets the time zone of this process, until the test ends."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
 
 
 def vectors(name: str) -> Any:
@@ -99,7 +114,9 @@ def test_each_refusal_of_the_vectors_has_its_error_and_exit_code() -> None:
 
 
 @pytest.mark.requirement("AG-94")
-def test_retry_after_is_read_in_each_form_in_utc() -> None:
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_retry_after_is_read_in_each_form_in_utc(zone: str, time_zone: Callable[[str], None]) -> None:
+    time_zone(zone)
     found = vectors("hub")["retry_after"]
     now_s = datetime.fromisoformat(found["now"]).timestamp()
     for one in found["waits"]:
