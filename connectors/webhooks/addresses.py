@@ -138,6 +138,9 @@ async def _first_connected(
     finally:
         for task in under_way:
             task.cancel()
+        # One may have connected at this very moment.
+        late = await asyncio.gather(*under_way, return_exceptions=True)
+        connected += [one for one in late if not isinstance(one, BaseException)]
         for surplus in connected[1:]:
             await surplus.aclose()
     if not connected:
