@@ -20,7 +20,7 @@ import httpx
 from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
 from tests.agent_signatures import signed_headers
-from tests.benchmarks.mcp_load import request
+from tests.benchmarks.mcp_load import HEADERS, request
 from tests.connectors.gateway.hub_access import add_principal
 from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent import Agent, Credentials, HubAccess
@@ -31,7 +31,6 @@ from trunkline_agent.queue import Queue
 
 PAUSE_S: Final = 0.05
 WITHIN_S: Final = 20.0
-_MCP: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 
 Trip = Callable[[], None]
 """Makes one round trip. Raises if it fails or is not over within WITHIN_S."""
@@ -88,7 +87,7 @@ def mcp_trips(settings: Settings, operator: httpx.Client) -> Iterator[Trip]:
 
         def call(tool: str, **arguments: Any) -> dict[str, Any]:
             content = request("tools/call", {"name": tool, "arguments": arguments})
-            headers = _MCP | signed_headers(name, key, content)
+            headers = HEADERS | signed_headers(name, key, content)
             answer = client.post("/mcp", content=content, headers=headers).raise_for_status()
             result = answer.json().get("result")
             if result is None or result.get("isError"):

@@ -17,7 +17,7 @@ from connectors.file_bridge.queue_root import queue_root
 from schemas.settings.settings import Settings
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_stack import operator_client
-from tests.benchmarks.mcp_load import request
+from tests.benchmarks.mcp_load import HEADERS, request
 from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 from trunkline_agent.mqtt.inbox_message import InboxMessage
@@ -27,7 +27,6 @@ from trunkline_agent.queue import Queue
 TEXT: Final = "step 7 of 12 done, reading the index"
 READER: Final = "door_reader"
 _TIMEOUT_S: Final = 20.0
-_MCP: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 _numbers = itertools.count(1)
 
 Send = Callable[[], None]
@@ -78,7 +77,7 @@ def mcp(settings: Settings) -> Iterator[Send]:
         def send() -> None:
             said = {"targetAgentId": READER, "message": TEXT}
             call = request("tools/call", {"name": "send_to_agent", "arguments": said})
-            headers = _MCP | signed_headers(name, key, call)
+            headers = HEADERS | signed_headers(name, key, call)
             answer = client.post("/mcp", content=call, headers=headers).raise_for_status()
             result = answer.json().get("result")
             if result is None or result.get("isError"):

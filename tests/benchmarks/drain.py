@@ -7,6 +7,9 @@ micro-batches' time, with planning, offsets and Spark's own log, as the peer's c
 is reported as cold, the medians of the others as the result: the JVM alone makes the copy three times as fast
 between its first and third pass. Limits that were not held are in `not_held`, and the exit code is 1.
 
+`us_per_record` are the microseconds of processor time that each of the three costs for a record, by program:
+Spark's JVM, its Python workers, the driver, Kafka, and the peer with its start.
+
 `--events-per-job 12,1000` drains a topic for each of these numbers. `jobs_of_1000_…` are the figures of the
 second; those of the first have no such prefix.
 
@@ -17,22 +20,23 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.local_stack.part_plan import KAFKA
 from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import Bench, numbers, teller
+from tests.benchmarks.bench_report import Bench, Figures, add_phase, medians, numbers, prefixed, ratios, teller
 from tests.benchmarks.bench_stack import fill_topic, kafka_alone
 from tests.benchmarks.event_load import EVENTS_PER_JOB
+from tests.benchmarks.process_times import spark_s
 from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
 from tests.own_settings import stack_settings
 from tests.programs import run_program
@@ -106,8 +110,8 @@ def spark_rate(query: StreamingQuery, expected: int) -> tuple[float, float, str]
     return rows / inside_s, rows / whole_s, words
 
 
-def peer_rate(settings: Settings, expected: int) -> float:
-    """Records a second of the peer, in a process of its own."""
+def peer_rate(settings: Settings, expected: int) -> tuple[float, float]:
+    """Return records a second and microseconds of a record of the peer, in a process of its own."""
     done = run_program(
         [sys.executable, "-m", "tests.benchmarks.drain_peer", settings.table_path(LEDGER), str(expected)],
         timeout_s=PASS_LIMIT_S,
@@ -116,22 +120,26 @@ def peer_rate(settings: Settings, expected: int) -> float:
     if done.returncode:
         raise RuntimeError(f"the peer failed:\n{done.stderr}")
     result = json.loads(done.stdout)
-    return float(result["rows"] / result["seconds"])
+    return result["rows"] / result["seconds"], 1e6 * result["cpu_s"] / expected
 
 
-def one_pass(spark: SparkSession, settings: Settings, root: Path, expected: int) -> dict[str, float]:
-    """One pass of each, in turn, each into tables of its own."""
-    rates: dict[str, float] = {}
+def one_pass(spark: SparkSession, settings: Settings, root: Path, expected: int, kafka_pid: int) -> Figures:
+    """Run one pass of each, in turn, each into tables of its own."""
+    found: Figures = {"us_per_record": {}}
     for name in ("copy", "pipeline", "peer"):
         at = own_tables(settings, root / name)
-        words = "a commit a second"
+        words, before = "a commit a second", spark_s(kafka_pid)
+        peer_us = 0.0
         if name == "peer":
-            rates[name] = peer_rate(at, expected)
+            found[name], peer_us = peer_rate(at, expected)
         else:
             start = start_copy if name == "copy" else start_pipeline
-            rates[name], rates[f"whole_{name}"], words = spark_rate(start(spark, at), expected)
-        say(f"  {name}: {rates[name]:,.0f} records/s ({words})")
-    return rates
+            found[name], found[f"whole_{name}"], words = spark_rate(start(spark, at), expected)
+        us = {part: 1e6 * (used - before[part]) / expected for part, used in spark_s(kafka_pid).items()}
+        found["us_per_record"][name] = {"peer": peer_us, KAFKA: us[KAFKA]} if peer_us else us
+        spent = ", ".join(f"{part} {each:.1f}" for part, each in found["us_per_record"][name].items())
+        say(f"  {name}: {found[name]:,.0f} records/s ({words}); us a record: {spent}")
+    return found
 
 
 def start_pipeline(spark: SparkSession, settings: Settings) -> StreamingQuery:
@@ -139,40 +147,47 @@ def start_pipeline(spark: SparkSession, settings: Settings) -> StreamingQuery:
     return settle_events.start(spark, settings, available_now=True)
 
 
-def summary(passes: list[dict[str, float]]) -> dict[str, Any]:
-    """The figures of some passes: medians, and the ratios of the medians."""
-    median = {name: statistics.median(p[name] for p in passes) for name in passes[0]}
-    return {
-        "copy_eps": round(median["copy"]),
-        "pipeline_eps": round(median["pipeline"]),
-        "peer_eps": round(median["peer"]),
-        "ratio_copy": round(median["pipeline"] / median["copy"], 3),
-        "ratio_peer": round(median["pipeline"] / median["peer"], 3),
-        "whole_copy_eps": round(median["whole_copy"]),
-        "whole_pipeline_eps": round(median["whole_pipeline"]),
-        "whole_ratio_copy": round(median["whole_pipeline"] / median["whole_copy"], 3),
-        "whole_ratio_peer": round(median["whole_pipeline"] / median["peer"], 3),
+def summary(passes: list[Figures]) -> Figures:
+    """Return the figures of some passes: medians, and the ratios of the medians."""
+    median = medians(passes)
+    found = {
+        f"{name}_eps": round(median[name])
+        for name in ("copy", "pipeline", "peer", "whole_copy", "whole_pipeline")
     }
+    pairs = {
+        "ratio_copy": ("pipeline", "copy"),
+        "ratio_peer": ("pipeline", "peer"),
+        "whole_ratio_copy": ("whole_pipeline", "whole_copy"),
+        "whole_ratio_peer": ("whole_pipeline", "peer"),
+    }
+    return {**found, **ratios(median, pairs), "us_per_record": median["us_per_record"]}
 
 
-def measure(events_wanted: int, sizes: list[int], warm_passes: int, work: Path) -> dict[str, Any]:
+def measure(events_wanted: int, sizes: list[int], warm_passes: int, work: Path) -> Figures:
     """Fill a topic for each size of a job, and drain it `1 + warm_passes` times by each of the three."""
     settings = stack_settings(work / "data")
-    found: dict[str, Any] = {}
-    with kafka_alone(settings):
+    found: Figures = {}
+    with kafka_alone(settings) as stack:
+        kafka_pid = stack[KAFKA].pid
+        assert kafka_pid is not None
         # The copy needs Delta's classes; both pay for them.
         spark = start_session(work, settings.spark.tasks, DELTA_CONF)
-        for per_job in sizes:
+
+        def passes_of(per_job: int) -> Figures:
             kafka = settings.kafka.model_copy(update={"topic": f"{settings.kafka.topic}.{per_job}"})
             at = settings.model_copy(update={"kafka": kafka})
-            count, passes = fill_topic(at, events_wanted, per_job=per_job), []
+            count = fill_topic(at, events_wanted, per_job=per_job)
             say(f"{count:,} records in the topic, {per_job} events a job")
+            passes = []
             for number in range(1 + warm_passes):
                 say(f"pass {number + 1} of {1 + warm_passes}")
-                passes.append(one_pass(spark, at, work / f"jobs-of-{per_job}" / f"pass-{number}", count))
+                folder = work / f"jobs-of-{per_job}" / f"pass-{number}"
+                passes.append(one_pass(spark, at, folder, count, kafka_pid))
             figures = {**summary(passes[1:]), "events": count, "cold": summary(passes[:1])}
-            prefix = f"jobs_of_{per_job}_" if found else ""
-            found |= {f"{prefix}{name}": value for name, value in figures.items()}
+            return figures if per_job == sizes[0] else prefixed(f"jobs_of_{per_job}", figures)
+
+        for per_job in sizes:
+            add_phase(found, partial(passes_of, per_job))
         spark.stop()
     return {**found, "warm_passes": warm_passes, "events_per_job": sizes}
 

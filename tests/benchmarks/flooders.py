@@ -28,9 +28,8 @@ from pydantic import SecretStr
 from connectors.file_bridge.queue_root import queue_root
 from connectors.local_stack.part_monitor import set_niceness
 from schemas.settings.settings import Settings
-from tests.agent_signatures import signed_headers
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
-from tests.benchmarks.mcp_load import request
+from tests.benchmarks.mcp_load import signed_call
 from trunkline_agent.broker import BrokerAccess, job_broker
 from trunkline_agent.mcp.signing import load_private_key
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
@@ -106,13 +105,10 @@ def xml_turns(order: Order) -> Turn:
 
 def mcp_turns(order: Order) -> Turn:
     """Signed calls of `send_to_agent`."""
-    key = load_private_key(order.secret.encode())
-    fixed = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    key, said = load_private_key(order.secret.encode()), {"targetAgentId": order.sink, "message": _TEXT}
 
     def asked() -> bytes:
-        said = {"targetAgentId": order.sink, "message": _TEXT}
-        body = request("tools/call", {"name": "send_to_agent", "arguments": said})
-        return request_bytes("POST", "/mcp", fixed | signed_headers(order.name, key, body), body)
+        return signed_call(order.name, key, "send_to_agent", said)
 
     return lambda seconds: asyncio.run(_ask(order.settings.agent_mcp.port, asked, seconds))
 

@@ -11,12 +11,10 @@ are medians of the rounds, and each start of Spark warms up before. In the end t
 Spark stopped, for the live view's figure without it. `never_arrived` counts what no figure can hold: of the
 second half, what was in none of the places.
 
-`cores` are those of each program while the streaming jobs work, `cores_total` all of them. `--before PATH`
-names a checkout of an earlier commit, whose stack then gets the same load (`cores_before`, `ratio_cores`). It
-needs `.jars`, and no `.venv`:
-
-    git worktree add --detach ../before b679e19 && ln -s "$PWD/.jars" ../before/.jars
-    ./trunkline bench freshness --rate 500 --before ../before --json
+`cores` are those of each program while the streaming jobs work, `cores_total` all of them. `us_per_event` are
+the microseconds of processor time of bridge and gateway for an event, without Spark, and
+`control_us_per_event` those of a bare forwarder from MQTT to Kafka and of a bare consumer, which run beside
+them under the same load (`ratio_bridge_us`, `ratio_gateway_us`).
 
 With the default options the limits count: missed ones are in `not_held`, and the exit code is 1. They are
 ratios, so that a slow hour does not decide. `aims` are no limits: a usual hour should reach them.
@@ -33,7 +31,6 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +38,13 @@ from typing import Any
 from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
-from connectors.local_stack.part_plan import MOSQUITTO, STREAMS
+from connectors.local_stack.part_plan import BRIDGE, GATEWAY, MOSQUITTO, STREAMS
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import KafkaSettings, Settings, ViewSettings
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks import mqtt_publishers
-from tests.benchmarks.bench_report import Bench, not_held, quantile, teller
-from tests.benchmarks.bench_stack import earlier_stack
+from tests.benchmarks import bare_followers, mqtt_publishers
+from tests.benchmarks.bench_report import Bench, add_phase, digits, judged, quantile, teller
+from tests.benchmarks.bench_stack import beside
 from tests.benchmarks.copy_stream import control_settings, copy_part
 from tests.benchmarks.event_load import jobs_for
 from tests.benchmarks.freshness_load import load
@@ -60,17 +57,19 @@ from tests.benchmarks.freshness_moments import (
     within,
 )
 from tests.benchmarks.message_load import MessageSender
-from tests.benchmarks.stack_cores import CoreMeter
+from tests.benchmarks.process_times import CoreMeter
 from tests.faults.test_agreement import end_offsets
 from tests.own_settings import stack_settings
 
 RATE = 500
 LIBRARY = "library"
+FORWARDER, CONSUMER = "forwarder", "consumer"
 AIMS = {"ledger_p50_s": 0.3, "ledger_p95_s": 0.5}
 AT_MOST = {
     "ratio_p50": 1.6,
     "ratio_p95": 2,
-    "ratio_cores": 0.65,
+    "ratio_bridge_us": 4,
+    "ratio_gateway_us": 6,
     "ratio_views_p95": 2.5,
     "live_p99_ms": 50,
     "never_arrived": 0,
@@ -157,7 +156,10 @@ def measure(settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
         sender.stop.set()
         say("without Spark")
         idle = loads.run(max(10, args.seconds // 2))
-    return {**figures(settings, ours, sender.sent, idle), **compared_to_control(settings, ours, controls)}
+        followers: dict[str, Any] = {}
+        add_phase(followers, lambda: followers_figures(settings, loads, max(10, args.seconds // 2)))
+    compared = compared_to_control(settings, ours, controls)
+    return {**figures(settings, ours, sender.sent, idle), **compared, **followers}
 
 
 def counted(turn: Turn, sent: Sent | None = None) -> Sent:
@@ -246,26 +248,30 @@ def median_cores(turns: list[Turn]) -> dict[str, float]:
     return {name: round(statistics.median(turn.cores.get(name, 0.0) for turn in turns), 3) for name in names}
 
 
-def measure_before(settings: Settings, checkout: Path, args: argparse.Namespace) -> float:
-    """Return the cores that the stack of another checkout uses under the same load."""
-    say(f"the stack of {checkout}")
-    with earlier_stack(settings, checkout) as settings:
-        sender = MessageSender(settings, args.messages, "reader")
-        sender.start()
-        turn = Loads(settings, args.rate).turn(settings, args.warm, args.seconds)
-        sender.stop.set()
-        sender.join(30)
-    return sum(turn.cores.values())
+def followers_figures(settings: Settings, loads: Loads, seconds: int) -> dict[str, Any]:
+    """Return what an event costs bridge and gateway, beside a bare forwarder and a bare consumer."""
+    with (
+        beside(settings, FORWARDER, bare_followers.__name__, FORWARDER),
+        beside(settings, CONSUMER, bare_followers.__name__, CONSUMER),
+    ):
+        turn = loads.run(seconds)
+    per_s = len(counted(turn)) / (turn.window[1] - turn.window[0])
+    us = {name: digits(1e6 * cores / per_s) for name, cores in turn.cores.items()}
+    return {
+        "us_per_event": {name: us[name] for name in (BRIDGE, GATEWAY)},
+        "control_us_per_event": {name: us[name] for name in (FORWARDER, CONSUMER)},
+        "ratio_bridge_us": digits(us[BRIDGE] / us[FORWARDER]),
+        "ratio_gateway_us": digits(us[GATEWAY] / us[CONSUMER]),
+    }
 
 
-def own_stacks(args: argparse.Namespace, work: Path) -> Iterator[Settings]:
-    """Yield settings of stacks with a data directory and ports of their own."""
-    for name in ("data", "before"):
-        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-        if args.partitions:
-            kafka = kafka.model_copy(update={"partitions": args.partitions})
-        # Compaction would take away the files that tell when a row was first readable.
-        yield stack_settings(work / name, kafka=kafka, views=ViewSettings(maintenance_interval_s=0))
+def settings_in(folder: Path, partitions: int | None) -> Settings:
+    """Return settings of a stack with all doors. `partitions`: those of the topic, if not the default."""
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    if partitions:
+        kafka = kafka.model_copy(update={"partitions": partitions})
+    # Compaction would take away the files that tell when a row was first readable.
+    return stack_settings(folder, kafka=kafka, views=ViewSettings(maintenance_interval_s=0))
 
 
 def measure_publisher(settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
@@ -273,36 +279,25 @@ def measure_publisher(settings: Settings, args: argparse.Namespace) -> dict[str,
     with LocalStack(settings, parts=(MOSQUITTO,)):
         found = mqtt_publishers.client_cost(role_mqtt(settings, OPERATOR), args.seconds, args.rate)
     # In turns, so the limit counts with any options.
-    return {**found, "not_held": not_held(found, mqtt_publishers.AT_MOST)}
+    return {**found, **judged(found, mqtt_publishers.AT_MOST)}
 
 
 def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Measure on a stack with all doors, and on one of the earlier checkout if there is one."""
+    """Measure what the options ask for."""
     if args.through == LIBRARY:
         return measure_publisher(stack_settings(work / "data"), args)
-    settings, before = own_stacks(args, work)
-    result = {**measure(settings, args), "cores_before": None, "ratio_cores": None, "aims": AIMS}
-    if args.before is not None:
-        cores = measure_before(before, args.before, args)
-        result |= {
-            "cores_before": round(cores, 2),
-            "ratio_cores": round(result["cores_total"] / cores, 3),
-        }
-    return result
+    return {**measure(settings_in(work / "data", args.partitions), args), "aims": AIMS}
 
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    bench = Bench("freshness", __doc__, AT_MOST, needs={"ratio_cores": "before"})
+    bench = Bench("freshness", __doc__, AT_MOST)
     bench.add_argument("--rate", type=int, default=RATE, help=f"events a second (default {RATE})")
     bench.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
     bench.add_argument("--warm", type=int, default=240, help="length of the load before it (default 240)")
     bench.add_argument("--messages", type=int, default=20, help="messages a second (default 20)")
     bench.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
     bench.add_argument("--rounds", type=int, default=2, help="turns of jobs and copy (default 2)")
-    bench.add_argument(
-        "--before", type=Path, metavar="PATH", help="a checkout of an earlier commit, for its cores"
-    )
     through = "measure instead what a publisher through the library costs beside the control"
     bench.add_argument("--through", choices=[LIBRARY], help=through)
     return bench.run(run)

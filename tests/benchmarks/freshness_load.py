@@ -16,7 +16,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_moments import Sent
 from tests.benchmarks.mqtt_publishers import ThroughLibrary
-from tests.benchmarks.stack_cores import CoreMeter
+from tests.benchmarks.process_times import CoreMeter
 from trunkline_agent.wire.topics import events_topic
 
 CONNECTIONS = 4

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -30,11 +29,12 @@ from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import Bench, not_held, numbers, quantile
+from tests.benchmarks.bench_report import Bench, judged, numbers, quantile
 from tests.benchmarks.door_load import DOORS, DoorLoads
 from tests.benchmarks.endurance import BatchTimes, Load
 from tests.benchmarks.event_load import fill, jobs_for, registrations
 from tests.benchmarks.freshness_moments import commits
+from tests.benchmarks.process_times import STREAMS_JVM, STREAMS_PYTHON, stack_s
 from tests.benchmarks.stack_figures import memory_mb
 from tests.faults.test_agreement import end_offsets, look_after, views_are_at
 from tests.own_settings import stack_settings
@@ -48,17 +48,6 @@ SETTLED_WITHIN_S = 1800
 FIRST_OF_LOADS = 10_000_000
 FEW_JOBS, MANY_JOBS = 1_000, 1_000_000
 AT_MOST = {"batch_ratio": 1.2}
-
-
-def cpu_seconds(stack: LocalStack) -> dict[str, float]:
-    """Return the CPU time in seconds that each part's processes have used so far."""
-    found = {}
-    for name, part in stack.parts.items():
-        if part.pid is not None:
-            process = psutil.Process(part.pid)
-            times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
-            found[name] = sum(one.user + one.system for one in times)
-    return found
 
 
 def gateway_lag(settings: Settings) -> int:
@@ -115,11 +104,12 @@ def measured(
         times.start()
         load.start()
         look_after(stack, seconds / 2)
-        half, clock, before, known = time.time(), time.monotonic(), cpu_seconds(stack), set(times.took_ms)
+        half, clock, before, known = time.time(), time.monotonic(), stack_s(settings), set(times.took_ms)
         jobs, sent, told = jobs_known(settings), load.sent, sum(door_loads.sent.values())
         look_after(stack, seconds / 2)
-        took_s, after = time.monotonic() - clock, cpu_seconds(stack)
+        took_s, after = time.monotonic() - clock, stack_s(settings)
         sent, told = load.sent - sent, sum(door_loads.sent.values()) - told
+    used = {name: after[name] - before.get(name, 0.0) for name in after}
     batches = [ms for batch, ms in times.took_ms.items() if batch not in known]
     memory = memory_mb(stack)
     load.stop.set()
@@ -138,7 +128,8 @@ def measured(
         "batch_p95_ms": _rounded(batches, 0.95, 0),
         "ledger_p50_s": _rounded(ages, 0.5, 2),
         "ledger_p95_s": _rounded(ages, 0.95, 2),
-        **{f"{name}_cores": round((after[name] - before[name]) / took_s, 2) for name in (GATEWAY, STREAMS)},
+        f"{GATEWAY}_cores": round(used[GATEWAY] / took_s, 2),
+        f"{STREAMS}_cores": round((used[STREAMS_JVM] + used[STREAMS_PYTHON]) / took_s, 2),
         **{f"{name}_mb": round(memory[name]) for name in (GATEWAY, STREAMS)},
         **bytes_per_record(settings),
     }
@@ -247,7 +238,7 @@ def batch_ratio(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     few, many = medians[FEW_JOBS], medians[MANY_JOBS]
     found = {"batch_ratio": round(many / few, 3) if few and many else None}
-    return {**found, "not_held": not_held(found, AT_MOST)}
+    return {**found, **judged(found, AT_MOST)}
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The load of `bench hub`: agents that send and drain messages over HTTP, all in one asyncio program.
 
-Each agent has a client of its own that keeps its connections. All figures, ours and the peer's,
-include the cost of the clients, because they share the machine with the server that they measure. The clients
-use aiohttp, because it costs a quarter of what httpx costs.
+All figures, ours and the peer's, include the cost of the clients, because they share the machine with the
+server that they measure. So the clients are lean: requests are bytes that were made before, and an answer costs
+one callback of the protocol.
 """
 
 from __future__ import annotations
@@ -10,65 +10,83 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-import aiohttp
+import orjson
 
-from tests.benchmarks.bench_report import quantile
+from tests.benchmarks.bench_report import Figures, quantile
+from tests.benchmarks.bench_stack import Server
+from tests.benchmarks.lean_http import Connection, open_connection, request_bytes
+from tests.benchmarks.process_times import Meter
 
-MESSAGES = "/api/hub/messages"
-DRAIN_LIMIT = 100
+MESSAGES: Final = "/api/hub/messages"
+DRAIN_LIMIT: Final = 100
 # How long a message may take to be there, before the run counts as failed.
-WITHIN_S = 20.0
-PAYLOAD = {"text": "step 7 of 12 done, reading the index", "data": {"step": 7, "model": "small"}}
+WITHIN_S: Final = 20.0
+PAYLOAD: Final = {"text": "step 7 of 12 done, reading the index", "data": {"step": 7, "model": "small"}}
+# The headers of a usual client, which the server has to read.
+_HEADERS: Final = {"Accept": "*/*", "Accept-Encoding": "gzip, deflate", "User-Agent": "bench"}
 
 
 class Agents:
-    """The agents at one address. An async context manager."""
+    """The agents at a port of this machine. An async context manager.
 
-    def __init__(self, url: str, tokens: Mapping[str, str]) -> None:
+    Each agent keeps as many connections as it has requests under way.
+    """
+
+    def __init__(self, port: int, tokens: Mapping[str, str]) -> None:
         self.names = list(tokens)
-        self._url = url
+        self._port = port
         self._tokens = tokens
-        self._clients: dict[str, aiohttp.ClientSession] = {}
-        self._open = AsyncExitStack()
+        self._opened: list[Connection] = []
+        self._free: dict[str, list[Connection]] = {name: [] for name in tokens}
+        path = f"{MESSAGES}?limit={DRAIN_LIMIT}"
+        self._drains = {name: request_bytes("GET", path, self._headers(name)) for name in tokens}
+        self._sends: dict[tuple[str, str], bytes] = {}
 
     async def __aenter__(self) -> Self:
-        for name, token in self._tokens.items():
-            client = aiohttp.ClientSession(
-                self._url,
-                headers={"Authorization": f"Bearer {token}"},
-                timeout=aiohttp.ClientTimeout(WITHIN_S),
-            )
-            self._clients[name] = await self._open.enter_async_context(client)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._open.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._opened:
+            connection.close()
+
+    def _headers(self, name: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._tokens[name]}", **_HEADERS}
 
     def other(self, number: int, turn: int) -> str:
-        """Somebody else than the agent with this number, another one each turn."""
+        """Return an agent other than the one with this number, another one each turn."""
         count = len(self.names)
         return self.names[(number + 1 + turn % (count - 1)) % count]
 
+    async def _ask(self, name: str, request: bytes) -> Any:
+        free = self._free[name]
+        if free:
+            connection = free.pop()
+        else:
+            connection = await open_connection(self._port)
+            self._opened.append(connection)
+        status, body = await connection.sent(request)
+        free.append(connection)
+        if status != 200:
+            raise RuntimeError(f"{name} got {status} for {request[:60]!r}: {body[:500]!r}")
+        return orjson.loads(body)
+
     async def send(self, sender: str, recipient: str) -> str:
-        """Send a message; its id."""
-        body = {"recipient": recipient, "type": "note", "payload": PAYLOAD}
-        async with self._clients[sender].post(MESSAGES, json=body) as answer:
-            return str((await _checked(answer))["message_id"])
+        """Send a message; return its id."""
+        request = self._sends.get((sender, recipient))
+        if request is None:
+            body = orjson.dumps({"recipient": recipient, "type": "note", "payload": PAYLOAD})
+            headers = self._headers(sender) | {"Content-Type": "application/json"}
+            request = self._sends[sender, recipient] = request_bytes("POST", MESSAGES, headers, body)
+        return str((await self._ask(sender, request))["message_id"])
 
     async def drain(self, name: str) -> list[str]:
-        """The ids of the messages that one drain gives."""
-        async with self._clients[name].get(MESSAGES, params={"limit": DRAIN_LIMIT}) as answer:
-            return [message["id"] for message in (await _checked(answer))["messages"]]
+        """Return the ids of the messages that one drain gives."""
+        return [message["id"] for message in (await self._ask(name, self._drains[name]))["messages"]]
 
     async def drain_all(self) -> int:
-        """Empty all mailboxes; how many messages there were."""
+        """Empty all mailboxes; return how many messages there were."""
 
         async def emptied(name: str) -> int:
             found = 0
@@ -79,25 +97,10 @@ class Agents:
         return sum(await asyncio.gather(*map(emptied, self.names)))
 
 
-async def _checked(answer: aiohttp.ClientResponse) -> Any:
-    if answer.status != 200:
-        said = (await answer.text())[:500]
-        raise RuntimeError(f"{answer.method} {answer.url}: {answer.status} {said}")
-    return await answer.json()
-
-
-@dataclass(frozen=True)
-class Roundtrips:
-    """The duration of the counted roundtrips, and their rate."""
-
-    p50_ms: float
-    p99_ms: float
-    per_s: float
-
-
-async def roundtrips(url: str, tokens: Mapping[str, str], seconds: float) -> Roundtrips:
-    """Each agent sends to its neighbour, who drains until it is there; all at once, after a warm-up."""
+async def roundtrips(server: Server, tokens: Mapping[str, str], seconds: float) -> Figures:
+    """Let each agent send to its neighbour, who drains until it is there; all at once, after a warm-up."""
     took: list[float] = []
+    meter = Meter(server.pids)
     counted_from = time.monotonic() + seconds / 3
     until = counted_from + seconds
 
@@ -112,17 +115,28 @@ async def roundtrips(url: str, tokens: Mapping[str, str], seconds: float) -> Rou
             if counted_from <= began and ended <= until:
                 took.append(ended - began)
 
-    async with Agents(url, tokens) as agents, asyncio.TaskGroup() as tasks:
+    async with (
+        asyncio.timeout(2 * seconds + WITHIN_S),
+        Agents(server.port, tokens) as agents,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(meter.between(counted_from, until))
         for number, name in enumerate(agents.names):
             tasks.create_task(one(name, agents.other(number, 0)))
     if not took:
         raise RuntimeError("no roundtrip ended in time")
-    return Roundtrips(quantile(took, 0.5) * 1000, quantile(took, 0.99) * 1000, len(took) / seconds)
+    return {
+        "p50_ms": quantile(took, 0.5) * 1000,
+        "p99_ms": quantile(took, 0.99) * 1000,
+        "roundtrips_per_s": len(took) / seconds,
+        "us_per_roundtrip": meter.us_per(len(took)),
+    }
 
 
-async def sends_per_s(url: str, tokens: Mapping[str, str], seconds: float) -> float:
-    """All agents only send. Afterwards, uncounted, all is drained: as many messages as were answered for."""
+async def sends(server: Server, tokens: Mapping[str, str], seconds: float) -> Figures:
+    """Let all agents only send. Afterwards, uncounted, drain all: as many messages as were answered for."""
     counted = answered = 0
+    meter = Meter(server.pids)
     counted_from = time.monotonic() + seconds / 3
     until = counted_from + seconds
 
@@ -135,27 +149,22 @@ async def sends_per_s(url: str, tokens: Mapping[str, str], seconds: float) -> fl
             counted += counted_from <= time.monotonic() <= until
             turn += 1
 
-    async with Agents(url, tokens) as agents:
+    async with asyncio.timeout(3 * seconds + WITHIN_S), Agents(server.port, tokens) as agents:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(meter.between(counted_from, until))
             for number, name in enumerate(agents.names):
                 tasks.create_task(one(number, name))
         drained = await agents.drain_all()
     if drained != answered:
         raise RuntimeError(f"{answered} messages were answered for, {drained} were there")
-    return counted / seconds
+    return {"sends_per_s": counted / seconds, "us_per_op": meter.us_per(counted)}
 
 
-@dataclass(frozen=True)
-class Visible:
-    """How long after its answer a message was there at the other gateway, and the rate that was reached."""
+async def visible(first: int, second: int, tokens: Mapping[str, str], rate: int, seconds: float) -> Figures:
+    """Send at one gateway's port at a steady rate, and drain at another one's.
 
-    p50_ms: float
-    p99_ms: float
-    per_s: float
-
-
-async def visible(first: str, second: str, tokens: Mapping[str, str], rate: int, seconds: float) -> Visible:
-    """Send at one gateway at a steady rate, drain at the other: from the answer to the drain's that has it."""
+    The time is counted from the answer to the send until the drain that has the message.
+    """
     seen: dict[str, float] = {}
     ages: list[float] = []
     warm = int(rate * seconds)  # the second gateway has just been started
@@ -182,4 +191,8 @@ async def visible(first: str, second: str, tokens: Mapping[str, str], rate: int,
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
             tasks.create_task(one(number))
         per_s = total / (time.monotonic() - began)
-    return Visible(quantile(ages, 0.5) * 1000, quantile(ages, 0.99) * 1000, per_s)
+    return {
+        "visible_p50_ms": quantile(ages, 0.5) * 1000,
+        "visible_p99_ms": quantile(ages, 0.99) * 1000,
+        "visible_per_s": per_s,
+    }

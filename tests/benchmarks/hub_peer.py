@@ -31,7 +31,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 from pydantic import BaseModel, ConfigDict, Field
 
 from connectors.local_stack import free_port
-from tests.benchmarks.bench_stack import served
+from tests.benchmarks.bench_stack import Server, served
 from tests.broker_processes import LOOPBACK
 
 STREAM = "MAILBOX"
@@ -185,8 +185,8 @@ def nats_server() -> str:
 
 
 @contextmanager
-def peer(folder: Path, tokens: Mapping[str, str]) -> Iterator[str]:
-    """NATS and the front as children of this process; yields the address of the front."""
+def peer(folder: Path, tokens: Mapping[str, str]) -> Iterator[Server]:
+    """Run NATS and the front as children of this process; yields the server under measure."""
     port, nats_port = free_port(), free_port()
     folder.mkdir(parents=True)
     config, names = folder / "nats.conf", folder / "tokens.json"
@@ -195,10 +195,10 @@ def peer(folder: Path, tokens: Mapping[str, str]) -> Iterator[str]:
     names.write_text(json.dumps({token: name for name, token in tokens.items()}))
     front = [sys.executable, "-P", "-m", "tests.benchmarks.hub_peer", str(port), str(nats_port), str(names)]
     with (
-        served("nats", [nats_server(), "-c", config], nats_port, folder),
-        served("front", front, port, folder),
+        served("nats", [nats_server(), "-c", config], nats_port, folder) as nats_process,
+        served("front", front, port, folder) as front_process,
     ):
-        yield f"http://{LOOPBACK}:{port}"
+        yield Server(port, {"front": front_process.pid, "nats": nats_process.pid})
 
 
 def main(port: str, nats_port: str, tokens: str) -> None:

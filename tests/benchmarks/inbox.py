@@ -4,11 +4,11 @@ All messages are in the mailboxes when the agents connect. The time runs from th
 messages and no mailbox has a pending one. `*_us` are the microseconds of processor time of a part of the stack,
 and of the agents in this program (`load_us`), for each message.
 
-With `--against CHECKOUT`, this file runs in turns here and in the folder of another commit, which has its own
-`.venv`. The figures are medians of all rounds, and `ratio` compares the rates. Limits that were not held are in
-`not_held`, and the exit code is 1.
+With `--against COMMIT`, this benchmark runs in turns here and in a checkout of that commit. The figures are
+medians of all rounds, and `ratio` compares the rates. Limits that were not held are in `not_held`, and the exit
+code is 1.
 
-    ./trunkline bench inbox --against ../main-before --json
+    ./trunkline bench inbox --against HEAD~1 --json
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
-from schemas.settings.settings import DashboardSettings, MqttSettings, Settings
+from schemas.settings.settings import PROJECT_ROOT, DashboardSettings, MqttSettings, Settings
 from schemas.streams.mailboxes.message import posting_record, verified_message
 from schemas.wire.record import OutgoingRecord
-from tests.benchmarks.bench_report import Bench, teller
-from tests.benchmarks.bench_stack import operator_client
+from tests.benchmarks.bench_report import LOAD, Bench, Figures, in_turns, medians, prefixed, ratios, teller
+from tests.benchmarks.bench_stack import AGAINST, checkout_of, operator_client, python_path
 from tests.benchmarks.event_load import fill
-from tests.benchmarks.growth import cpu_seconds, gateway_lag
+from tests.benchmarks.growth import gateway_lag
+from tests.benchmarks.process_times import stack_s
 from tests.mailbox_credentials import mailbox_credentials
 from tests.own_settings import stack_settings
 from trunkline_agent.mqtt.inbox_message import InboxMessage
@@ -88,7 +88,7 @@ def wait_claimed(operator: httpx.Client, names: list[str], deadline: float) -> N
             time.sleep(0.02)
 
 
-def one_round(stack: LocalStack, number: int, agents: int, count: int) -> dict[str, float]:
+def one_round(stack: LocalStack, number: int, agents: int, count: int) -> Figures:
     """Fill the mailboxes of new agents, connect them, and measure."""
     settings, total = stack.settings, agents * count
     names = [f"reader-{number}-{one}" for one in range(agents)]
@@ -98,7 +98,7 @@ def one_round(stack: LocalStack, number: int, agents: int, count: int) -> dict[s
         while gateway_lag(settings):
             time.sleep(0.1)
         counters = {name: Counter(count) for name in names}
-        before, own, began = cpu_seconds(stack), time.process_time(), time.monotonic()
+        before, began = stack_s(settings), time.monotonic()
         for name in names:
             credentials = mailbox_credentials(settings, name, told[name]["secret"])
             folder = settings.data_path / name
@@ -107,48 +107,39 @@ def one_round(stack: LocalStack, number: int, agents: int, count: int) -> dict[s
             if not counter.is_done.wait(max(0.0, began + WITHIN_S - time.monotonic())):
                 raise RuntimeError("an agent did not get its messages")
         wait_claimed(operator, names, began + WITHIN_S)
-        took_s, after, own_s = time.monotonic() - began, cpu_seconds(stack), time.process_time() - own
-    found = {f"{part}_us": (after[part] - before[part]) / total * 1e6 for part in PARTS}
-    found |= {"messages_per_s": total / took_s, "load_us": own_s / total * 1e6}
+        took_s, after = time.monotonic() - began, stack_s(settings)
+    found = {f"{part}_us": (after[part] - before[part]) / total * 1e6 for part in (*PARTS, LOAD)}
+    found |= {"messages_per_s": total / took_s}
     say(f"{found['messages_per_s']:.0f} messages/s")
     return found
 
 
-def own_figures(work: Path, args: argparse.Namespace) -> dict[str, Any]:
+def own_figures(work: Path, args: argparse.Namespace) -> Figures:
     """Measure this checkout."""
     mqtt = MqttSettings(port=free_port(), inbox_retry_s=1.0)
     settings: Settings = stack_settings(work / "data", dashboard=DashboardSettings(port=0), mqtt=mqtt)
     with LocalStack(settings, parts=PARTS) as stack:
         rounds = [one_round(stack, number, args.agents, args.messages) for number in range(args.rounds)]
-    return {name: round(statistics.median(one[name] for one in rounds), 1) for name in rounds[0]}
+    return medians(rounds)
 
 
-def figures_of(checkout: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Measure a checkout, with this file and its own Python."""
+def figures_of(root: Path, args: argparse.Namespace) -> Figures:
+    """Measure one round of a checkout, with its own file of this name: its agents speak to its own bridge."""
     sizes = ["--agents", str(args.agents), "--messages", str(args.messages), "--rounds", "1"]
-    python = str(checkout / ".venv" / "bin" / "python")
-    command = [python, str(Path(__file__).resolve()), "--json", *sizes]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    ran = subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(ran.stdout)
-    return found
+    command = [sys.executable, str(root / "tests" / "benchmarks" / "inbox.py"), "--json", *sizes]
+    environment = {**os.environ, "PYTHONPATH": python_path(root)}
+    ran = subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(ran.stdout))
 
 
-def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Measure this checkout, or this one and another one in turns."""
+def run(args: argparse.Namespace, work: Path) -> Figures:
+    """Measure this checkout, or this one and another commit in turns."""
     if args.against is None:
         return own_figures(work, args)
-    here, there = Path(__file__).resolve().parents[2], Path(args.against).resolve()
-    ours: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
-    for number in range(args.rounds):
-        turns = [(here, ours), (there, theirs)]
-        for checkout, found in turns if number % 2 == 0 else reversed(turns):
-            found.append(figures_of(checkout, args))
-            say(f"{checkout.name}: {found[-1]}")
-    result = {name: round(statistics.median(one[name] for one in ours), 1) for name in ours[0]}
-    result |= {f"before_{name}": round(statistics.median(one[name] for one in theirs), 1) for name in ours[0]}
-    return {**result, "ratio": round(result["messages_per_s"] / result["before_messages_per_s"], 3)}
+    roots = {"ours": PROJECT_ROOT, "before": checkout_of(args.against, work)}
+    found = in_turns(args.rounds, {side: partial(figures_of, root, args) for side, root in roots.items()}, say)
+    result = {**medians(found["ours"]), **prefixed("before", medians(found["before"]))}
+    return {**result, **ratios(result, {"ratio": ("messages_per_s", "before_messages_per_s")})}
 
 
 def main() -> int:
@@ -157,7 +148,7 @@ def main() -> int:
     bench.add_argument("--agents", type=int, default=10, help="agents (default 10)")
     bench.add_argument("--messages", type=int, default=300, help="messages of each agent (default 300)")
     bench.add_argument("--rounds", type=int, default=3, help="rounds (default 3)")
-    bench.add_argument("--against", help="the folder of another commit, to compare with in turns")
+    bench.add_argument("--against", metavar="COMMIT", help=AGAINST)
     return bench.run(run)
 
 

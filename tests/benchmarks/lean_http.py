@@ -24,9 +24,11 @@ class Broken(ConnectionError):
     """The connection ended before the answer was complete, or could not be opened."""
 
 
-def request_bytes(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+def request_bytes(
+    method: str, path: str, headers: Mapping[str, str], body: bytes = b"", host: str = LOOPBACK
+) -> bytes:
     """Return the bytes of a request."""
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {LOOPBACK}", *(f"{name}: {v}" for name, v in headers.items())]
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *(f"{name}: {v}" for name, v in headers.items())]
     if body or method == "POST":
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join(lines).encode() + _END + body
@@ -51,6 +53,12 @@ def _body_of(received: bytearray, head: int) -> tuple[bytes, int] | None:
         body += received[begin : begin + size]
         begin = end
     return bytes(body), begin
+
+
+def complete_request(received: bytearray) -> bool:
+    """Return whether these bytes are all of a request, whose body has a length."""
+    head = received.find(_END)
+    return head >= 0 and _body_of(received, head) is not None
 
 
 class Connection(asyncio.Protocol):
@@ -92,18 +100,26 @@ class Connection(asyncio.Protocol):
         """True if a request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes, within_s: float) -> tuple[int, bytes]:
-        """Send a request; return the status and the body of the answer.
+    def sent(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request; return the future with the status and the body of the answer.
 
-        Raises Broken if the connection ends before, or the answer is not there within `within_s` seconds.
+        It has no limit of time, which would cost as much as the request. Raises Broken if the connection has
+        ended; the future does so if the connection ends before the answer is complete.
         """
         if self._transport is None or self._transport.is_closing():
             raise Broken("the connection has ended")
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
+        return self._answer
+
+    async def ask(self, request: bytes, within_s: float) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of the answer.
+
+        Raises Broken if the connection ends before, or the answer is not there within `within_s` seconds.
+        """
         try:
             async with asyncio.timeout(within_s):
-                return await self._answer
+                return await self.sent(request)
         except TimeoutError:
             self.close()
             raise Broken(f"no answer within {within_s:g} s") from None

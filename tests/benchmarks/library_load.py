@@ -1,4 +1,4 @@
-"""The load of `bench hub` through the library, and what its client costs beside the control of aiohttp.
+"""The cost of a client of the hub through the library, beside that of a control that was written on aiohttp.
 
 Both clients send the same requests in the same process, in turns (control, library, control, library), so that
 what else the machine does meets both. Their cost is the processor time of this process per request.
@@ -10,11 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Protocol, Self
 
+import aiohttp
+
 from tests.benchmarks.bench_report import teller
-from tests.benchmarks.hub_load import DRAIN_LIMIT, PAYLOAD, WITHIN_S, Agents
+from tests.benchmarks.hub_load import DRAIN_LIMIT, MESSAGES, PAYLOAD, WITHIN_S
 from trunkline_agent import AsyncAgent, Credentials
 from trunkline_agent.credentials import HubAccess
 
@@ -24,11 +25,42 @@ AT_MOST = {"client_cpu_ratio": 1.3}
 say = teller("hub")
 
 
-class LibraryAgents:
-    """The agents at one address, each an `AsyncAgent`. An async context manager, used as `Agents`."""
+class HttpAgents:
+    """The control: the agents at one address, each with a client of aiohttp. An async context manager."""
 
     def __init__(self, url: str, tokens: Mapping[str, str]) -> None:
-        self.names = list(tokens)
+        self._url, self._tokens = url, tokens
+        self._clients: dict[str, aiohttp.ClientSession] = {}
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for name, token in self._tokens.items():
+            headers = {"Authorization": f"Bearer {token}"}
+            client = aiohttp.ClientSession(
+                self._url, headers=headers, timeout=aiohttp.ClientTimeout(WITHIN_S), raise_for_status=True
+            )
+            self._clients[name] = await self._open.enter_async_context(client)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def send(self, sender: str, recipient: str) -> str:
+        """Send a message; return its id."""
+        body = {"recipient": recipient, "type": "note", "payload": PAYLOAD}
+        async with self._clients[sender].post(MESSAGES, json=body) as answer:
+            return str((await answer.json())["message_id"])
+
+    async def drain(self, name: str) -> list[str]:
+        """Return the ids of the messages that one drain gives."""
+        async with self._clients[name].get(MESSAGES, params={"limit": DRAIN_LIMIT}) as answer:
+            return [message["id"] for message in (await answer.json())["messages"]]
+
+
+class LibraryAgents:
+    """The agents at one address, each an `AsyncAgent`. An async context manager, used as `HttpAgents`."""
+
+    def __init__(self, url: str, tokens: Mapping[str, str]) -> None:
         self._agents = {
             name: AsyncAgent(name, Credentials(name, hub=HubAccess(url, token)))
             for name, token in tokens.items()
@@ -40,28 +72,17 @@ class LibraryAgents:
             await self._open.enter_async_context(agent)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
 
     async def send(self, sender: str, recipient: str) -> str:
-        """Send a message; its id."""
+        """Send a message; return its id."""
         return str((await self._agents[sender].send(recipient, "note", PAYLOAD)).message_id)
 
     async def drain(self, name: str) -> list[str]:
-        """The id of the message that one drain gives, if there is one."""
+        """Return the id of the message that one drain gives, if there is one."""
         message = await self._agents[name].receive(lease_s=None, wait_s=0)
         return [] if message is None else [message.id]
-
-    async def drain_all(self) -> int:
-        """Empty all mailboxes; how many messages there were."""
-
-        async def emptied(name: str) -> int:
-            taken = self._agents[name].messages(limit=DRAIN_LIMIT, lease_s=None, wait_s=0)
-            return len([message async for message in taken])
-
-        return sum(await asyncio.gather(*map(emptied, self.names)))
 
 
 class Client(Protocol):
@@ -112,7 +133,7 @@ def client_cost(url: str, tokens: Mapping[str, str], seconds: float) -> dict[str
     """Return the cost of a request through the library and by the control, and the ratio of both."""
     control, library = 0.0, 0.0
     for turn in range(1, TURNS + 1):
-        one = asyncio.run(request_cost_us(Agents, url, tokens, seconds))
+        one = asyncio.run(request_cost_us(HttpAgents, url, tokens, seconds))
         other = asyncio.run(request_cost_us(LibraryAgents, url, tokens, seconds))
         say(f"turn {turn}: {one:.0f} us a request by aiohttp, {other:.0f} us through the library")
         control, library = control + one, library + other

@@ -1,19 +1,19 @@
-"""How fast agents exchange messages over MCP, next to the same tools on SQLite, or to `mcp-agent-mail`.
+"""How fast agents exchange messages over MCP, next to the same tools on SQLite.
 
-30 agents, each with a client of its own, all at once: each writes 5 messages and reads its mailbox, then all
-mix sends, reads, marks, looks and words about themselves for 30 s. Kafka and gateway alone, in turns with the
-peer, two rounds, of which the medians count. The latencies are those of all calls of both phases, the
-operations those of the second. Kafka does not sync each record to disk here; SQLite does. Limits that were not
-held beside SQLite are in `not_held`, and the exit code is 1.
-
-The peer `mail` is what others wrote for the same purpose. 30 agents at once are too many for it: calls fail
-after 60 s of waiting for a lock of its own, or have no answer. They count with the time that they took, and as
-no operations.
+30 agents, all at once: each kind of call alone (`kinds`), then sends, reads, marks, looks and words about
+themselves mixed, for about 30 s. All calls are signed before the clock starts. Kafka and gateway alone, in
+turns with the peer, three rounds, of which the medians count. `us_per_op` are the microseconds of processor
+time that each program uses for a call, of which `load` is this program; `peer_...` are those of the peer. Kafka
+does not sync each record to disk here; SQLite does. Limits that were not held are in `not_held`, and the exit
+code is 1.
 
     ./trunkline bench mcp --json
 
+With `--against COMMIT` the gateway of that commit takes the turns of the peer (`before_...`), each with a Kafka
+of its own. `ratio_before` compares the mixed calls.
+
 With `--through library` it measures something else: the processor time of a client per call, through the
-library and by the hand-written client of all other figures, in turns.
+library and by a hand-written client, in turns.
 
     ./trunkline bench mcp --through library --seconds 4
 """
@@ -21,103 +21,52 @@ library and by the hand-written client of all other figures, in turns.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import aiohttp
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings, Settings
-from tests.benchmarks import mcp_library, mcp_mail_peer
-from tests.benchmarks.bench_report import Bench, medians, not_held, teller
-from tests.benchmarks.bench_stack import operator_client, served
-from tests.benchmarks.mcp_load import SignedTools, load
-from tests.benchmarks.mcp_mail_peer import MailTools
+from tests.benchmarks import mcp_library
+from tests.benchmarks.bench_report import Bench, Figures, in_turns, judged, medians, prefixed, ratios, teller
+from tests.benchmarks.bench_stack import (
+    AGAINST,
+    CheckoutStack,
+    Server,
+    compared_with_commit,
+    operator_client,
+    served,
+)
+from tests.benchmarks.mcp_load import McpAgents, one_round
 from tests.broker_processes import LOOPBACK
 from tests.own_settings import stack_settings
-from trunkline_agent.mcp.signing import new_key_pair
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 
 AGENTS = 30
 FEW = 8
 LIBRARY = "library"
-ROUNDS = 2
-AT_MOST, AT_LEAST = {"ratio_p99": 0.6}, {"ratio_ops": 1.5}
-MAIL, SQLITE = "mail", "sqlite"
-PEERS = {
-    MAIL: f"mcp-agent-mail {mcp_mail_peer.RELEASE}",
-    SQLITE: "the same tools on the mcp package's server and SQLite, synchronous=FULL",
-}
+ROUNDS = 3
+AT_MOST, AT_LEAST = {"ratio_p99": 0.6, "failed_calls": 0}, {"ratio_ops": 1.5}
+PEER = "the same tools on the mcp package's server and SQLite, synchronous=FULL"
 Keys = Mapping[str, tuple[bytes, str]]
 
 
 say = teller("mcp")
 
 
-@dataclass(frozen=True)
-class Round:
-    """The figures of one round at one server."""
-
-    p50_ms: float
-    p99_ms: float
-    ops_per_s: float
-    failed: int
-
-
-def one_round(name: str, make: Callable[..., Any], names: list[str], seconds: float) -> Round:
-    """Both phases."""
-    measured = asyncio.run(load(names, make, seconds))
-    took_s = measured.mixed_s
-    found = Round(
-        measured.quantile_ms(0.5), measured.quantile_ms(0.99), measured.mixed / took_s, len(measured.failed)
-    )
-    say(f"{name}: p50 {found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms, {found.ops_per_s:.0f} operations/s")
-    if measured.failed:
-        say(f"{name}: {found.failed} calls failed, the first one with {measured.failed[0][:300]}")
-    return found
-
-
-def signed(url: str, keys: Keys) -> Callable[[aiohttp.ClientSession, str], SignedTools]:
-    """Makes the signed tools of an agent."""
-    return lambda session, name: SignedTools(session, url, name, keys[name][0])
-
-
 @contextmanager
-def sqlite_peer(work: Path, keys: Keys) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-    """The peer with the same tools: how its tools are made, and the names of its agents."""
+def sqlite_peer(work: Path, keys: Keys) -> Iterator[Server]:
+    """Run the peer with the same tools as a child of this process."""
     port, names = free_port(), work / "keys.json"
     names.write_text(json.dumps({name: public for name, (_, public) in keys.items()}))
     module = [sys.executable, "-P", "-m", "tests.benchmarks.mcp_sqlite_peer"]
-    with served("sqlite", [*module, str(port), str(work / "db"), str(names)], port, work):
-        yield signed(f"http://{LOOPBACK}:{port}/mcp", keys), list(keys)
-
-
-@contextmanager
-def mail_peer(work: Path, keys: Keys) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-    """The peer that others wrote."""
-    port, names = free_port(), mcp_mail_peer.NAMES[: len(keys)]
-    url = f"http://{LOOPBACK}:{port}/mcp/"
-
-    def make(session: aiohttp.ClientSession, name: str) -> MailTools:
-        return MailTools(session, url, name)
-
-    async def register() -> None:
-        async with aiohttp.ClientSession() as session:
-            await make(session, "").open_project()
-            for name in names:
-                await make(session, name).register("is measured")
-
-    command, environment = mcp_mail_peer.command(port, work)
-    with served("mail", command, port, work, environment):
-        asyncio.run(register())
-        yield make, names
+    with served("sqlite", [*module, str(port), str(work / "db"), str(names)], port, work) as process:
+        yield Server(port, {"server": process.pid})
 
 
 def take_part(settings: Settings, keys: Keys) -> None:
@@ -128,62 +77,66 @@ def take_part(settings: Settings, keys: Keys) -> None:
             operator.post("/api/hub/participants", json=body).raise_for_status()
 
 
-def measure(settings: Settings, work: Path, seconds: float, peer: str) -> dict[str, Any]:
-    """All rounds."""
-    keys = {f"agent-{number:02d}": new_key_pair() for number in range(AGENTS)}
-    run_peer = {MAIL: mail_peer, SQLITE: sqlite_peer}[peer]
-    ours: list[Round] = []
-    theirs: list[Round] = []
-    door = settings.agent_mcp
-    with LocalStack(settings, parts=(KAFKA, GATEWAY)), run_peer(work, keys) as (make, names):
-        take_part(settings, keys)
-        mine = signed(f"http://{LOOPBACK}:{door.port}/mcp", keys)
-        for number in range(1, ROUNDS + 1):
-            ours.append(one_round(f"ours, round {number}", mine, list(keys), seconds))
-            theirs.append(one_round(f"peer, round {number}", make, names, seconds))
-    found, other = medians(ours), medians(theirs)
-    if found.failed:
-        raise RuntimeError("calls of ours failed")
-    return {
-        "p50_ms": round(found.p50_ms, 1),
-        "p99_ms": round(found.p99_ms, 1),
-        "ops_per_s": round(found.ops_per_s),
-        "peer": PEERS[peer],
-        "peer_p99_ms": round(other.p99_ms, 1),
-        "peer_ops_per_s": round(other.ops_per_s, 1),
-        "peer_failed_calls": sum(one.failed for one in theirs),
-        "ratio_p99": round(found.p99_ms / other.p99_ms, 3),
-        "ratio_ops": round(found.ops_per_s / other.ops_per_s, 3) if other.ops_per_s else None,
-    }
+def rounds_at(server: Server, keys: Keys, seconds: float) -> Callable[[], Figures]:
+    """Return the function that measures one round at a server that knows the agents."""
+    agents = McpAgents(server, {name: load_private_key(private) for name, (private, _) in keys.items()})
+    return partial(one_round, agents, len(keys), seconds)
 
 
-def measure_client(settings: Settings, seconds: float) -> dict[str, Any]:
-    """Kafka and gateway alone: the cost of a client through the library beside that of the control."""
+def our_rounds(stack: CheckoutStack, keys: Keys, seconds: float) -> Callable[[], Figures]:
+    """Let the agents take part, and return the function that measures one round."""
+    take_part(stack.settings, keys)
+    return rounds_at(Server(stack.settings.agent_mcp.port, stack.server(GATEWAY, KAFKA).pids), keys, seconds)
+
+
+def measure(settings: Settings, work: Path, keys: Keys, args: argparse.Namespace) -> Figures:
+    """Measure all rounds in turns with the peer."""
+    with CheckoutStack(settings, (KAFKA, GATEWAY)) as stack, sqlite_peer(work, keys) as peer:
+        ours, theirs = our_rounds(stack, keys, args.seconds), rounds_at(peer, keys, args.seconds)
+        found = in_turns(args.rounds, {"ours": ours, "peer": theirs}, say)
+    mine, other = (
+        medians(rounds) | {"failed_calls": sum(one["failed_calls"] for one in rounds)}
+        for rounds in found.values()
+    )
+    result = {**mine, "peer": PEER, **prefixed("peer", other)}
+    pairs = {"ratio_p99": ("p99_ms", "peer_p99_ms"), "ratio_ops": ("ops_per_s", "peer_ops_per_s")}
+    return {**result, **ratios(result, pairs)}
+
+
+def measure_client(settings: Settings, seconds: float) -> Figures:
+    """Measure with Kafka and gateway alone the cost of a client through the library beside the control's."""
     keys = {f"agent-{number:02d}": new_key_pair() for number in range(FEW)}
     with LocalStack(settings, parts=(KAFKA, GATEWAY)):
         take_part(settings, keys)
         found = mcp_library.client_cost(f"http://{LOOPBACK}:{settings.agent_mcp.port}", keys, seconds)
     # In turns, so the limit counts with any options.
-    return {**found, "not_held": not_held(found, mcp_library.AT_MOST)}
+    return {**found, **judged(found, mcp_library.AT_MOST)}
 
 
-def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Check that the peer is there, and measure."""
+def settings_in(folder: Path) -> Settings:
+    """Return settings of a stack without pages."""
+    return stack_settings(folder, dashboard=DashboardSettings(port=0))
+
+
+def run(args: argparse.Namespace, work: Path) -> Figures:
+    """Measure what the options ask for."""
     # Also then nothing is left: the peer is no part of the stack.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if args.peer == MAIL and not mcp_mail_peer.is_installed():
-        raise SystemExit(f"mcp: not installed; {mcp_mail_peer.HOW}")
-    settings = stack_settings(work / "data", dashboard=DashboardSettings(port=0))
     if args.through == LIBRARY:
-        return measure_client(settings, args.seconds)
-    return measure(settings, work, args.seconds, args.peer)
+        return measure_client(settings_in(work / "data"), args.seconds)
+    keys = {f"agent-{number:02d}": new_key_pair() for number in range(AGENTS)}
+    if args.against is None:
+        return measure(settings_in(work / "data"), work, keys, args)
+    prepare = partial(our_rounds, keys=keys, seconds=args.seconds)
+    return compared_with_commit(args, work, settings_in, prepare, "ops_per_s")
 
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
     bench = Bench("mcp", __doc__, AT_MOST, AT_LEAST)
     bench.add_argument("--seconds", type=float, default=30, help="length of the mixed phase (default 30)")
-    bench.add_argument("--peer", choices=sorted(PEERS), default=SQLITE, help="which peer (default sqlite)")
+    bench.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each side (default {ROUNDS})")
+    bench.add_argument("--against", metavar="COMMIT", help=AGAINST)
     through = "measure instead what a client through the library costs beside the control"
     bench.add_argument("--through", choices=[LIBRARY], help=through)
     return bench.run(run)

@@ -1,4 +1,4 @@
-"""The cost of a signed MCP call through the library, beside the hand-written client of `bench mcp`.
+"""The cost of a signed MCP call through the library, beside a client that was written by hand on aiohttp.
 
 The library has two clients: `AsyncToolCalls`, for the calls of tools alone, and the official one of the package
 `mcp` with our signature. The latter validates each message with pydantic and passes it through several tasks,
@@ -16,11 +16,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
+import orjson
 
+from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_report import teller
-from tests.benchmarks.mcp_load import TEXT, WITHIN_S, CallFailed, SignedTools
+from tests.benchmarks.mcp_load import HEADERS, TEXT, WITHIN_S, request
 from trunkline_agent.credentials import Credentials, McpAccess
 from trunkline_agent.mcp import AsyncToolCalls, connect
+from trunkline_agent.mcp.signing import load_private_key
 
 TURNS = 3
 AT_MOST = {"client_cpu_ratio": 1.3}
@@ -34,7 +37,19 @@ Call = Callable[..., Awaitable[dict[str, Any]]]
 async def by_hand(opened: AsyncExitStack, url: str, name: str, key: bytes) -> Call:
     """The control."""
     session = await opened.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(WITHIN_S)))
-    return SignedTools(session, f"{url}/mcp", name, key)._call
+    private = load_private_key(key)
+
+    async def call(tool: str, **arguments: Any) -> dict[str, Any]:
+        body = request("tools/call", {"name": tool, "arguments": arguments})
+        headers = HEADERS | signed_headers(name, private, body)
+        async with session.post(f"{url}/mcp", data=body, headers=headers) as answer:
+            told = await answer.read()
+        result = orjson.loads(told).get("result") if answer.status == 200 else None
+        if result is None or result.get("isError"):
+            raise RuntimeError(f"{answer.status} {told[:300]!r}")
+        return dict(result["structuredContent"])
+
+    return call
 
 
 async def official(opened: AsyncExitStack, url: str, name: str, key: bytes) -> Call:
@@ -45,7 +60,7 @@ async def official(opened: AsyncExitStack, url: str, name: str, key: bytes) -> C
     async def call(tool: str, **arguments: Any) -> dict[str, Any]:
         found = await client.call_tool(tool, arguments)
         if found.is_error or found.structured_content is None:
-            raise CallFailed(str(found)[:300])
+            raise RuntimeError(str(found)[:300])
         return dict(found.structured_content)
 
     return call

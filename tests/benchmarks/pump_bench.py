@@ -3,9 +3,10 @@
 The pipeline next to the package `xml-pipeline`, in turns (`pump_pipeline.py` says what is compared). The
 durable path: 30 senders post at once to the gateway, over real Kafka; a pump process leases, checks, handles
 and acknowledges. It is timed from the first post until the last answer is in the log. Then each answer must be
-in its sender's mailbox. Once with one listener, once with 20. In turns with each run is its control, a bare
-producer and consumer with the same records (`pump_log.py`). Kafka does not sync each record to disk here.
-Limits that were not held are in `not_held`, and the exit code is 1.
+in its sender's mailbox. Once with one listener, once with 20. In turns with each run are two controls with the
+same records: a bare producer and consumer (`pump_log.py`), and the same behind HTTP, which answers a request
+when Kafka has all records of its message (`pump_http_control.py`). Kafka does not sync each record to disk
+here. Limits that were not held are in `not_held`, and the exit code is 1.
 
     ./trunkline bench pump --json
 """
@@ -14,25 +15,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import httpx
 
-from connectors.local_stack import LocalStack
+from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings, XmlPumpSettings
-from tests.benchmarks.bench_report import Bench, teller
-from tests.benchmarks.bench_stack import operator_client
-from tests.benchmarks.growth import cpu_seconds
+from tests.benchmarks import pump_http_control
+from tests.benchmarks.bench_report import Bench, Figures, add_phase, digits, in_turns, medians, ratios, teller
+from tests.benchmarks.bench_stack import beside, operator_client
 from tests.benchmarks.lean_http import open_connection, request_bytes
+from tests.benchmarks.process_times import stack_s
 from tests.benchmarks.pump_echo import MOST, NAMESPACE, organism
-from tests.benchmarks.pump_log import Answers, RecordShare, control_per_s, record_shares, total_per_message
+from tests.benchmarks.pump_log import Answers, control_per_s, record_shares, total_per_message
 from tests.benchmarks.pump_pipeline import measure_pipeline
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
@@ -42,19 +43,13 @@ WITHIN_S = 120.0
 PUMP = "xml_pump"
 ROUNDS = 3
 AT_LEAST = {"control_ratio": 0.35}
+RATIOS = {
+    "control_ratio": ("durable_per_s", "control_per_s"),
+    "control_http_ratio": ("durable_per_s", "control_http_per_s"),
+}
 
 
 say = teller("pump")
-
-
-class Figures(NamedTuple):
-    """The figures of one run: messages a second, the control's, seconds of processor time per part."""
-
-    per_s: float
-    posted_per_s: float
-    control_per_s: float
-    cpu_ms: Mapping[str, float]
-    shares: list[RecordShare]
 
 
 def document(number: int, listeners: int) -> str:
@@ -107,28 +102,47 @@ def check_mailboxes(operator: httpx.Client, names: list[str], wanted: int) -> No
         time.sleep(0.5)
 
 
-def durable(settings: Settings, tokens: Mapping[str, str], listeners: int, rounds: int, count: int) -> Figures:
-    """The medians of some rounds, in turns with the control. The stack is running."""
-    port, kafka = settings.gateway.port, settings.kafka
-    rates, posted, controls = [], [], []
+def posted_per_s(port: int, tokens: Mapping[str, str], count: int, listeners: int) -> float:
+    """Post so many messages; return how many a second were answered."""
+    began = time.monotonic()
+    asyncio.run(post_all(port, tokens, count, listeners))
+    return count / (time.monotonic() - began)
+
+
+def durable(settings: Settings, tokens: Mapping[str, str], listeners: int, args: argparse.Namespace) -> Figures:
+    """Return the medians of some rounds, in turns with both controls. The stack is running."""
+    port, kafka, count = settings.gateway.port, settings.kafka, args.messages
+    wanted = count // 3
     with Answers(kafka, "mailbox/default/sender-") as answers:
-        warm = count // 3
-        asyncio.run(post_all(port, tokens, warm, listeners))
-        answers.wait(warm, WITHIN_S)
-        for number in range(rounds):
+        asyncio.run(post_all(port, tokens, wanted, listeners))
+        answers.wait(wanted, WITHIN_S)
+        shares = record_shares(kafka, wanted)
+
+        def ours() -> Figures:
+            nonlocal wanted
+            wanted += count
             began = time.monotonic()
-            asyncio.run(post_all(port, tokens, count, listeners))
-            posted.append(count / (time.monotonic() - began))
-            answers.wait(warm + (number + 1) * count, WITHIN_S)
-            rates.append(count / (time.monotonic() - began))
-            shares = record_shares(kafka, warm + (number + 1) * count)
-            controls.append(control_per_s(kafka, shares, SENDERS, count))
-            say(f"{listeners} listeners: {rates[-1]:.0f} messages/s, control {controls[-1]:.0f}/s")
-    per_s, posted_per_s, control = (statistics.median(found) for found in (rates, posted, controls))
-    return Figures(per_s, posted_per_s, control, {}, shares)
+            posted = posted_per_s(port, tokens, count, listeners)
+            answers.wait(wanted, WITHIN_S)
+            return {"durable_per_s": count / (time.monotonic() - began), "posted_per_s": posted}
+
+        def bare() -> Figures:
+            return {"control_per_s": control_per_s(kafka, shares, SENDERS, count)}
+
+        http_port = free_port()
+        program = (pump_http_control.__name__, str(http_port), json.dumps(shares))
+        with beside(settings, "http_control", *program):
+
+            def with_http() -> Figures:
+                return {"control_http_per_s": posted_per_s(http_port, tokens, count, 1)}
+
+            sides = {"ours": ours, "control": bare, "control_http": with_http}
+            rounds = in_turns(args.rounds, sides, say)
+    medians_of = [medians(found) for found in rounds.values()]
+    return {**medians_of[0], **medians_of[1], **medians_of[2], **total_per_message(shares)}
 
 
-def run_stack(work: Path, listeners: int, rounds: int, count: int) -> Figures:
+def run_stack(work: Path, listeners: int, args: argparse.Namespace) -> Figures:
     """Start Kafka, a gateway and a pump, and measure the durable path."""
     work.mkdir()
     file = work / "organism.yaml"
@@ -140,32 +154,30 @@ def run_stack(work: Path, listeners: int, rounds: int, count: int) -> Figures:
         xml_pump=XmlPumpSettings(organism_file=file, pending_most=100_000, pending_per_sender=100_000),
     )
     names = [f"sender-{number:02d}" for number in range(SENDERS)]
-    with LocalStack(settings, parts=(KAFKA, GATEWAY, PUMP)) as stack, operator_client(settings) as operator:
+    with LocalStack(settings, parts=(KAFKA, GATEWAY, PUMP)), operator_client(settings) as operator:
         tokens = {name: add_principal(operator, name, "worker") for name in names}
         wait_listeners(operator, listeners)
-        before = cpu_seconds(stack)
-        found = durable(settings, tokens, listeners, rounds, count)
-        after, total = cpu_seconds(stack), count // 3 + rounds * count
+        before = stack_s(settings)
+        found = durable(settings, tokens, listeners, args)
+        after, total = stack_s(settings), args.messages // 3 + args.rounds * args.messages
         check_mailboxes(operator, names, total)
-    cpu_ms = {part: round((after[part] - before[part]) * 1000 / total, 3) for part in (GATEWAY, PUMP)}
-    return found._replace(cpu_ms=cpu_ms)
+    cpu_ms = {part: digits((after[part] - before[part]) * 1000 / total) for part in (GATEWAY, PUMP)}
+    return {**found, "cpu_ms_per_message": cpu_ms}
 
 
-def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """The durable path with one listener and with many, then the pipeline."""
+def measure(args: argparse.Namespace, work: Path) -> Figures:
+    """Measure the durable path with one listener and with many, then the pipeline."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    one = run_stack(work / "one", 1, args.rounds, args.messages)
-    many = run_stack(work / "many", MOST, args.rounds, args.messages)
-    return {
-        "durable_per_s": round(one.per_s),
-        f"durable_per_s_{MOST}_listeners": round(many.per_s),
-        "posted_per_s": round(one.posted_per_s),
-        "control_per_s": round(one.control_per_s),
-        "control_ratio": round(one.per_s / one.control_per_s, 3),
-        "cpu_ms_per_message": one.cpu_ms,
-        **total_per_message(one.shares),
-        **measure_pipeline(args.seconds),
-    }
+    found: Figures = {}
+    add_phase(found, lambda: run_stack(work / "one", 1, args))
+    add_phase(found, lambda: many_listeners(work / "many", args))
+    add_phase(found, lambda: measure_pipeline(args.seconds))
+    return {**found, **ratios(found, RATIOS)}
+
+
+def many_listeners(work: Path, args: argparse.Namespace) -> Figures:
+    """Return the rate of the durable path with many listeners."""
+    return {f"durable_per_s_{MOST}_listeners": run_stack(work, MOST, args)["durable_per_s"]}
 
 
 def main() -> int:

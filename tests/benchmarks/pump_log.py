@@ -25,7 +25,7 @@ from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import KafkaSettings
 
 # As the gateway's publisher has it.
-_LINGER_MS = 2
+LINGER_MS = 2
 _STEP_S = 0.05
 _BATCH = 500
 _NUMBER_BYTES = 8
@@ -102,12 +102,17 @@ def record_shares(kafka: KafkaSettings, messages: int) -> list[RecordShare]:
     return sorted((share for share in found if share.per_message > 0.001), key=lambda share: -share.per_message)
 
 
+def make_topic(kafka: KafkaSettings, topic: str) -> None:
+    """Make a topic with as many partitions as the log."""
+    with admin_client(kafka) as admin:
+        admin.create_topics([NewTopic(topic, kafka.partitions, 1)])
+
+
 def control_per_s(kafka: KafkaSettings, shares: Sequence[RecordShare], chains: int, count: int) -> float:
     """Return how many messages a second the control handles, when it appends `shares` for each of `count`."""
     topic = f"control.{uuid.uuid4().hex[:8]}"
-    with admin_client(kafka) as admin:
-        admin.create_topics([NewTopic(topic, kafka.partitions, 1)])
-    producer = Producer(producer_options(kafka, linger_ms=_LINGER_MS))
+    make_topic(kafka, topic)
+    producer = Producer(producer_options(kafka, linger_ms=LINGER_MS))
     waiting: dict[bytes, int] = {}
     chain_records: dict[int, list[int]] = {}
     owed: Counter[str] = Counter()
@@ -122,7 +127,7 @@ def control_per_s(kafka: KafkaSettings, shares: Sequence[RecordShare], chains: i
             if begun == count:
                 return
             begun += 1
-            chain_records[chain] = _sizes_of_next(shares, owed)
+            chain_records[chain] = sizes_of_next(shares, owed)
         size, number = chain_records[chain].pop(0), next(numbers)
         name = number.to_bytes(_NUMBER_BYTES, "big")
         waiting[name] = chain
@@ -133,7 +138,7 @@ def control_per_s(kafka: KafkaSettings, shares: Sequence[RecordShare], chains: i
         started = time.monotonic()
         for chain in range(chains):
             begun += 1
-            chain_records[chain] = _sizes_of_next(shares, owed)
+            chain_records[chain] = sizes_of_next(shares, owed)
             append(chain)
         while ended < count and time.monotonic() - started < 300:
             producer.poll(0)
@@ -148,7 +153,7 @@ def control_per_s(kafka: KafkaSettings, shares: Sequence[RecordShare], chains: i
     return count / took_s
 
 
-def _sizes_of_next(shares: Sequence[RecordShare], owed: Counter[str]) -> list[int]:
+def sizes_of_next(shares: Sequence[RecordShare], owed: Counter[str]) -> list[int]:
     """Return the sizes of the records of the next message. A type with a fraction has a record now and then."""
     found = []
     for share in shares:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import hub_load, library_load, mcp_library, mqtt_publishers
+from tests.benchmarks import library_load, mcp_library, mqtt_publishers
 from tests.benchmarks.bench_report import not_held
 
 pytestmark = pytest.mark.requirement("AG-72")
@@ -37,7 +37,9 @@ def test_a_client_that_costs_more_than_its_limit_is_reported(
     library: float, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(library_load, "request_cost_us", in_async(costs(calls, hub_load.Agents, library)))
+    monkeypatch.setattr(
+        library_load, "request_cost_us", in_async(costs(calls, library_load.HttpAgents, library))
+    )
     monkeypatch.setattr(mqtt_publishers, "event_cost_us", costs(calls, mqtt_publishers.HandWritten, library))
     monkeypatch.setattr(mqtt_publishers, "job_cost_us", lambda _: 5000.0)
     monkeypatch.setattr(mcp_library, "call_cost_us", in_async(costs(calls, mcp_library.by_hand, library)))
@@ -51,5 +53,5 @@ def test_a_client_that_costs_more_than_its_limit_is_reported(
     ):
         assert found["client_cpu_ratio"] == library / 100
         assert (not_held(found, at_most) == []) is held
-    pair = [hub_load.Agents, library_load.LibraryAgents]
+    pair = [library_load.HttpAgents, library_load.LibraryAgents]
     assert calls[: 2 * library_load.TURNS] == pair * library_load.TURNS

@@ -27,14 +27,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
 from tests.benchmarks.bench_report import Bench, quantile, teller
-from tests.benchmarks.bench_stack import operator_client
-from tests.benchmarks.hub import second_gateway
+from tests.benchmarks.bench_stack import CheckoutStack, operator_client
+from tests.benchmarks.process_times import process_s
 from tests.connectors.gateway.hub_access import add_principal
 from tests.own_settings import stack_settings
 from trunkline_agent import AsyncAgent, Credentials, HubAccess
@@ -136,23 +133,17 @@ class Load:
         return [row for row in (await self._operator.hub.run(plan))["messages"] if row["topic"]]
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """Return the processor time of these processes so far."""
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(one.user + one.system for one in times)
-
-
 async def one_round(load: Load, pids: Sequence[int], count: int, found: Measured) -> None:
     """Publish so many messages, and send as many times to each subscriber."""
-    before = cpu_seconds(pids)
+    before = sum(map(process_s, pids))
     reader = asyncio.create_task(load.read(count))
     published = await load.publish_steadily(count)
     in_hand = await reader
     await asyncio.sleep(REST_S)
-    middle = cpu_seconds(pids)
+    middle = sum(map(process_s, pids))
     await load.send_steadily(count)
     await asyncio.sleep(REST_S)
-    after = cpu_seconds(pids)
+    after = sum(map(process_s, pids))
     found.published_at |= published
     # The reader takes them in the order of their publication.
     found.read_at |= dict(zip(published, in_hand, strict=False))
@@ -214,19 +205,17 @@ async def all_rounds(load: Load, pids: Sequence[int], names: Sequence[str], coun
     }
 
 
-def measure(settings: Settings, work: Path, subscribers: int, counts: Sequence[int]) -> dict[str, Any]:
+def measure(settings: Settings, subscribers: int, counts: Sequence[int]) -> dict[str, Any]:
     """Register and subscribe all, and run the rounds."""
     names = [f"agent-{number:05d}" for number in range(subscribers)]
-    with LocalStack(settings, parts=(KAFKA, GATEWAY)) as stack, operator_client(settings) as operator:
+    with CheckoutStack(settings, (KAFKA, GATEWAY)) as stack, operator_client(settings) as operator:
         token = settings.operator_token_file.read_text().strip()
         tokens = {name: add_principal(operator, name, "worker") for name in names}
         for name in names:
             operator.post(f"/api/hub/topics/{TOPIC}/subscribe", json={"subscriber": name}).raise_for_status()
         say(f"{subscribers} are subscribed")
-        first = stack[GATEWAY].pid
-        assert first is not None
-        with second_gateway(settings, work) as other:
-            pids = (first, other.program.process.pid)
+        with stack.second_gateway() as (_, other):
+            pids = [pid for pid in (stack[GATEWAY].pid, other.pid) if pid is not None]
 
             async def all_of_it() -> dict[str, Any]:
                 async with Load(settings.gateway_url, token, tokens[names[-1]], names) as load:
@@ -243,7 +232,7 @@ def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     counts = [share + (number < rest) for number in range(args.rounds)]
     doors = {"dashboard": DashboardSettings(port=0), "agent_mcp": AgentMcpSettings(port=0)}
     settings = stack_settings(work / "data", **doors)
-    return measure(settings, work, args.subscribers, [count for count in counts if count])
+    return measure(settings, args.subscribers, [count for count in counts if count])
 
 
 def main() -> int:

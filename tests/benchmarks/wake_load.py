@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -18,12 +19,12 @@ from functools import partial
 from typing import Any, Final
 
 import orjson
-import psutil
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from tests.agent_signatures import signed_headers
-from tests.benchmarks.bench_report import quantile
+from tests.benchmarks.bench_report import Figures, quantile
 from tests.benchmarks.lean_http import Broken, Connection, open_connection, request_bytes
+from tests.benchmarks.mcp_load import signed_call
+from tests.benchmarks.process_times import Meter, process_s
 
 WAIT_S: Final = 30
 # An answer that ends a wait may be a little earlier by the clock of the client than by that of the server.
@@ -33,14 +34,16 @@ _TEXT: Final = "step 7 of 12 done, reading the index; the next one needs what yo
 _WITHIN_S: Final = 20.0
 # Pause of a client that no door accepts, so that it does not spin.
 _PAUSE_S: Final = 0.02
-_MCP_HEADERS: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 _TRIES: Final = 50
+# Of each sender. More at once than a principal may have would measure the refusals.
+_CONNECTIONS: Final = 16
 
 
 @dataclass(frozen=True)
 class Door:
-    """One gateway, or one front of the peer: its ports and its process."""
+    """One gateway, or one front of the peer: its ports, its process, and its name in the figures."""
 
+    name: str
     http_port: int
     mcp_port: int
     pid: int
@@ -57,28 +60,18 @@ class Clients:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long the parts of a round take, in seconds, and how many messages are sent per second."""
+    """How long the parts of a round take, in seconds, and how many messages are sent per second.
+
+    `kills`: whether the second door is killed in the middle of the sends.
+    """
 
     rate: int
     seconds: float
     idle_s: float
+    kills: bool = True
     ramp_s: float = 5.0
     warm_s: float = 5.0
     grace_s: float = 15.0
-
-
-@dataclass(frozen=True)
-class Round:
-    """The figures of one round."""
-
-    in_hand_p50_ms: float
-    in_hand_p99_ms: float
-    empty_answers: float
-    missed: float
-    idle_cores: float
-    busy_cores: float
-    load_cores: float
-    sends_per_s: float
 
 
 @dataclass
@@ -164,7 +157,6 @@ class McpAgent:
 
     def __init__(self, client: Client, name: str, key: RSAPrivateKey, log: Log) -> None:
         self._client, self._name, self._key, self._log = client, name, key, log
-        self._numbers = itertools.count(1)
 
     async def wait(self) -> None:
         """Wait for messages and mark them as read, until this is cancelled."""
@@ -185,17 +177,7 @@ class McpAgent:
         """Return the result of a tool; None for an error, which is noted."""
 
         def signed() -> bytes:
-            body = orjson.dumps(
-                {
-                    "jsonrpc": "2.0",
-                    "id": next(self._numbers),
-                    "method": "tools/call",
-                    "params": {"name": tool, "arguments": arguments},
-                }
-            )
-            return request_bytes(
-                "POST", "/mcp", _MCP_HEADERS | signed_headers(self._name, self._key, body), body
-            )
+            return signed_call(self._name, self._key, tool, arguments)
 
         status, told = await self._client.ask(signed, WAIT_S + _WITHIN_S)
         result = orjson.loads(told).get("result") if status == 200 else None
@@ -207,18 +189,22 @@ class McpAgent:
 
 
 class Senders:
-    """Senders with connections that are kept, and as many as there are sends at once."""
+    """Senders with a few connections each, which are kept. A send waits until its sender has a free one.
+
+    The time of a message begins when it is due, so that a server that is late is measured and not spared.
+    """
 
     def __init__(self, tokens: Mapping[str, str], ports: Sequence[int], log: Log) -> None:
-        self._log, self._ports = log, ports
+        self._log = log
         self._tokens = list(tokens.values())
-        self._free: list[list[Client]] = [[] for _ in self._tokens]
+        self._free: list[asyncio.Queue[Client]] = [asyncio.Queue() for _ in self._tokens]
+        for free, number in itertools.product(self._free, range(_CONNECTIONS)):
+            free.put_nowait(Client(ports, number % 2))
 
     async def send(self, number: int, recipient: str) -> None:
-        """Send one message, and note when it was sent and whether it was acknowledged."""
+        """Send one message, and note when it was due and whether it was acknowledged."""
+        self._log.sent[number] = time.monotonic()
         place = number % len(self._tokens)
-        free = self._free[place]
-        client = free.pop() if free else Client(self._ports, number // len(self._tokens) % 2)
         body = orjson.dumps(
             {"recipient": recipient, "type": "note", "payload": {"number": number, "text": _TEXT}}
         )
@@ -228,32 +214,30 @@ class Senders:
             "Idempotency-Key": str(uuid.uuid4()),
         }
         request = request_bytes("POST", _MESSAGES, headers, body)
-        self._log.sent[number] = time.monotonic()
-        status, told = await client.ask(partial(bytes, request), _WITHIN_S)
+        client = await self._free[place].get()
+        try:
+            status, told = await client.ask(partial(bytes, request), _WITHIN_S)
+        except Broken as error:
+            status, told = 0, str(error).encode()
+        self._free[place].put_nowait(client)
         if status == 200:
             self._log.acknowledged.add(number)
         else:
             self._log.faults.append(f"POST: {status} {told[:200]!r}")
-        free.append(client)
 
     def close(self) -> None:
         """End all connections."""
-        for client in itertools.chain.from_iterable(self._free):
-            client.close()
-
-
-def _cpu_s(pids: Sequence[int]) -> list[float]:
-    """Return the processor time that each process has used, in seconds."""
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return [one.user + one.system for one in times]
+        for free in self._free:
+            while not free.empty():
+                free.get_nowait().close()
 
 
 async def idle_cores(doors: Sequence[Door], seconds: float) -> float:
     """Return the cores that the busier door uses during the next `seconds`, on average."""
-    pids = [door.pid for door in doors]
-    before = _cpu_s(pids)
+    before = [process_s(door.pid) for door in doors]
     await asyncio.sleep(seconds)
-    return max(after - earlier for after, earlier in zip(_cpu_s(pids), before, strict=True)) / seconds
+    used = [process_s(door.pid) - earlier for door, earlier in zip(doors, before, strict=True)]
+    return max(used) / max(seconds, 1e-9)
 
 
 async def _agents_begin(
@@ -280,50 +264,68 @@ def _latencies(log: Log, first: int) -> list[float]:
     """Return the seconds from send to receipt of the messages from number `first` on."""
     found = [log.in_hand[n] - log.sent[n] for n in log.acknowledged & log.in_hand.keys() if n >= first]
     if not found:
-        raise RuntimeError("no message has arrived")
+        raise RuntimeError(f"no message has arrived; the first fault: {log.faults[:1]}")
     return found
 
 
-async def one_round(doors: Sequence[Door], clients: Clients, plan: Plan, kill: Callable[[], None]) -> Round:
-    """Let the agents wait, measure the doors while nothing is sent, then send; kill the second door on the way.
+async def _send_all(
+    doors: Sequence[Door], clients: Clients, plan: Plan, log: Log, meter: Meter, kill: Callable[[], None]
+) -> Figures:
+    """Send at the plan's rate, and kill the second door on the way. `meter` measures what was before the kill.
 
     Sends that begin in the first `plan.warm_s` seconds count for `missed` alone.
     """
-    log, chance = Log(), random.Random(27)
-    names = [*clients.http, *clients.mcp]
-    agents = await _agents_begin(doors, clients, log, plan.ramp_s)
-    idle = await idle_cores(doors, plan.idle_s)
+    chance, names = random.Random(27), [*clients.http, *clients.mcp]
     senders = Senders(clients.senders, [door.http_port for door in doors], log)
     warm = int(plan.rate * plan.warm_s)
     total = warm + int(plan.rate * plan.seconds)
-    middle = warm + (total - warm) // 2
-    began, own_s, door_s = time.monotonic(), time.process_time(), _cpu_s([doors[0].pid])
+    end = warm + (total - warm) // 2 if plan.kills else total
+    began, own_s, door_s = time.monotonic(), time.process_time(), process_s(doors[0].pid)
     async with asyncio.TaskGroup() as sends:
         for number in range(total):
             await asyncio.sleep(max(0.0, began + number / plan.rate - time.monotonic()))
-            if number == middle:
+            if number == warm:
+                meter.begin()
+            if number == end:
+                meter.end()
                 kill()
             sends.create_task(senders.send(number, chance.choice(names)))
+        if not plan.kills:
+            meter.end()
     took_s = time.monotonic() - began
-    busy, load = _cpu_s([doors[0].pid])[0] - door_s[0], time.process_time() - own_s
+    busy, load = process_s(doors[0].pid) - door_s, time.process_time() - own_s
     until = time.monotonic() + plan.grace_s
     while log.missed() and time.monotonic() < until:
         await asyncio.sleep(0.1)
+    senders.close()
+    took = _latencies(log, warm)
+    return {
+        "p50_ms": 1000 * quantile(took, 0.5),
+        "p99_ms": 1000 * quantile(took, 0.99),
+        "busy_cores": busy / took_s,
+        "load_cores": load / took_s,
+        "sends_per_s": total / took_s,
+        "us_per_op": meter.us_per(end - warm),
+    }
+
+
+async def one_round(
+    doors: Sequence[Door], broker: Mapping[str, int], clients: Clients, plan: Plan, kill: Callable[[], None]
+) -> Figures:
+    """Let the agents wait, measure the doors while nothing is sent, then send; kill the second door on the way.
+
+    `broker` is the process id of the broker behind the doors, by its name.
+    """
+    log = Log()
+    agents = await _agents_begin(doors, clients, log, plan.ramp_s)
+    idle = await idle_cores(doors, plan.idle_s)
+    meter = Meter({**{door.name: door.pid for door in doors}, **broker})
+    found = await _send_all(doors, clients, plan, log, meter, kill)
     for task in agents:
         task.cancel()
     ended = await asyncio.gather(*agents, return_exceptions=True)
-    senders.close()
     log.faults += [repr(one) for one in ended if isinstance(one, Exception)]
     if log.faults:
-        raise RuntimeError(f"{len(log.faults)} requests failed, the first one with {log.faults[0]}")
-    took = _latencies(log, warm)
-    return Round(
-        in_hand_p50_ms=1000 * quantile(took, 0.5),
-        in_hand_p99_ms=1000 * quantile(took, 0.99),
-        empty_answers=log.empty,
-        missed=log.missed(),
-        idle_cores=idle,
-        busy_cores=busy / took_s,
-        load_cores=load / took_s,
-        sends_per_s=total / took_s,
-    )
+        print(f"wake: {len(log.faults)} requests failed, the first one with {log.faults[0]}", file=sys.stderr)
+    counts = {"empty_answers": log.empty, "missed": log.missed(), "failed": len(log.faults)}
+    return {**found, **counts, **({"idle_cores": idle} if plan.idle_s else {})}

@@ -282,10 +282,11 @@ class Front:
 
 
 class Peer:
-    """The running server of NATS, and the folder of its fronts."""
+    """The running server of NATS, its process id, and the folder of its fronts."""
 
-    def __init__(self, folder: Path, nats_port: int, names: Path) -> None:
+    def __init__(self, folder: Path, nats_port: int, names: Path, pid: int) -> None:
         self._folder, self._nats_port, self._names = folder, nats_port, names
+        self.pid = pid
 
     @contextmanager
     def front(self, name: str) -> Iterator[Front]:
@@ -312,9 +313,9 @@ def peer(folder: Path, tokens: Mapping[str, str], keys: Mapping[str, str]) -> It
     config.write_text(nats_config(nats_port, folder))
     names.touch(mode=0o600)
     names.write_text(json.dumps([{token: name for name, token in tokens.items()}, dict(keys)]))
-    with served("nats", [nats_server(), "-c", config], nats_port, folder):
+    with served("nats", [nats_server(), "-c", config], nats_port, folder) as process:
         asyncio.run(make_mailboxes(nats_port, [*tokens, *keys]))
-        yield Peer(folder, nats_port, names)
+        yield Peer(folder, nats_port, names, process.pid)
 
 
 def main(port: str, nats_port: str, names: str) -> None:
