@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from connectors.live.live_view import LiveView
-from connectors.live.log_clock import LogClock
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.timers import Timers
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MESSAGE_EXPIRED, MESSAGE_RECLAIMED
@@ -24,13 +20,8 @@ class MessageTimers(Timers[MessageRow]):
     that. An unread or delayed message expires at `expires_at`. A delayed one becomes unread at `deliver_at`.
     """
 
-    def __init__(
-        self,
-        live_view: LiveView,
-        append: Callable[[OutgoingRecord], None],
-        log_clock: LogClock | None = None,
-    ) -> None:
-        super().__init__("message-timers", MessageRow, live_view, append, log_clock)
+    thread_name = "message-timers"
+    row_type = MessageRow
 
     def stream_of(self, row: MessageRow) -> str:
         """Return the stream of the message's mailbox."""

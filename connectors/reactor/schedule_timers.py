@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from connectors.live.live_view import LiveView
-from connectors.live.log_clock import LogClock
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.known_recipients import GetRow
 from connectors.reactor.timers import Timers
@@ -33,14 +29,8 @@ class ScheduleTimers(Timers[ScheduleRow]):
     reactor posts its message. A schedule whose owner may no longer send messages is removed instead.
     """
 
-    def __init__(
-        self,
-        live_view: LiveView,
-        append: Callable[[OutgoingRecord], None],
-        log_clock: LogClock | None = None,
-    ) -> None:
-        super().__init__("schedule-timers", ScheduleRow, live_view, append, log_clock)
-        self._get: GetRow = live_view.get
+    thread_name = "schedule-timers"
+    row_type = ScheduleRow
 
     def stream_of(self, row: ScheduleRow) -> str:
         """Return the schedule's stream."""
@@ -53,7 +43,7 @@ class ScheduleTimers(Timers[ScheduleRow]):
     def record_of(self, row: ScheduleRow, now_us: int) -> OutgoingRecord:
         """Return the record that the schedule ran, that it missed its run, or that it is removed."""
         cause = f"{row.key}/{row.revision}/{row.next_run_at}"
-        if has_lost_owner(self._get, row, now_us):
+        if has_lost_owner(self._live_view.get, row, now_us):
             ce_id = derived_id(cause, SCHEDULE_REMOVED)
             removed = ScheduleRemoved(name=row.schedule, request_id=ce_id, takes_over=True)
             return schedule_request_record(removed, ce_id=ce_id, **BY_REACTOR)

@@ -50,25 +50,23 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
     `close` stops the thread. A subclass says which moment a row has, and which record it needs then.
 
     Args:
-        name: The name of the thread.
-        row_type: The type of the rows.
         live_view: The live view, which contains the rows.
         append: Appends a record to the log, without waiting for Kafka's acknowledgement. As long as the row
             does not change, the same record is appended again, with a growing pause from five seconds on.
         log_clock: The log's clock. None: one that nobody sets, which is this process's own.
     """
 
+    thread_name: str
+    row_type: type[RowT]
+
     def __init__(
         self,
-        name: str,
-        row_type: type[RowT],
         live_view: LiveView,
         append: Callable[[OutgoingRecord], None],
         log_clock: LogClock | None = None,
     ) -> None:
-        super().__init__(name, _STOP_S)
+        super().__init__(self.thread_name, _STOP_S)
         self._log_clock = LogClock() if log_clock is None else log_clock
-        self._row_type = row_type
         self._live_view = live_view
         self._append = append
         self._lock = threading.Lock()
@@ -95,7 +93,7 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
 
     def open(self) -> None:
         """Read all rows from the live view and start the thread. Call it once, when the live view is open."""
-        for row in self._live_view.live(self._row_type):
+        for row in self._live_view.live(self.row_type):
             self._note(row.key, row)
         super().open()
 
@@ -110,8 +108,8 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
 
         Register this method with `LiveView.on_change`. The live view calls it on its own thread.
         """
-        if change.view == self._row_type.VIEW:
-            self._note(change.key, change.row if isinstance(change.row, self._row_type) else None)
+        if change.view == self.row_type.VIEW:
+            self._note(change.key, change.row if isinstance(change.row, self.row_type) else None)
 
     def _note(self, key: str, row: RowT | None) -> None:
         due_at = None if row is None else self._due_of(row)
@@ -133,7 +131,7 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
 
     def _answered(self, key: str, settled: SettledRecord) -> None:
         """Look again at the right time, if a record came too early. The live view calls it on its thread."""
-        row = self._live_view.get(self._row_type, key) if settled.verdict == REJECTED else None
+        row = self._live_view.get(self.row_type, key) if settled.verdict == REJECTED else None
         due_at = None if row is None else self._due_of(row)
         with self._lock:
             if due_at is not None and key in self._due_at and due_at > self._log_clock.clock_us():
@@ -164,7 +162,7 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
             key = self._next_due(self._log_clock.clock_us())
             if key is None:
                 return False
-            row = self._live_view.get(self._row_type, key)
+            row = self._live_view.get(self.row_type, key)
             moment = None if row is None else self.moment_of(row)
             now_us = self._log_clock.now_us(None if row is None else self.stream_of(row))
             if row is not None and moment is not None and moment <= now_us:

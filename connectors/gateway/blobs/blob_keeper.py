@@ -52,6 +52,9 @@ class BlobKeeper(Timers[BlobRow]):
         log_clock: The log's clock. None: this process's own.
     """
 
+    thread_name = "blob-keeper"
+    row_type = BlobRow
+
     def __init__(
         self,
         live_view: LiveView,
@@ -59,7 +62,7 @@ class BlobKeeper(Timers[BlobRow]):
         store: BlobStore,
         log_clock: LogClock | None = None,
     ) -> None:
-        super().__init__("blob-keeper", BlobRow, live_view, self._append_removal, log_clock)
+        super().__init__(live_view, self._append_removal, log_clock)
         self.store = store
         self._append_to_log = append
         self._references = BlobReferences()

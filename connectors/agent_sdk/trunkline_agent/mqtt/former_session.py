@@ -25,20 +25,6 @@ _QUIET_S: Final = 2.0
 _TICK_S: Final = 0.05
 
 
-def start_former_session(
-    mqtt: BrokerAccess,
-    client_id: str,
-    topic: str,
-    take: Callable[[MqttConnection, AckWindow, MQTTMessage], None],
-    closing: threading.Event,
-) -> None:
-    """Start a thread that runs `read_former_session` with these arguments."""
-    arguments = (mqtt, client_id, topic, take, closing)
-    threading.Thread(
-        target=read_former_session, args=arguments, name=f"mqtt-former {client_id}", daemon=True
-    ).start()
-
-
 def read_former_session(
     mqtt: BrokerAccess,
     client_id: str,

@@ -40,7 +40,7 @@ from trunkline_agent.errors import (
     UsageError,
 )
 from trunkline_agent.mqtt.ack_window import AckWindow
-from trunkline_agent.mqtt.former_session import start_former_session
+from trunkline_agent.mqtt.former_session import read_former_session
 from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
 from trunkline_agent.mqtt.inbox_receiver import InboxReceiver
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
@@ -114,7 +114,10 @@ class MqttAgent:
         self._reconnector.start()
         self._receiver.start()
         user, take = mqtt_user(self._name), self._on_message
-        start_former_session(self._mqtt, user, self._inbox, take, self._closing)
+        former = (self._mqtt, user, self._inbox, take, self._closing)
+        threading.Thread(
+            target=read_former_session, args=former, name=f"mqtt-former {user}", daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
