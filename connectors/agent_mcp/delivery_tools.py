@@ -12,7 +12,7 @@ import uuid
 from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools, answer_bytes, message_as_json
-from connectors.agent_mcp.signed_requests import DOOR
+from connectors.agent_mcp.signed_requests import DOOR, IS_GONE
 from connectors.agent_mcp.tool_arguments import (
     AckMessages,
     AskAgent,
@@ -155,6 +155,7 @@ class DeliveryTools:
                 asked.target_agent_id,
                 asked.timeout_seconds,
                 _by(agent),
+                IS_GONE.get(),
             )
         reply = None if row is None else message_as_json(self._hub, row)
         return {**sent, "reply": reply}

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
+from connectors.gateway.messages.deliveries import IsGone, never_gone
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, malformed, unavailable
 from connectors.gateway.web.bounded_http import note_principal
@@ -46,6 +47,8 @@ DOCUMENT: Final = "trunkline_document"
 TOOL: Final = "trunkline_tool"
 # Whether the present call is answered by a server-sent event, of which the official client reads 1 MiB.
 IS_EVENT: Final[ContextVar[bool]] = ContextVar("is_event", default=False)
+# Tells whether the client of the present call does not answer a probe of the connection that gets the answer.
+IS_GONE: Final[ContextVar[IsGone]] = ContextVar("is_gone", default=never_gone)
 # Space around a message of the greatest length, for JSON-RPC and names. `\uXXXX` takes at most three times the
 # bytes of its character, except for control characters.
 _AROUND_BYTES: Final = 64 * 1024

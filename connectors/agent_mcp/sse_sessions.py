@@ -8,6 +8,7 @@ same idempotency key.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -22,10 +23,10 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT, PRINCIPAL
+from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT, IS_GONE, PRINCIPAL
 from connectors.gateway.fairness.byte_budget import ByteBudget, Rooms
 from connectors.gateway.web.answers import BUSY, crowded, error_response
-from connectors.gateway.web.bounded_http import ABORT
+from connectors.gateway.web.bounded_http import ABORT, peer_is_gone
 from connectors.gateway.web.metrics import Metrics
 
 log = structlog.stdlib.get_logger(__name__)
@@ -37,6 +38,7 @@ _UNSENT: Final = 32
 _SEND_S: Final = 10.0
 _END_S: Final = 1.0
 _CHECK_S: Final = 1.0
+_SESSION: Final = re.compile(rb"session_id=([0-9a-f]{32})")
 
 
 class SseSessions:
@@ -65,6 +67,8 @@ class SseSessions:
         self._budget = budget
         # By agent: the bytes of its calls whose answers were not sent yet.
         self._rooms: dict[str, set[Rooms]] = {}
+        # By the id of a session: the ASGI scope of its event stream, which gets the answers.
+        self._scopes: dict[str, Scope] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one agent's event stream until the client disconnects or stops reading, or its key is removed.
@@ -81,9 +85,11 @@ class SseSessions:
             return
         self._open[agent] += 1
         self._metrics.readers(DOOR, 1)
+        bounded = _BoundedSend(scope, send, self._scopes)
         try:
-            await self._serve(agent, scope, receive, _BoundedSend(scope, send))
+            await self._serve(agent, scope, receive, bounded)
         finally:
+            self._scopes.pop(bounded.session_id, None)
             self._open -= Counter([agent])
             self._metrics.readers(DOOR, -1)
             if not self._open[agent]:
@@ -103,6 +109,7 @@ class SseSessions:
         # The call runs in the context of this request, and its answer is sent after that of this request.
         self._budget.begin_request(self._rooms.setdefault(scope[PRINCIPAL], set()))
         IS_EVENT.set(True)
+        IS_GONE.set(partial(self._is_gone, Request(scope).query_params.get("session_id")))
         # The stream may end after the 202. Otherwise the error would end the posting connection, too.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._transport.handle_post_message(scope, receive, send)
@@ -117,6 +124,10 @@ class SseSessions:
             tasks.cancel_scope.cancel()
         await send.end()
 
+    async def _is_gone(self, session_id: str | None) -> bool:
+        scope = self._scopes.get(session_id or "")
+        return scope is not None and await peer_is_gone(scope)
+
     def _cut_off(self, connection: anyio.CancelScope) -> None:
         self._metrics.dropped(DOOR)
         connection.cancel()
@@ -129,9 +140,15 @@ class SseSessions:
 
 
 class _BoundedSend:
-    """The connection's `send`, which cuts off a client that does not read for `_SEND_S`."""
+    """The connection's `send`, which cuts off a client that does not read for `_SEND_S`.
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    It also notes the connection's scope in `scopes` by the id of the session, which the transport sends first.
+    """
+
+    def __init__(self, scope: Scope, send: Send, scopes: dict[str, Scope]) -> None:
+        self._scope = scope
+        self._scopes = scopes
+        self.session_id = ""
         self._abort = scope.get(ABORT)
         self._send = send
         self._is_open = False
@@ -139,6 +156,9 @@ class _BoundedSend:
 
     async def __call__(self, message: Message) -> None:
         self._is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+        if not self.session_id and (found := _SESSION.search(message.get("body", b""))):
+            self.session_id = found.group(1).decode()
+            self._scopes[self.session_id] = self._scope
         with anyio.move_on_after(_SEND_S) as waiting:
             await self._send(message)
         if waiting.cancelled_caught:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import anyio
@@ -31,8 +32,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.mcp_tool import PROGRESS_S
-from connectors.agent_mcp.signed_requests import DOCUMENT, PRINCIPAL, TOOL
+from connectors.agent_mcp.signed_requests import DOCUMENT, IS_GONE, PRINCIPAL, TOOL
 from connectors.gateway.web.answers import error_response
+from connectors.gateway.web.bounded_http import peer_is_gone
 from connectors.gateway.web.strict_request import replayed
 from trunkline_agent.wire.verdicts import UNAUTHORIZED
 
@@ -86,6 +88,7 @@ class WaitingCalls:
         body = (await receive())["body"]
         agent, call, answer = scope[PRINCIPAL], _Call(), _PingedAnswer(send, _progress_token(scope))
         self._calls.setdefault(agent, set()).add(call)
+        IS_GONE.set(partial(peer_is_gone, scope))
         try:
             # The key may have been removed after the signature was checked.
             if self._keys.is_registered(agent):

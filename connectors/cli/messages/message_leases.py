@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from connectors.cli.messages.message_arguments import WAIT, lease_argument
@@ -21,9 +22,10 @@ _LEASE: Final = (
     argument("message", "the messages", nargs="+", type=name_of("a message")),
 )
 ACTIONS: Final = Actions()
-# The lease of a drain. A reader of the output, such as a pager, may be slower: then its messages come again.
-_PRINTED_WITHIN_S: Final = 300
-_NOT_PRINTED: Final = "the output of 'messages drain' could not be written"
+# A reader of the output, such as a pager, may be slower: then its messages come again.
+PRINTED_WITHIN_S: Final = 300
+"""The lease of messages that are printed, in seconds."""
+_NOT_PRINTED: Final = "the output of the command could not be written"
 
 
 @ACTIONS.add(
@@ -48,8 +50,18 @@ def _drain(call: Call) -> int:
     found, leases = _leased_to_print(call)
     if leases and not call.json:
         _note(f"{len(found['messages'])} taken, {found['left']} left")
+    with acknowledging(call, leases):
+        return _print_messages(call, found)
+
+
+@contextmanager
+def acknowledging(call: Call, leases: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """Acknowledge leased messages when the block has printed them. Give them back if the output fails.
+
+    `leases` has the ids of the messages by their lease.
+    """
     try:
-        _print_messages(call, found)
+        yield
         sys.stdout.flush()
     except (OSError, KeyboardInterrupt):
         for lease_id, ids in leases.items():
@@ -58,7 +70,6 @@ def _drain(call: Call) -> int:
     for lease_id, ids in leases.items():
         for one in call.post("messages", "ack", lease_id=lease_id, message_ids=ids)["refused"]:
             _note(f"trunkline messages: {one['message_id']} was printed and comes again: {one['message']}")
-    return 0
 
 
 def _leased_to_print(call: Call) -> tuple[Row, dict[str, list[str]]]:
@@ -67,7 +78,7 @@ def _leased_to_print(call: Call) -> tuple[Row, dict[str, list[str]]]:
     An answer of the gateway is bounded in bytes, so it is asked until there are `call.limit` messages, or none
     is left.
     """
-    found = part = _taken(call, lease=_PRINTED_WITHIN_S)
+    found = part = _taken(call, lease=PRINTED_WITHIN_S)
     messages, leases = [], {}
     while part["messages"]:
         leases[part["lease_id"]] = [message["id"] for message in part["messages"]]
@@ -76,7 +87,7 @@ def _leased_to_print(call: Call) -> tuple[Row, dict[str, list[str]]]:
         messages += part["messages"]
         if not part["left"] or len(messages) >= call.limit:
             break
-        part = _taken(call, lease=_PRINTED_WITHIN_S, limit=call.limit - len(messages), wait=0)
+        part = _taken(call, lease=PRINTED_WITHIN_S, limit=call.limit - len(messages), wait=0)
     found.pop("lease_id", None)
     return {**found, "messages": messages, "left": part["left"]}, leases
 

@@ -24,8 +24,9 @@ log, shown with the message by its SHA-256, and removed some time after the last
 
 The token names the sender, and the mailbox that 'drain', 'lease' and 'follow' read: the operator's, unless
 TRUNKLINE_TOKEN holds another token. Each message goes to one drain, which leases it until it is printed; with
---request-id it is taken at once, and the same id again gets the same messages. A leased message that is not
-acknowledged in time is handed out again, before newer ones of its priority.
+--request-id it is taken at once, and the same id again gets the same messages. A reply that 'send' waits for is
+leased until it is printed, too. A leased message that is not acknowledged in time is handed out again, before
+newer ones of its priority.
 
 'follow' goes on after the last event when a connection is lost. It ends when no gateway answers for a minute.
 
@@ -84,14 +85,18 @@ def _send(call: Call) -> int:
     body = {"recipient": call.recipient, "type": call.type, "payload": payload_of(call), **sent_fields(call)}
     body |= {"in_reply_to": call.in_reply_to, "thread": call.thread, "blob": blob_of(call)}
     wait_s = call.wait_reply or 0
-    wanted = {"wait_reply": wait_s} if wait_s else None
+    wanted = {"wait_reply": wait_s, "reply_lease": message_leases.PRINTED_WITHIN_S} if wait_s else None
     with call.gateway() as gateway, call.named_request("the message was delivered") as name:
         found = gateway.post(path_of("messages"), body, request_id=name, parameters=wanted, wait_s=wait_s)
     place = "lies in" if found["delivered"] else "is stored, and comes later into"
     text = f"message {escaped(found['message_id'])} {place} the mailbox of {escaped(call.recipient)}"
-    reply = [] if found.get("reply") is None else ["", message_text(found["reply"])]
-    call.print_answer({**found, "request_id": name}, text, *reply)
-    if wait_s and not reply:
+    reply, lease_id = found.get("reply"), found.pop("lease_id", None)
+    if lease_id is not None:
+        del reply["attempt"], reply["deadline"]
+    with message_leases.acknowledging(call, {} if lease_id is None else {lease_id: [reply["id"]]}):
+        shown = [] if reply is None else ["", message_text(reply)]
+        call.print_answer({**found, "request_id": name}, text, *shown)
+    if wait_s and reply is None:
         later = f"in your mailbox, with in_reply_to {escaped(found['message_id'])}"
         raise NotFound(f"no reply came in time; a later one will be {later}")
     return 0

@@ -30,7 +30,7 @@ from connectors.gateway.web.idempotency import IdempotencyKey, WriteRequest, req
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.streams.mailboxes.message import Message, verified_message
+from schemas.streams.mailboxes.message import LEASED, Message, verified_message
 from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
@@ -91,7 +91,8 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
         With `wait_reply`, the request waits for a message of the recipient in the caller's mailbox whose
         `in_reply_to` is this message, takes it, and answers with it. Without a reply in time the answer is 202;
         the reply will be in the mailbox. A repeated request with the same idempotency key waits again, and gets
-        the same reply.
+        the same reply. With `reply_lease`, the reply is leased for so many seconds, and `lease_id` names the
+        lease. Unless it is acknowledged in time, the reply is in the mailbox again.
         """
         # Not a parameter `WriteRequest`: FastAPI needs a twentieth of this route's time for a dependency.
         write = write_of(request, key)
@@ -121,9 +122,12 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
                 wanted.wait_reply,
                 write.origin,
                 lambda: gate.is_gone(request, is_probed=True),
+                wanted.reply_lease,
             )
         if reply is None:
             return json_answer(said, 202, settled.verdict)
+        if reply.status == LEASED:
+            said["lease_id"] = reply.request_id
         return json_answer({**said, "reply": message_as_json(hub, reply)}, verdict=settled.verdict)
 
 

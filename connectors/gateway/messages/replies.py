@@ -1,7 +1,7 @@
 """Waits for the reply to a message, and takes it out of the asker's mailbox (DL-07).
 
 **Delivers** a reply once: either as the answer of the request that waits, or in the mailbox. A request that is
-repeated with the same idempotency key gets the reply again.
+repeated with the same idempotency key gets the reply again. A leased reply comes again unless it is acked.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from connectors.gateway.services.mailbox_waits import MailboxWait
 from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.answers import unavailable
 from connectors.gateway.web.idempotency import Origin
-from schemas.streams.mailboxes.mailbox_requests import claim_of_record
-from schemas.streams.mailboxes.message import CLAIMED, UNREAD, MessageRow
+from schemas.streams.mailboxes.mailbox_requests import claim_of_record, lease_record
+from schemas.streams.mailboxes.message import CLAIMED, LEASED, UNREAD, MessageRow
 from schemas.streams.principal.principals import HUB
 
 
@@ -29,6 +29,7 @@ async def wait_reply(
     timeout_s: float,
     origin: Origin,
     is_gone: IsGone = never_gone,
+    lease_s: int | None = None,
 ) -> MessageRow | None:
     """Take the first reply to a message out of the asker's mailbox, and return its row.
 
@@ -44,6 +45,7 @@ async def wait_reply(
         timeout_s: How many seconds to wait.
         origin: The door and the principal of the asker.
         is_gone: Tells a client that has disconnected during the wait. By default, none does.
+        lease_s: The duration of a lease in seconds. None takes the reply for good.
 
     Raises:
         ApiError: 503 if the gateway stops.
@@ -53,7 +55,7 @@ async def wait_reply(
     while True:
         wait.clear()
         for mailbox in wait.mailboxes:
-            if (row := await _taken(hub, mailbox, message_id, recipient, origin)) is not None:
+            if (row := await _taken(hub, mailbox, message_id, recipient, origin, lease_s)) is not None:
                 return row
         hub.answer_memory.release()
         left = deadline - time.monotonic()
@@ -64,22 +66,42 @@ async def wait_reply(
 
 
 async def _taken(
-    hub: Hub, mailbox: Mailbox, message_id: str, recipient: str, origin: Origin
+    hub: Hub, mailbox: Mailbox, message_id: str, recipient: str, origin: Origin, lease_s: int | None
 ) -> MessageRow | None:
     """Return the reply that this request has taken before, or takes now; None without one that nobody holds."""
     for reply_id in hub.mailboxes.replies(mailbox, message_id):
-        key, request_id = "/".join((*mailbox, reply_id)), str(uuid.uuid5(uuid.UUID(message_id), reply_id))
+        key, claim_id = "/".join((*mailbox, reply_id)), str(uuid.uuid5(uuid.UUID(message_id), reply_id))
         row = hub.live_view.get(MessageRow, key)
         if row is None or not _may_answer(hub, recipient, row):
             continue
         if row.status == UNREAD:
             await reserve_answer(hub, origin["principal"], mailbox, 1, 0)
-            record = claim_of_record(*mailbox, request_id, [reply_id], if_unread=True, **origin)
+            if lease_s is None:
+                record = claim_of_record(*mailbox, claim_id, [reply_id], if_unread=True, **origin)
+            else:
+                record = lease_record(
+                    *mailbox,
+                    _lease_id(claim_id, row.attempts),
+                    lease_ms=lease_s * 1000,
+                    message_ids=[reply_id],
+                    attempts_most=hub.settings.gateway.max_attempts,
+                    **origin,
+                )
             await hub.appender.settle_accepted(record)
             row = hub.live_view.get(MessageRow, key)
-        if row is not None and (row.status, row.request_id) == (CLAIMED, request_id):
+        if row is None or row.status not in (CLAIMED, LEASED):
+            continue
+        if row.request_id in (claim_id, _lease_id(claim_id, row.attempts - 1)):
             return row
     return None
+
+
+def _lease_id(claim_id: str, attempts: int) -> str:
+    """Return the id of the lease of a reply that was handed out so often before.
+
+    A reply that was given back is leased again, so each lease has an id of its own.
+    """
+    return str(uuid.uuid5(uuid.UUID(claim_id), str(attempts)))
 
 
 def _may_answer(hub: Hub, recipient: str, row: MessageRow) -> bool:

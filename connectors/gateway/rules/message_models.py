@@ -56,6 +56,8 @@ class SendFilter(QueryFilter):
 
     wait_reply: WaitSeconds = 0
     """How long to wait for the reply to the message, in seconds."""
+    reply_lease: LeaseSeconds | None = None
+    """How long the reply is leased, in seconds. Without it the reply is taken for good."""
 
 
 class BlobAnswer(AnswerBody):
@@ -165,6 +167,8 @@ class DeliveredAnswer(AnswerBody):
     """Id of the message."""
     reply: MessageAnswer | None = None
     """Reply, if the request waited for it."""
+    lease_id: str | None = None
+    """Id of the lease, if the reply is leased."""
 
 
 class DrainedAnswer(AnswerBody):

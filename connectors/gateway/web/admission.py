@@ -20,7 +20,7 @@ from connectors.gateway.fairness.fair_turns import FairTurns
 from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.api_document import BEARER
-from connectors.gateway.web.bounded_http import PEER_ANSWERS, note_principal
+from connectors.gateway.web.bounded_http import note_principal, peer_is_gone
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
@@ -229,8 +229,7 @@ class Gate:
             raise ApiError(401, UNAUTHORIZED, "the token is no longer valid", {"WWW-Authenticate": _REALM})
         if await request.is_disconnected():
             return True
-        answers = request.scope.get(PEER_ANSWERS) if is_probed else None
-        return answers is not None and not await answers()
+        return is_probed and await peer_is_gone(request.scope)
 
 
 class AdmittedRoute(APIRoute):

@@ -57,6 +57,16 @@ def note_principal(scope: Any, principal: str, *, is_operator: bool = False) -> 
         raise error
 
 
+async def peer_is_gone(scope: Any) -> bool:
+    """Return whether the client of a request does not answer a probe of its connection within 2 s (DL-52).
+
+    Call it before a message is handed out for good to a client that has waited. `scope` is the ASGI scope of
+    the request whose connection gets the answer.
+    """
+    answers = scope.get(PEER_ANSWERS)
+    return answers is not None and not await answers()
+
+
 class BoundedHttp(StrictHttp):
     """One HTTP connection of uvicorn, which has a place in a connection budget.
 

@@ -74,6 +74,40 @@ def test_messages_whose_output_fails_wait_for_the_next_reader(
 
 
 @pytest.mark.requirement("DL-50")
+@pytest.mark.requirement("DL-53")
+def test_a_reply_whose_output_fails_stays_in_the_mailbox_of_the_asker(
+    hub: GatewayClient, trunkline: CommandLine, commands: dict[str, tuple[list[str], dict[str, str]]]
+) -> None:
+    asks = {
+        "drain": ("bo0", ["messages", "send"], ["messages", "send", "--wait-reply", "30s"], "--request-id"),
+        "receive": ("bo2", ["send"], ["ask", "--timeout", "30"], "--key"),
+    }
+    token = hub.post(path_of("principals"), {"principal": "al", "role": "worker"})["token"]
+    with GatewayClient(trunkline.settings, token=token) as al:
+        for name, (asker, sending, asking, key) in asks.items():
+            (*python, program), environment = commands[name][0][:4], commands[name][1]
+            question = ["al", "ask", "{}", key, f"question-{asker}", "--json"]
+            sent = subprocess.check_output([*python, program, *sending, *question], env=environment)
+            answer = {"text": TEXT, "more": "x" * 200_000}
+            envelope = {"recipient": asker, "type": "answer", "payload": answer}
+            al.post(path_of("messages"), envelope | {"in_reply_to": json.loads(sent)["message_id"]})
+            # The same key is the same question, so the reply is there already.
+            command = [*python, program, *asking, *question]
+            for output in FAILING_OUTPUTS:
+                code, complaint = run_with_failing_output(output, command, environment)
+                assert code == {"full": 1, "closed": int(name == "receive"), "interrupted": 130}[output], (
+                    name,
+                    output,
+                    complaint,
+                )
+                assert statuses(hub, asker) == ["unread"], (name, output)
+            for _ in range(2):
+                shown = json.loads(subprocess.check_output(command, env=environment, timeout=TIMEOUT_S))
+                assert shown.get("reply", shown)["payload"] == answer, name
+                assert statuses(hub, asker) == ["claimed"], name
+
+
+@pytest.mark.requirement("DL-50")
 def test_a_lone_surrogate_is_printed_as_an_escape(
     hub: GatewayClient, commands: dict[str, tuple[list[str], dict[str, str]]]
 ) -> None:

@@ -18,6 +18,11 @@ from trunkline_agent.command.command_options import (
 from trunkline_agent.command.shown_messages import as_json, body_of, line_of
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.errors import NotFound, UsageError
+from trunkline_agent.hub.agent_calls import PATIENCE_S
+from trunkline_agent.hub.derived_keys import send_key
+from trunkline_agent.hub.held_messages import Held
+from trunkline_agent.hub.message_plans import ask, envelope
+from trunkline_agent.hub.plans import Retries
 from trunkline_agent.message import Message
 
 _SEND: Final = """\
@@ -29,8 +34,8 @@ examples:
   trunkline-agent send planner tick --text "" --deliver-after 60 --priority low
 """
 _ASK: Final = """\
-Send a message, wait for the reply to it, and print the reply's content. Exit code 5: none came in time; a reply
-that is late comes into the mailbox.
+Send a message, wait for the reply to it, print the reply's content, and acknowledge the reply. A reply that was
+not printed, or that is late, is in the mailbox. Exit code 5: none came in time.
 
 examples:
   trunkline-agent ask planner ask --text "what is next?"
@@ -46,6 +51,8 @@ examples:
   trunkline-agent receive --wait 3600 --json | while read -r message; do ...; done
   trunkline-agent receive --no-ack               look, and give all back; each look counts as an attempt
 """
+# A reader of the output may be slower: then the reply comes again.
+_PRINTED_WITHIN_S: Final = 300
 
 
 def add_to(commands: Any) -> None:
@@ -114,12 +121,21 @@ def _send(given: argparse.Namespace) -> int:
 
 def _ask(given: argparse.Namespace) -> int:
     payload, options = _message_of(given)
-    with Agent(None, credentials_of(given)) as agent:
-        reply = agent.ask(given.to, given.type, payload, timeout_s=given.timeout, **options)
-    if given.json:
-        print_json(as_json(reply))
-    else:
-        print(body_of(reply.payload))
+    key = options.pop("key", None)
+    body = envelope(given.type, payload, recipient=given.to, **options)
+    plan = ask(body, send_key("question", body, key), given.timeout, Retries(PATIENCE_S), _PRINTED_WITHIN_S)
+    with Agent(None, credentials_of(given)) as agent, StopSignals() as stop:
+        with stop.waiting():
+            taken = agent.hub.run(plan)
+        reply = Message(agent, taken.messages[0])
+        if taken.lease_id is not None:
+            reply.held = Held(reply.id, taken.lease_id, _PRINTED_WITHIN_S)
+        with reply, stop.waiting():
+            if given.json:
+                print_json(as_json(reply))
+            else:
+                print(body_of(reply.payload), flush=True)
+        stop.check()
     return 0
 
 

@@ -75,7 +75,8 @@ class AgentCalls:
     ) -> Plan[Any]:
         """Send a message and wait for the reply."""
         body = message_plans.envelope(type, payload, recipient=recipient, **fields)
-        return message_plans.ask(body, send_key("question", body, key), timeout_s, self.retries)
+        taken = yield from message_plans.ask(body, send_key("question", body, key), timeout_s, self.retries)
+        return taken.messages[0]
 
     def reply(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, Final
 
 from trunkline_agent.errors import NoReply, Refused, UsageError
@@ -11,7 +10,7 @@ from trunkline_agent.hub.answer_errors import rejection_of
 from trunkline_agent.hub.derived_keys import Handling, SendKey
 from trunkline_agent.hub.hub_requests import IDEMPOTENCY_KEY, JSON_CONTENT, encoded, path_of
 from trunkline_agent.hub.hub_values import BlobReference, Published, Sent, not_a_gateway
-from trunkline_agent.hub.mailbox_plans import MESSAGES
+from trunkline_agent.hub.mailbox_plans import MESSAGES, Taken
 from trunkline_agent.hub.plans import Answer, Plan, Request, Retries, exchange
 from trunkline_agent.wire.verdicts import DUPLICATE, SEQ_CONFLICT
 
@@ -66,8 +65,12 @@ def reply(handling: Handling, body: bytes, key: str | None, retries: Retries) ->
     return (yield from send(body, found, retries))
 
 
-def ask(body: bytes, key: SendKey, timeout_s: float, retries: Retries) -> Plan[Mapping[str, Any]]:
+def ask(
+    body: bytes, key: SendKey, timeout_s: float, retries: Retries, lease_s: int | None = None
+) -> Plan[Taken]:
     """Send a message and return the reply to it as the hub shows it. No other message is taken.
+
+    With `lease_s`, the reply is leased for so many seconds. None takes it for good.
 
     Raises:
         NoReply: No reply came within `timeout_s` seconds.
@@ -79,13 +82,12 @@ def ask(body: bytes, key: SendKey, timeout_s: float, retries: Retries) -> Plan[M
     while True:
         wait_s = round(min(_REPLY_POLL_S, max(0.0, deadline - time.monotonic())), 3)
         # The same key is the same question: the hub waits again, and gives the same reply again.
-        answer = yield from _post(MESSAGES, body, key._replace(may_stand=False), retries, wait_s)
+        answer = yield from _post(MESSAGES, body, key._replace(may_stand=False), retries, wait_s, lease_s)
         found = answer.json() if answer is not None else {}
         if not isinstance(found, dict):
             raise not_a_gateway()
         if found.get("reply") is not None:
-            reply_found: Mapping[str, Any] = found["reply"]
-            return reply_found
+            return Taken([found["reply"]], found.get("lease_id"))
         if time.monotonic() >= deadline:
             raise NoReply(
                 f"no reply came within {timeout_s:g} s",
@@ -106,10 +108,12 @@ def publish(topic: str, body: bytes, key: SendKey, retries: Retries) -> Plan[Pub
         raise not_a_gateway() from None
 
 
-def _post(path: str, body: bytes, key: SendKey, retries: Retries, wait_s: float = 0.0) -> Plan[Answer | None]:
+def _post(
+    path: str, body: bytes, key: SendKey, retries: Retries, wait_s: float = 0.0, lease_s: int | None = None
+) -> Plan[Answer | None]:
     """Send a message. The result is None if an earlier handling has sent another one under the same key."""
     headers = {IDEMPOTENCY_KEY: key.text, "Content-Type": JSON_CONTENT}
-    query = {"wait_reply": wait_s} if wait_s else None
+    query = {"wait_reply": wait_s, "reply_lease": lease_s} if wait_s else None
     try:
         return (yield from exchange(Request("POST", path, query, headers, body, wait_s), retries))
     except Refused as error:
