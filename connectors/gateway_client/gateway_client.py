@@ -101,6 +101,24 @@ class GatewayClient:
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
         return self.request("GET", path, query=wanted, headers=headers, wait_s=wait_s).json()
 
+    def get_all(
+        self, path: str, key: str, name_of: Callable[[Any], str], parameters: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Send GET requests until a list that is sorted by name is complete, and return it as one answer.
+
+        Args:
+            path: As of `get`, which says what is raised.
+            key: The field of the answer that has the rows.
+            name_of: Returns the name of a row, after which the next answer begins.
+            parameters: As of `get`.
+        """
+        answer = self.get(path, parameters)
+        rows = answer[key]
+        while answer.get("left"):
+            answer = self.get(path, {**(parameters or {}), "after": name_of(rows[-1])})
+            rows += answer[key]
+        return {**answer, key: rows}
+
     def post(
         self,
         path: str,

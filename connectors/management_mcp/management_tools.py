@@ -117,16 +117,17 @@ class ManagementTools:
         return shown
 
     def list_agents(self, asked: ListAgents, call: str) -> dict[str, Any]:
-        """Return all participants that have not stopped, sorted by name.
+        """Return the participants that have not stopped, sorted by name.
 
-        They include agents that joined by themselves and were not started by `spawn_agent`. `call` is not used.
+        They include agents that joined by themselves and were not started by `spawn_agent`. `left` is the
+        number of further ones, which do not fit into the answer. `call` is not used.
 
         Raises:
             BackboneUnreachable: The gateway did not answer.
         """
         with GatewayClient(self._settings) as gateway:
             found = gateway.get(path_of("participants"))
-        return {"agents": [_shown(row) for row in found["participants"]]}
+        return {"agents": [_shown(row) for row in found["participants"]], "left": found["left"]}
 
     def stop_agent(self, asked: StopAgent, call: str) -> dict[str, Any]:
         """Stop an agent and return its state. An agent that has stopped already is left as it is.

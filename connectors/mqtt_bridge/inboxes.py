@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any, Final
 
 import structlog
@@ -180,7 +181,7 @@ class AgentInboxes:
                 self._turns.due(agent)
 
     def _ask_agents(self, gateway: GatewayClient) -> None:
-        rows = gateway.get(path_of("mqtt-agents"))["agents"]
+        rows = gateway.get_all(path_of("mqtt-agents"), "agents", itemgetter("agent_name"))["agents"]
         self._on_agents(rows)
         names = {row["agent_name"] for row in rows if row["status"] == REGISTERED}
         self._turns.serve(names)

@@ -24,7 +24,7 @@ from connectors.mqtt_bridge.broker_bridge import BrokerBridge
 from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
-from schemas.streams.job.job_registry import BrokerOverlay
+from schemas.streams.job.job_registry import BrokerOverlay, broker_digest
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import TrunklineError
 
@@ -93,7 +93,7 @@ class JobBrokerBridges:
     def _look(self) -> None:
         try:
             with GatewayClient(self._settings) as gateway:
-                overlays = list(map(str, gateway.get(BROKERS_PATH)["brokers"]))
+                overlays = list(map(str, gateway.get_all(BROKERS_PATH, "brokers", broker_digest)["brokers"]))
         except (TrunklineError, KeyError, TypeError) as error:
             self._complain("", str(error))
             return

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import orjson
@@ -220,8 +220,17 @@ class GatewayLink:
         Raises BackboneUnreachable when the gateway does not answer, and Refused when it does not accept the
         token.
         """
-        answer = await self._ask(_LISTENERS)
-        return int(answer["version"]), [listener_from(row) for row in answer["listeners"]]
+        version, rows = None, list[Any]()
+        while True:
+            place = f"?after={quote(rows[-1]['listener'])}" if rows else ""
+            answer = await self._ask(f"{_LISTENERS}{place}")
+            if rows and answer["version"] != version:
+                rows = []
+                continue
+            version = answer["version"]
+            rows += answer["listeners"]
+            if not answer.get("left"):
+                return int(version), [listener_from(row) for row in rows]
 
     async def lease(
         self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool

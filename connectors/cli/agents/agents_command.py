@@ -122,7 +122,8 @@ _COLUMNS: Final[Columns] = {
 )
 def _active(call: Call) -> int:
     """List the agents that take part, by name."""
-    found = call.get(_PARTICIPANTS, status=call.status, capability=call.capability)
+    wanted = {"status": call.status, "capability": call.capability}
+    found = call.get_all(_PARTICIPANTS, key="participants", name="id", **wanted)
     return call.print_rows({"agents": found["participants"]}, "agents", _COLUMNS)
 
 
@@ -280,7 +281,7 @@ _DEFINITION_COLUMNS: Final[Columns] = {
 @ACTIONS.add(example="trunkline agents list --json | jq -r '.agents[].name'")
 def _list(call: Call) -> int:
     """List the definitions by name, and on stderr the files that define none."""
-    found = call.get("agents")
+    found = call.get_all("agents", key="agents", name="name")
     if not call.json:
         for file, fault in found["faults"].items():
             print(f"defines no agent: {escaped(file)}: {escaped(fault)}", file=sys.stderr)

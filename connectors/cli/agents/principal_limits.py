@@ -37,7 +37,7 @@ ACTIONS: Final = Actions()
 @ACTIONS.add()
 def _limits(call: Call) -> int:
     """List the limits that were set."""
-    return call.print_rows(call.get("limits"), "limits", _COLUMNS)
+    return call.print_rows(call.get_all("limits", key="limits", name="scope/name"), "limits", _COLUMNS)
 
 
 @ACTIONS.add(

@@ -70,7 +70,8 @@ def _add(call: Call) -> int:
 @ACTIONS.add()
 def _list(call: Call) -> int:
     """List the principals."""
-    return call.print_rows(call.get("principals"), "principals", _COLUMNS)
+    found = call.get_all("principals", key="principals", name="principal")
+    return call.print_rows(found, "principals", _COLUMNS)
 
 
 @ACTIONS.add(_NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, Final
 
 from connectors.cli.doctor.findings import Checks, Finding, is_started, ok, warn
@@ -27,7 +28,8 @@ def check_mqtt_inboxes(settings: Settings) -> Finding:
         return ok("not looked at: no gateway of this data directory runs here")
     try:
         with GatewayClient(settings) as gateway:
-            return finding_of(gateway.get(path_of("mqtt-agents"))["agents"])
+            found = gateway.get_all(path_of("mqtt-agents"), "agents", itemgetter("agent_name"))
+            return finding_of(found["agents"])
     except TrunklineError:  # the check of the gateway reports this
         return ok("not looked at: the gateway does not answer")
 

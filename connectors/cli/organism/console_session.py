@@ -16,6 +16,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 from connectors.cli.organism.console_lines import Known, document_of, shown_xml
@@ -234,7 +235,8 @@ class ConsoleSession:
         self._say(f"{heading}\n{shown_xml(message['body'])}")
 
     def _look_up(self, gateway: GatewayClient) -> None:
-        self._listeners = gateway.get(path_of("listeners"))["listeners"]
+        found = gateway.get_all(path_of("listeners"), "listeners", itemgetter("listener"))
+        self._listeners = found["listeners"]
 
     def _repeat_interrupts(self) -> None:
         """Send the main thread a Ctrl-C again that it has not noticed.

@@ -67,7 +67,8 @@ ACTIONS: Final = Actions()
 )
 def _show(call: Call) -> int:
     """List the listeners by name, and what each of them takes."""
-    found = call.get("listeners", status="removed" if call.removed else None)
+    status = "removed" if call.removed else None
+    found = call.get_all("listeners", key="listeners", name="listener", status=status)
     if found["fault"] is not None:
         print(f"the organism file is not loaded: {escaped(found['fault'])}", file=sys.stderr)
     return _print_listeners(call, found)

@@ -62,6 +62,23 @@ class Call(argparse.Namespace):
         with self.gateway() as gateway:
             return gateway.get(path_of(*path), parameters)
 
+    def get_all(self, *path: str, key: str, name: str, **parameters: object) -> Any:
+        """Send GET requests until a list that is sorted by name is complete. Retries and raises as `get`.
+
+        Args:
+            path: The parts of the path below `/api/hub/`.
+            key: The field of the answer that has the rows.
+            name: The field of a row that has its name, or several, joined by slashes as in the name.
+            parameters: As of `get`.
+        """
+        from connectors.gateway_client.gateway_client import path_of
+
+        with self.gateway() as gateway:
+            fields = name.split("/")
+            return gateway.get_all(
+                path_of(*path), key, lambda row: "/".join(row[one] for one in fields), parameters
+            )
+
     def post(self, *path: str, request_id: str | None = None, **body: object) -> Any:
         """Send a POST request to the gateway and return the decoded JSON answer. Retries and raises as `get`.
 

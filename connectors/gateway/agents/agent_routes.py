@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.shown_messages import list_page
 from connectors.gateway.rules.hub_models import AgentAnswer, AgentsAnswer, ContainersAnswer, TaskLimit
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.ordered_rows import OrderedRows
 from connectors.gateway.services.row_lists import CONTAINER_LISTS
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import existing, json_answer, row_as_answer
-from connectors.gateway.web.models import NAME_PATTERN
+from connectors.gateway.web.idempotency import caller_of
+from connectors.gateway.web.models import NAME_PATTERN, PageFilter
 from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from schemas.streams.agents.agent_registry import AgentRow
@@ -37,13 +39,15 @@ def add_agent_routes(routes: Routes, hub: Hub) -> None:
     live_view, registrar = hub.live_view, hub.agents
 
     @routes.get(AGENTS, Action.AGENT_READ, AgentsAnswer)
-    async def list_agents() -> Response:
+    async def list_agents(request: Request, wanted: Annotated[PageFilter, Query()]) -> Response:
         """List all agents that have or had a definition, sorted by name.
 
-        The field `faults` says, by file name, why a file in conf/agents is invalid.
+        The field `faults` says, by file name, why a file in conf/agents is invalid. An answer has
+        `limits.answer_bytes` at most.
         """
-        rows = sorted(live_view.live(AgentRow), key=lambda row: row.agent_name)
-        return json_answer({"agents": [_agent_as_json(row) for row in rows], "faults": registrar.faults})
+        rows, by = live_view.live(AgentRow), caller_of(request).principal
+        found, left = await list_page(hub, by, rows, lambda row: row.agent_name, _agent_as_json, wanted.after)
+        return json_answer({"agents": found, "left": left, "faults": registrar.faults})
 
     @routes.get(f"{AGENTS}/{{name}}", Action.AGENT_READ, AgentAnswer)
     async def show_agent(name: AgentPath) -> Response:

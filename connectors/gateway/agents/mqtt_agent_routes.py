@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from fastapi import Response
+from fastapi import Query, Request, Response
 
 from connectors.gateway.agents.agent_routes import AGENTS, AgentPath
+from connectors.gateway.messages.shown_messages import list_page
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
-from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url_safe
-from connectors.gateway.web.models import AnswerBody, NoFields, row_answer
+from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, caller_of, url_safe
+from connectors.gateway.web.models import AnswerBody, NoFields, PageAnswer, PageFilter, row_answer
 from connectors.gateway.web.policy import Action
 from connectors.reactor.limits_of_principals import NO_LIMITS
 from schemas.keys.sealing import Keyring, sealed_by
@@ -69,7 +70,7 @@ class ListedMqttAgent(MqttAgentAnswer):  # type: ignore[valid-type, misc]
     """Bytes in bodies of messages that it may publish in a minute. Null: not limited."""
 
 
-class MqttAgentsAnswer(AnswerBody):
+class MqttAgentsAnswer(PageAnswer):
     """The agents that are or were registered for MQTT."""
 
     agents: list[ListedMqttAgent]
@@ -118,17 +119,22 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
         return json_answer(row_as_json(_row(hub, name)), verdict=settled.verdict)
 
     @routes.get(MQTT_AGENTS, Action.AGENT_READ, MqttAgentsAnswer)
-    async def list_mqtt_agents() -> Response:
-        """List the agents that are registered for MQTT, sorted by name, including removed ones."""
-        rows = sorted(hub.live_view.live(MqttAgentRow), key=lambda row: row.agent_name)
+    async def list_mqtt_agents(request: Request, wanted: Annotated[PageFilter, Query()]) -> Response:
+        """List the agents that are registered for MQTT, sorted by name, including removed ones.
+
+        An answer has `limits.answer_bytes` at most.
+        """
         # The bridge asks each second, and usually there are no limits.
         of = hub.limits.of if hub.live_view.live(LimitRow) else lambda _: NO_LIMITS
-        shown = [(row_as_json(row), of(row.agent_name)) for row in rows]
         again = hub.unconfirmed_inboxes
-        agents = [
-            {**row, "unconfirmed": again.get(row["agent_name"], 0), **limits.rates} for row, limits in shown
-        ]
-        return json_answer({"agents": agents})
+
+        def shown(row: MqttAgentRow) -> dict[str, Any]:
+            name = row.agent_name
+            return {**row_as_json(row), "unconfirmed": again.get(name, 0), **of(name).rates}
+
+        rows, by = hub.live_view.live(MqttAgentRow), caller_of(request).principal
+        found, left = await list_page(hub, by, rows, lambda row: row.agent_name, shown, wanted.after)
+        return json_answer({"agents": found, "left": left})
 
 
 def _grant(hub: Hub, name: str, secret: str) -> dict[str, Any]:

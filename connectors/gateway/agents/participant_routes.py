@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.agents.agent_routes import AgentPath
-from connectors.gateway.messages.shown_messages import reserve_bytes
+from connectors.gateway.messages.shown_messages import list_page
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.participant_models import (
     AgentStopRequest,
@@ -30,7 +30,6 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
     check_task_text,
-    encoded_within,
     existing,
     json_answer,
     malformed,
@@ -128,10 +127,16 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
         An answer has `limits.answer_bytes` at most; `left` is the number of further participants beyond that.
         """
         rows = await asyncio.to_thread(hub.lists.participants_with, wanted.status, wanted.capability)
-        most = hub.settings.limits.answer_bytes
-        await reserve_bytes(hub, caller_of(request).principal, min(most, len(rows) * TASK_TEXT_LIMIT))
-        shown = encoded_within((_as_json(row, hub.lists.keys_of(row.agent_name)) for row in rows), most)
-        return json_answer({"participants": shown, "left": len(rows) - len(shown)})
+        shown, left = await list_page(
+            hub,
+            caller_of(request).principal,
+            rows,
+            lambda row: row.agent_name,
+            lambda row: _as_json(row, hub.lists.keys_of(row.agent_name)),
+            wanted.after,
+            TASK_TEXT_LIMIT,
+        )
+        return json_answer({"participants": shown, "left": left})
 
     @routes.get(f"{PARTICIPANTS}/{{name}}", Action.AGENT_READ, ParticipantAnswer)
     async def show_participant(name: AgentPath) -> Response:

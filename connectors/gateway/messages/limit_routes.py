@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.messages.principal_routes import NamePath
+from connectors.gateway.messages.shown_messages import list_page
 from connectors.gateway.rules.limit_models import (
     LimitAnswer,
     LimitsAnswer,
+    LimitsFilter,
     LimitsRequest,
     MqttLoadAnswer,
     MqttLoadRequest,
@@ -17,7 +19,7 @@ from connectors.gateway.rules.limit_models import (
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed, row_as_json
-from connectors.gateway.web.idempotency import WriteRequest
+from connectors.gateway.web.idempotency import WriteRequest, caller_of
 from connectors.gateway.web.policy import RIGHTS, Action
 from schemas.streams.control.limits import (
     ALL,
@@ -40,6 +42,11 @@ _ORDER: Final = (ALL, ROLE, NAME)
 ScopePath = Annotated[Literal["all", "role", "name"], Path(description="Whom the limits are for.")]
 
 
+def _place(scope: str, name: str) -> str:
+    """Return the place of limits in their list: those for all are first, then those of roles."""
+    return f"{_ORDER.index(scope)}/{name}"
+
+
 def add_limit_routes(routes: Routes, hub: Hub) -> None:
     """Add to `routes` the HTTP routes that show and set limits, and the route of the load over MQTT.
 
@@ -48,15 +55,19 @@ def add_limit_routes(routes: Routes, hub: Hub) -> None:
     _add_mqtt_load(routes, hub)
 
     @routes.get(LIMITS, Action.LIMITS_READ, LimitsAnswer)
-    async def list_limits() -> Response:
+    async def list_limits(request: Request, wanted: Annotated[LimitsFilter, Query()]) -> Response:
         """List the limits that were set: for all principals, for roles, and for single principals.
 
-        A limit of a principal counts before that of its role, and this before that for all.
+        A limit of a principal counts before that of its role, and this before that for all. An answer has
+        `limits.answer_bytes` at most.
         """
-        rows = sorted(hub.live_view.live(LimitRow), key=lambda row: (_ORDER.index(row.scope), row.name))
-        shown = [row_as_json(row) for row in rows]
+        rows, by = hub.live_view.live(LimitRow), caller_of(request).principal
+        after = None if wanted.after is None else _place(*wanted.after.split("/"))
+        shown, left = await list_page(
+            hub, by, rows, lambda row: _place(row.scope, row.name), row_as_json, after
+        )
         defaults = {"pending_default": PENDING_DEFAULT, "subscriptions_default": SUBSCRIPTIONS_DEFAULT}
-        return json_answer({"limits": shown, **defaults})
+        return json_answer({"limits": shown, "left": left, **defaults})
 
     @routes.post(f"{LIMITS}/{{scope}}/{{name}}", Action.LIMITS_SET, LimitAnswer)
     async def set_limits(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.messages.shown_messages import reserve_answer
+from connectors.gateway.messages.shown_messages import list_page, reserve_answer
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ClearedAnswer
@@ -27,7 +27,7 @@ from connectors.gateway.services.mailboxes import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, encoded_within, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, caller_of, derived_token
-from connectors.gateway.web.models import NAME_PATTERN, NoFields
+from connectors.gateway.web.models import NAME_PATTERN, NoFields, PageFilter
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
 from schemas.state_store.ended_lists import Span
@@ -79,10 +79,14 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
         return json_answer(answer, 201, settled.verdict)
 
     @routes.get(PRINCIPALS, Action.PRINCIPAL_LIST, PrincipalsAnswer)
-    async def list_principals() -> Response:
-        """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown."""
-        rows = sorted(hub.live_view.live(PrincipalRow), key=lambda row: row.principal)
-        return json_answer({"principals": [row_as_json(row) for row in rows]})
+    async def list_principals(request: Request, wanted: Annotated[PageFilter, Query()]) -> Response:
+        """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown.
+
+        An answer has `limits.answer_bytes` at most.
+        """
+        rows, by = hub.live_view.live(PrincipalRow), caller_of(request).principal
+        shown, left = await list_page(hub, by, rows, lambda row: row.principal, row_as_json, wanted.after)
+        return json_answer({"principals": shown, "left": left})
 
     @routes.post(f"{PRINCIPALS}/{{name}}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
     async def revoke_principal(write: WriteRequest, name: NamePath, body: NoFields | None = None) -> Response:

@@ -1,15 +1,18 @@
-"""Messages as JSON, in the form in which the HTTP routes hand them to the owner of a mailbox.
+"""Messages as JSON, in the form in which the HTTP routes hand them to the owner of a mailbox; pages of lists.
 
 Before an answer is made, its bytes are taken out of the budget of all answers (LM-12).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+import orjson
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, token_mailbox
-from connectors.gateway.web.answers import BUSY, unavailable
+from connectors.gateway.web.answers import BUSY, encoded_within, unavailable
 from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.message_text import shown_json
@@ -19,6 +22,8 @@ from trunkline_agent.wire.moments import iso_moment
 
 # Answers below this are not counted: all connections together have few MiB of them.
 _SMALL_BYTES: Final = 32 * 1024
+_ROW_BYTES: Final = 1024
+_R = TypeVar("_R")
 
 
 async def reserve_answer(
@@ -55,6 +60,36 @@ async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
     wait_s = hub.settings.gateway.settle_timeout_s
     if size > _SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
         raise unavailable("the gateway has too many long answers under way; try again", BUSY)
+
+
+async def list_page(
+    hub: Hub,
+    principal: str,
+    rows: Iterable[_R],
+    name_of: Callable[[_R], str],
+    shown: Callable[[_R], Any],
+    after: str | None,
+    row_bytes: int = _ROW_BYTES,
+) -> tuple[list[orjson.Fragment], int]:
+    """Return the rows of a list that fit into one answer, sorted by name, and the number of the others.
+
+    Args:
+        hub: The hub.
+        principal: The principal that gets the answer.
+        rows: All rows.
+        name_of: Returns the name of a row.
+        shown: Returns the JSON of a row.
+        after: The rows up to this name are left out. None: none are.
+        row_bytes: The bytes of a row, roughly.
+
+    Raises:
+        ApiError: 503 as of `reserve_bytes`.
+    """
+    most = hub.settings.limits.answer_bytes
+    wanted = sorted((row for row in rows if after is None or name_of(row) > after), key=name_of)
+    await reserve_bytes(hub, principal, min(most, len(wanted) * row_bytes))
+    found = encoded_within(map(shown, wanted), most)
+    return found, len(wanted) - len(found)
 
 
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:

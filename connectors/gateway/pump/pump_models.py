@@ -11,6 +11,8 @@ from connectors.gateway.web.models import (
     AnswerBody,
     ListLimit,
     NamedThing,
+    PageAnswer,
+    PageFilter,
     QueryFilter,
     RequestBody,
     row_answer,
@@ -207,7 +209,7 @@ class HistoryAnswer(AnswerBody):
     """Number of older messages that were asked for and do not fit into the answer."""
 
 
-class ListenerFilter(QueryFilter):
+class ListenerFilter(PageFilter):
     """The listeners to list."""
 
     status: Literal["active", "removed"] = "active"
@@ -222,7 +224,7 @@ ListenerAnswer: Final = create_model(
 )
 
 
-class ListenersAnswer(AnswerBody):
+class ListenersAnswer(PageAnswer):
     """The listeners of the organism."""
 
     version: int

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.messages.shown_messages import reserve_answer
+from connectors.gateway.messages.shown_messages import list_page, reserve_answer
 from connectors.gateway.pump.pump_answers import opens_thread
 from connectors.gateway.pump.pump_leases import PumpLeases
 from connectors.gateway.pump.pump_models import (
@@ -37,6 +37,7 @@ from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
+from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MessageBodyRow,
@@ -149,11 +150,19 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
 def _add_reads(routes: Routes, hub: Hub) -> None:
     # The operator's alone: the organism defines which listeners know of each other (XP-09, XP-14).
     @routes.get(LISTENERS, Action.LISTENER_READ, ListenersAnswer)
-    async def list_listeners(wanted: Annotated[ListenerFilter, Query()]) -> Response:
-        """List the active or the removed listeners, each with the number of messages that wait for it."""
+    async def list_listeners(request: Request, wanted: Annotated[ListenerFilter, Query()]) -> Response:
+        """List the active or the removed listeners, each with the number of messages that wait for it.
+
+        An answer has `limits.answer_bytes` at most.
+        """
+
+        def shown(row: ListenerRow) -> dict[str, Any]:
+            return {**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)}
+
+        version, by = hub.listeners.version, caller_of(request).principal
         rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
-        waiting = [{**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)} for row in rows]
-        said = {"version": hub.listeners.version, "fault": hub.organism.fault, "listeners": waiting}
+        found, left = await list_page(hub, by, rows, lambda row: row.listener, shown, wanted.after)
+        said = {"version": version, "fault": hub.organism.fault, "listeners": found, "left": left}
         return json_answer(said)
 
     @routes.get(THREADS, Action.THREAD_READ, ThreadsAnswer)

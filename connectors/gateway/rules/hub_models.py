@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
-from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
+from connectors.gateway.web.models import (
+    AnswerBody,
+    ListLimit,
+    NamedThing,
+    PageAnswer,
+    QueryFilter,
+    RequestBody,
+)
 from schemas.streams.task.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Note, Printable
 
@@ -98,8 +105,8 @@ class AgentAnswer(AnswerBody):
     """Time of the newest definition."""
 
 
-class AgentsAnswer(AnswerBody):
-    """All agents, and the faults of invalid definition files."""
+class AgentsAnswer(PageAnswer):
+    """Agents, and the faults of invalid definition files."""
 
     agents: list[AgentAnswer]
     """Agents, sorted by name."""

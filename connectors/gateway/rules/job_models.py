@@ -7,12 +7,14 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, Field, SecretStr, create_model
 
 from connectors.gateway.web.models import (
+    DIGEST_PATTERN,
     OVERLAP_LIMIT_S,
     WHOLE,
     AnswerBody,
     JobId,
     ListLimit,
     NamedThing,
+    PageAnswer,
     QueryFilter,
     RequestBody,
     row_answer,
@@ -198,7 +200,14 @@ class JobsAnswer(AnswerBody):
     """Number of all matching jobs."""
 
 
-class BrokersAnswer(AnswerBody):
+class BrokersFilter(QueryFilter):
+    """The place at which the list of brokers goes on."""
+
+    after: Annotated[str, Field(pattern=DIGEST_PATTERN)] | None = None
+    """SHA-256 of the last broker of the previous answer. Without it: the begin of the list."""
+
+
+class BrokersAnswer(PageAnswer):
     """The distinct broker settings of jobs that have not ended."""
 
     brokers: list[str]

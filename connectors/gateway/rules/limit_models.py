@@ -8,10 +8,13 @@ from pydantic import Field
 
 from connectors.gateway.web.models import (
     LIST_LIMIT,
+    NAME_PATTERN,
     WHOLE,
     AnswerBody,
     JobId,
     NamedThing,
+    PageAnswer,
+    QueryFilter,
     RequestBody,
     row_answer,
 )
@@ -42,8 +45,15 @@ class LimitsRequest(RequestBody):
     """Largest number of topics that a mailbox is subscribed to."""
 
 
-class LimitsAnswer(AnswerBody):
-    """All limits that were set, and the defaults."""
+class LimitsFilter(QueryFilter):
+    """The place at which the list of limits goes on."""
+
+    after: Annotated[str, Field(pattern=f"^(all|role|name)/{NAME_PATTERN[1:]}")] | None = None
+    """Scope and name of the last limits in the previous answer, as `name/ann`. Without it: the begin."""
+
+
+class LimitsAnswer(PageAnswer):
+    """Limits that were set, and the defaults."""
 
     limits: list[LimitAnswer]  # type: ignore[valid-type]
     """Limits, those for all first, then those of roles, then those of principals."""

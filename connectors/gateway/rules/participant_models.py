@@ -12,7 +12,8 @@ from connectors.gateway.web.models import (
     WHOLE,
     AnswerBody,
     NamedThing,
-    QueryFilter,
+    PageAnswer,
+    PageFilter,
     RequestBody,
 )
 from schemas.streams.agents.participants import KEY_LIMIT
@@ -70,7 +71,7 @@ class BroadcastRequest(SentMessage):
     """Content of the message: any JSON."""
 
 
-class ParticipantFilter(QueryFilter):
+class ParticipantFilter(PageFilter):
     """The participants to list."""
 
     status: Status | None = None
@@ -120,13 +121,11 @@ class ParticipantAnswer(Participant):
     """Public keys of the agent, oldest first."""
 
 
-class ParticipantsAnswer(AnswerBody):
+class ParticipantsAnswer(PageAnswer):
     """The participants that match every filter."""
 
     participants: list[ParticipantAnswer]
     """Participants, sorted by name."""
-    left: int
-    """Number of further participants, which do not fit into the answer."""
 
 
 class ReplayedAnswer(AnswerBody):

@@ -10,6 +10,7 @@ from connectors.gateway.web.models import (
     AnswerBody,
     ListLimit,
     NamedThing,
+    PageAnswer,
     QueryFilter,
     RequestBody,
     row_answer,
@@ -54,8 +55,8 @@ class NewPrincipalAnswer(AnswerBody):
     """Token of the principal."""
 
 
-class PrincipalsAnswer(AnswerBody):
-    """All principals."""
+class PrincipalsAnswer(PageAnswer):
+    """Principals."""
 
     principals: list[PrincipalAnswer]
     """Principals, sorted by name."""

@@ -49,6 +49,20 @@ class QueryFilter(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class PageFilter(QueryFilter):
+    """The place at which a list that is sorted by name goes on."""
+
+    after: NamedThing | None = None
+    """Last name of the previous answer. Without it: the begin of the list."""
+
+
+class PageAnswer(AnswerBody):
+    """A part of a list that is sorted by name."""
+
+    left: int
+    """Number of further items, which do not fit into the answer. For them, ask again with `after`."""
+
+
 def _whole(number: object) -> object:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 

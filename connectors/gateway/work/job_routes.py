@@ -10,8 +10,10 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import Path, Query, Request, Response
 
+from connectors.gateway.messages.shown_messages import list_page
 from connectors.gateway.rules.job_models import (
     BrokersAnswer,
+    BrokersFilter,
     CancelRequest,
     EventAnswer,
     GrantAnswer,
@@ -47,7 +49,7 @@ from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
-from schemas.streams.job.job_registry import JobRow, cancellation_record
+from schemas.streams.job.job_registry import JobRow, broker_digest, cancellation_record
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.content_id import content_id
@@ -216,12 +218,15 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
         return json_answer({**row_as_json(row), "broker": _overlay_for(caller_of(request), hub, job_id)})
 
     @routes.get("/api/hub/brokers", Action.BROKERS_READ, BrokersAnswer)
-    async def list_brokers() -> Response:
+    async def list_brokers(request: Request, wanted: Annotated[BrokersFilter, Query()]) -> Response:
         """List each broker that a live job names, once, with its password sealed.
 
-        The MQTT bridge connects to these brokers.
+        They are sorted by the SHA-256 of their settings. An answer has `limits.answer_bytes` at most. The MQTT
+        bridge connects to these brokers.
         """
-        return json_answer({"brokers": await asyncio.to_thread(hub.overlays.distinct)})
+        brokers, by = await asyncio.to_thread(hub.overlays.distinct), caller_of(request).principal
+        shown, left = await list_page(hub, by, brokers, broker_digest, str, wanted.after)
+        return json_answer({"brokers": shown, "left": left})
 
 
 def _overlay_for(caller: Caller, hub: Hub, job_id: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ This module has their wire models and the functions that build them.
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -122,6 +123,11 @@ class BrokerOverlay(BaseModel):
     """User name at the broker."""
     sealed_password: str | None = None
     """Password at the broker, sealed under a master key."""
+
+
+def broker_digest(overlay: str) -> str:
+    """Return the name of a per-job broker in lists: the SHA-256 of its settings, in hex."""
+    return hashlib.sha256(overlay.encode()).hexdigest()
 
 
 class JobRegistration(WireBody):

@@ -10,15 +10,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from connectors.gateway_client.gateway_client import GatewayClient
 from schemas.settings.sections import GatewaySettings, LimitSettings
+from schemas.streams.job.job_registry import broker_digest
 from tests.broker_processes import BrokerProcess, wait_until
-from tests.connectors.gateway.hub_access import GatewayProcess
+from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.connectors.gateway.hub_stack import MESSAGES, HubStack, hub_settings
 from trunkline_agent import Agent, AsyncAgent
 from trunkline_agent.credentials import Credentials, HubAccess
@@ -290,3 +294,43 @@ def test_lists_without_bodies_are_cut_alike(hub: HubStack) -> None:
     assert ([one["schedule"] for one in first], left) == (["long-0", "long-1"], 1)
     listed, left = found("participants")
     assert len(listed) == 2 and left >= 1
+    token = hub.principal("worker")[1]
+    with Agent(credentials=Credentials("", HubAccess(hub.gateways[0].url, token))) as agent:
+        assert {f"long-{number}" for number in range(3)} <= {one.name for one in agent.discover()}
+
+
+@pytest.mark.requirement("LM-14")
+@pytest.mark.requirement("LM-25")
+def test_lists_by_name_come_in_parts_and_the_client_goes_on_until_it_has_all(hub: HubStack) -> None:
+    names = [f"many-{number:03}" for number in range(330)]
+
+    def add(name: str) -> None:
+        for path, body in {
+            "principals": {"principal": name, "role": "worker"},
+            f"agents/{name}/mqtt": {},
+            f"limits/name/{name}": {"messages_per_minute": 7},
+        }.items():
+            answer = hub.operator.post(f"/api/hub/{path}", json=body)
+            assert answer.is_success, answer.text
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, names))
+    for number in range(20):
+        broker = {"host": f"broker-{number}", "ca_certs": f"/{'x' * 4000}"}
+        register(hub.operator, broker=broker)
+    lists = {
+        "principals": ("principals", itemgetter("principal"), len(names)),
+        "mqtt-agents": ("agents", itemgetter("agent_name"), len(names)),
+        "limits": ("limits", lambda row: f"{row['scope']}/{row['name']}", len(names)),
+        "brokers": ("brokers", broker_digest, 20),
+    }
+    with GatewayClient(hub.gateways[0].settings) as client:
+        for path, (key, name_of, least) in lists.items():
+            first = hub.operator.get(f"/api/hub/{path}")
+            assert len(first.content) <= 2 * _ANSWER_BYTES, path  # a broker is a text, which JSON escapes
+            assert first.json()["left"] > 0, path
+            found = client.get_all(f"/api/hub/{path}", key, name_of)
+            listed = [name_of(row) for row in found[key]]
+            assert len(set(listed)) == len(listed) >= least, path
+            assert len(listed) == len(first.json()[key]) + first.json()["left"], path
+            assert listed == sorted(listed, key=lambda one: (one.startswith("name/"), one)), path

@@ -196,10 +196,15 @@ export class Agent {
 
   /** Return the agents that take part, sorted by name; by default all that have not stopped. */
   async discover({ capability, status, signal } = {}) {
-    const { participants } = await this.#hub.get(pathOf("participants"), { query: { capability, status }, signal });
-    return participants.map(({ id: name, status: state, task, capabilities, started_at: startedAt }) => {
-      return { name, status: state, task, capabilities, startedAt: new Date(startedAt) };
-    });
+    const found = [];
+    for (;;) {
+      const query = { capability, status, after: found.at(-1)?.name };
+      const { participants, left } = await this.#hub.get(pathOf("participants"), { query, signal });
+      for (const { id: name, status: state, task, capabilities, started_at: startedAt } of participants) {
+        found.push({ name, status: state, task, capabilities, startedAt: new Date(startedAt) });
+      }
+      if (!left || participants.length === 0) return found;
+    }
   }
 
   /** Report what the agent does, by a message of the type `status` to the hub, which the log keeps. */

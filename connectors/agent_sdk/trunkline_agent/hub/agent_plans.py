@@ -48,9 +48,14 @@ def list_schedules(retries: Retries) -> Plan[list[Schedule]]:
 
 def discover(capability: str | None, status: str | None, retries: Retries) -> Plan[list[AgentInfo]]:
     """Return the agents that take part, sorted by name."""
-    query = {"capability": capability, "status": status}
-    found = yield from get_json(path_of("participants"), query, retries=retries)
-    return [AgentInfo.of(one) for one in _list_in(found, "participants")]
+    found: list[AgentInfo] = []
+    while True:
+        query = {"capability": capability, "status": status, "after": found[-1].name if found else None}
+        answer = yield from get_json(path_of("participants"), query, retries=retries)
+        listed = _list_in(answer, "participants")
+        found += [AgentInfo.of(one) for one in listed]
+        if not (listed and answer.get("left")):
+            return found
 
 
 def upload(content: bytes, content_type: str | None, retries: Retries) -> Plan[BlobReference]:
