@@ -9,7 +9,6 @@ interrupted.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -192,7 +191,7 @@ class AgentTools:
         is_chosen: Callable[[MessageRow], bool] | None,
     ) -> dict[str, Any]:
         found = (self._message(agent, message_id) for message_id in ids)
-        now_us = time.time() * 1e6
+        now_us = self._hub.log_clock.now_us()
         rows = [row for row in found if row is not None and is_shown(row, now_us)]
         wanted = [
             row

@@ -90,7 +90,7 @@ class DeliveryTools:
             }
             for row in taken.rows
         ]
-        left = self._hub.mailboxes.ready(taking.mailboxes[0], time.time_ns() // 1000)
+        left = self._hub.mailboxes.ready(taking.mailboxes[0], self._hub.log_clock.now_us())
         return {"messages": shown, "leaseId": taken.request_id, "left": left}
 
     async def ack_messages(self, agent: str, asked: AckMessages) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Annotated, Any, Final
 
@@ -166,5 +165,5 @@ def _check_repeatable(hub: Hub, name: str, request_id: str) -> None:
     """Raise ApiError (409) when the secret of a repeated request is revoked, or too old to repeat."""
     if registered_by_request(hub.live_view.entries(stream_key(AGENT, name))) != request_id:
         raise ApiError(409, SEQ_CONFLICT, "this agent was registered by the same request, and removed since")
-    if time.time() - _row(hub, name).registered_at / 1e6 > TOKEN_WINDOW_S:
+    if hub.log_clock.now_s() - _row(hub, name).registered_at / 1e6 > TOKEN_WINDOW_S:
         raise ApiError(409, SEQ_CONFLICT, "this agent was registered by the same request, too long ago")

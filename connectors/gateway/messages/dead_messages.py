@@ -6,7 +6,6 @@ A replay is a new message with the content of the dead one. The dead message sta
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from itertools import islice
 from typing import Annotated, Any, Final
@@ -155,7 +154,7 @@ def _replay(hub: Hub, key: str, new_id: str) -> Message | None:
     if row.status != DEAD:
         why = f"only a dead message can be replayed, and this one is {row.status}"
         raise ApiError(409, ILLEGAL_TRANSITION, why)
-    if row.expires_at is not None and has_come(row.expires_at, time.time_ns() // 1000):
+    if row.expires_at is not None and has_come(row.expires_at, hub.log_clock.now_us()):
         why = "the message has expired, so nobody may get it any more; send a new message instead"
         raise ApiError(409, ILLEGAL_TRANSITION, why)
     fields = {name: getattr(row, name) for name in _COPIED}

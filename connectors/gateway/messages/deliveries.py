@@ -120,7 +120,7 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 await _reserve(hub, taking, earlier[0])
                 return (await _ask(hub, taking, *earlier))[0]
             is_repeated = False
-            now_us = time.time_ns() // 1000
+            now_us = hub.log_clock.now_us()
             mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
             if mailbox is not None:
                 if not has_room:

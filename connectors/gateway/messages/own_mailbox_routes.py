@@ -7,7 +7,6 @@ whatever the number of gateways, and a repeated request id gets the same message
 from __future__ import annotations
 
 import sys
-import time
 import uuid
 from functools import partial
 from typing import Annotated, Any
@@ -93,7 +92,7 @@ def add_own_mailbox_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         # A lease comes back by itself from a client that has gone.
         is_gone = partial(gate.is_gone, request, is_probed=wanted.lease is None)
         taken = await take_messages(hub, taking, is_gone)
-        now_us = time.time_ns() // 1000
+        now_us = hub.log_clock.now_us()
         # All of them: the log has handed them out within the limit of bytes.
         shown = encoded_within((message_as_json(hub, row) for row in taken.rows), sys.maxsize)
         answer: dict[str, Any] = {

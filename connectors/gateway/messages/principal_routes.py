@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
@@ -74,7 +73,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
         token = new_token() if write.key is None else derived_token(hub.keyring, write.made, name, sha256)
         settled = await hub.appender.settle_accepted(addition_record(name, body.role, token, **write.origin))
         if settled.verdict == DUPLICATE:
-            _check_repeatable(hub.live_view.get(PrincipalRow, name))
+            _check_repeatable(hub, hub.live_view.get(PrincipalRow, name))
         answer = {"principal": name, "role": body.role, "token": token}
         return json_answer(answer, 201, settled.verdict)
 
@@ -158,11 +157,11 @@ def cleared_count(live_view: LiveRows, mailbox: Mailbox, waiting: Iterable[str],
     return sum(row is None or (row.status == CLEARED and row.ended_at == at_us) for row in rows.values())
 
 
-def _check_repeatable(row: PrincipalRow | None) -> None:
+def _check_repeatable(hub: Hub, row: PrincipalRow | None) -> None:
     """Raise ApiError (409) when the token of a repeated request is revoked, or too old to repeat."""
     if row is None or row.status != ACTIVE:
         raise ApiError(409, SEQ_CONFLICT, "this principal was added by the same request, and is revoked")
-    if time.time() - row.added_at / 1e6 > TOKEN_WINDOW_S:
+    if hub.log_clock.now_s() - row.added_at / 1e6 > TOKEN_WINDOW_S:
         raise ApiError(409, SEQ_CONFLICT, "this principal was added by the same request, too long ago")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Unpack
 
 import msgspec
 
-from connectors.gateway.rules.hub_policy import is_known_recipient
+from connectors.gateway.rules.hub_policy import is_known_recipient, tokens_at_us
 from connectors.gateway.rules.message_limits import check_rate, subscription_counted
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, not_found, refuse_rejected, too_many
@@ -116,7 +116,7 @@ async def subscribe(
             request id that was used for another subscriber.
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
-    if not is_known_recipient(hub.live_view, subscriber, per_token=hub.settings.gateway.mailbox_per_token):
+    if not is_known_recipient(hub.live_view, subscriber, tokens_at_us=tokens_at_us(hub)):
         why = "no mailbox of this name is known"
         hub.refusals.record(UNKNOWN_RECIPIENT, why, origin["principal"], route)
         raise ApiError(404, UNKNOWN_RECIPIENT, why)

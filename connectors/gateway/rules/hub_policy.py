@@ -6,12 +6,12 @@ when no rule refuses it. To add a rule, add a refusal to the function.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.policy import Caller
@@ -55,7 +55,7 @@ def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: 
 
 
 def evaluate_message(
-    live_view: LiveView, sender: Caller, recipient: str, kind: str, *, per_token: bool = False
+    live_view: LiveView, sender: Caller, recipient: str, kind: str, *, tokens_at_us: int | None = None
 ) -> PolicyResult:
     """Return whether a message may be sent, and the reason if not.
 
@@ -67,10 +67,9 @@ def evaluate_message(
         sender: The sender. No present rule depends on it: its token and rights were checked before.
         recipient: The name of the mailbox.
         kind: The type of the message.
-        per_token: The setting `gateway.mailbox_per_token`: whether each valid token of a task has its own
-            mailbox.
+        tokens_at_us: As of `is_known_recipient`.
     """
-    if not is_known_recipient(live_view, recipient, per_token=per_token):
+    if not is_known_recipient(live_view, recipient, tokens_at_us=tokens_at_us):
         return PolicyResult(allowed=False, reason="no recipient of this name is known")
     return evaluate_publication(kind)
 
@@ -98,13 +97,20 @@ def evaluate_schedule_count(active: Iterable[ScheduleRow], owner: str, name: str
     return _ALLOWED
 
 
-def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool = False) -> bool:
+def tokens_at_us(hub: Hub) -> int | None:
+    """Return the log's time if each token of a task has a mailbox (`gateway.mailbox_per_token`), else None."""
+    return hub.log_clock.now_us() if hub.settings.gateway.mailbox_per_token else None
+
+
+def is_known_recipient(live_view: LiveView, recipient: str, *, tokens_at_us: int | None = None) -> bool:
     """Return whether a mailbox with the name `recipient` exists.
 
-    The hub and each principal, agent and listener have a mailbox. If `per_token` (the setting
-    `gateway.mailbox_per_token`) is True, each token of a task has one, too, while the token is valid.
+    The hub and each principal, agent and listener have a mailbox. With `tokens_at_us`, the log's present time,
+    each token of a task has one, too, while the token is valid.
     """
-    return has_mailbox(live_view.get, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
+    if has_mailbox(live_view.get, recipient):
+        return True
+    return tokens_at_us is not None and _is_of_valid_token(live_view, recipient, tokens_at_us)
 
 
 def broadcast_recipients(lists: RowLists, sender: str) -> list[str]:
@@ -117,8 +123,8 @@ def broadcast_recipients(lists: RowLists, sender: str) -> list[str]:
     return sorted((names | {OPERATOR}) - {sender})
 
 
-def _is_of_valid_token(live_view: LiveView, recipient: str) -> bool:
+def _is_of_valid_token(live_view: LiveView, recipient: str, now_us: int) -> bool:
     token = live_view.get(TokenRow, recipient.rpartition(".")[2])
     if token is None or recipient != token_mailbox(token.agent_name, token.token_id):
         return False
-    return token.status == ACTIVE and token.expiry > time.time() * 1000
+    return token.status == ACTIVE and token.expiry * 1000 > now_us

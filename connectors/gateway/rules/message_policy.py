@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.gateway.rules.hub_policy import evaluate_message, is_known_recipient
+from connectors.gateway.rules.hub_policy import evaluate_message, is_known_recipient, tokens_at_us
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError
@@ -22,12 +22,12 @@ def check_message(hub: Hub, caller: Caller, recipient: str, kind: str, route: st
         kind: The type of the message.
         route: Method and path template of the route, for the record.
     """
-    per_token = hub.settings.gateway.mailbox_per_token
-    decision = evaluate_message(hub.live_view, caller, recipient, kind, per_token=per_token)
+    at_us = tokens_at_us(hub)
+    decision = evaluate_message(hub.live_view, caller, recipient, kind, tokens_at_us=at_us)
     if decision.allowed:
         return
     why = why_refused({"recipient": recipient, "type": kind}, decision.reason)
-    if not is_known_recipient(hub.live_view, recipient, per_token=per_token):
+    if not is_known_recipient(hub.live_view, recipient, tokens_at_us=at_us):
         hub.refusals.record(UNKNOWN_RECIPIENT, why, caller.principal, route)
         raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
     hub.refusals.record(POLICY, why, caller.principal, route)

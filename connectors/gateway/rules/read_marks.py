@@ -6,7 +6,6 @@ no effect.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -76,7 +75,7 @@ async def mark_read(
         BackboneUnreachable: Kafka is unreachable, or a mark was not settled in time. Some marks may have been
             settled. The call can be repeated.
     """
-    boxes, wanted, now_us = list(mailboxes), dict.fromkeys(message_ids), time.time() * 1e6
+    boxes, wanted, now_us = list(mailboxes), dict.fromkeys(message_ids), hub.log_clock.now_us()
     rows: dict[str, MessageRow] = {}
     for message_id in wanted:
         for realm, recipient in boxes:

@@ -160,7 +160,7 @@ class MailboxIndex(RowIndex[MessageRow]):
     def ready(self, mailbox: Mailbox, now_us: int) -> int:
         """Return how many messages of a mailbox nobody holds, 0 for an unknown mailbox.
 
-        `now_us` is this machine's time in microseconds since 1970 UTC. Messages that have expired count until
+        `now_us` is the log's time in microseconds since 1970 UTC. Messages that have expired count until
         somebody takes messages from the mailbox.
         """
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -73,7 +72,7 @@ def target_of(hub: Hub, row: WebhookRow) -> Target | None:
     """Return the address of a webhook with its secrets; None if it has none, or they cannot be opened."""
     entries = hub.live_view.entries(stream_key(WEBHOOK, row.webhook))
     try:
-        secrets = webhook_secrets(row.webhook, entries, hub.keyring, time.time_ns() // 1000)
+        secrets = webhook_secrets(row.webhook, entries, hub.keyring, hub.log_clock.now_us())
     except UnsealError as error:
         log.error("webhook_secret_sealed", webhook=row.webhook, error=str(error))
         return None
@@ -109,7 +108,7 @@ class WebhookMailboxes:
         # A watcher, because a taker would keep the message from readers while the address is not called.
         with self._hub.mailbox_waits.waiting((mailbox,), is_taker=False) as wait:
             wait.clear()
-            if self._hub.mailboxes.ready(mailbox, time.time_ns() // 1000):
+            if self._hub.mailboxes.ready(mailbox, self._hub.log_clock.now_us()):
                 return True
             return await wait.wait(timeout_s)
 

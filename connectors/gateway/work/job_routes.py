@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from typing import Annotated, Any, Final
 
 import orjson
@@ -206,7 +205,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(JOBS, Action.JOB_LIST, JobsAnswer)
     async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
         """List the jobs that match every given filter (state, session, age in seconds), newest first."""
-        return json_answer(await asyncio.to_thread(_listed, hub.lists.jobs, wanted, time.time()))
+        return json_answer(await asyncio.to_thread(_listed, hub.lists.jobs, wanted, hub.log_clock.now_s()))
 
     @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
     async def show_job(request: Request, job_id: JobPath) -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
@@ -206,7 +205,8 @@ def _add_tokens(routes: Routes, hub: Hub) -> None:
     @routes.get(TOKENS, Action.TOKEN_LIST, TokensAnswer)
     async def list_tokens(wanted: Annotated[TokenFilter, Query()]) -> Response:
         """List the tokens of tasks, newest first: id, status and expiry, but not the token itself."""
-        return json_answer(await asyncio.to_thread(_tokens, hub.lists.tokens, wanted))
+        now_us = hub.log_clock.now_us()
+        return json_answer(await asyncio.to_thread(_tokens, hub.lists.tokens, wanted, now_us))
 
     @routes.post(f"{TOKENS}/{{token_id}}/revoke", Action.TOKEN_REVOKE, TokenAnswer, submitter_of_token(hub))
     async def revoke_token(
@@ -224,9 +224,8 @@ def _add_tokens(routes: Routes, hub: Hub) -> None:
             reason="" if body is None else body.reason,
         )
         settled = await hub.appender.settle_accepted(task_record(revocation, **write.origin))
-        return json_answer(
-            _token_as_json(hub.live_view.get(TokenRow, token_id) or row), verdict=settled.verdict
-        )
+        shown = _token_as_json(hub.live_view.get(TokenRow, token_id) or row, hub.log_clock.now_us())
+        return json_answer(shown, verdict=settled.verdict)
 
 
 def _task_as_json(row: TaskRow) -> dict[str, Any]:
@@ -234,12 +233,12 @@ def _task_as_json(row: TaskRow) -> dict[str, Any]:
     return row_as_answer(TaskAnswer, row, id="task_id") | {"result": result}
 
 
-def _token_as_json(row: TokenRow) -> dict[str, Any]:
-    return row_as_answer(TokenAnswer, row) | {"status": _token_status(row)}
+def _token_as_json(row: TokenRow, now_us: int) -> dict[str, Any]:
+    return row_as_answer(TokenAnswer, row) | {"status": _token_status(row, now_us)}
 
 
-def _token_status(row: TokenRow) -> str:
-    return EXPIRED if row.status == ACTIVE and row.expiry <= time.time() * 1000 else row.status
+def _token_status(row: TokenRow, now_us: int) -> str:
+    return EXPIRED if row.status == ACTIVE and row.expiry * 1000 <= now_us else row.status
 
 
 def _tasks(tasks: OrderedRows[TaskRow], wanted: TaskFilter, most: int) -> dict[str, Any]:
@@ -249,12 +248,12 @@ def _tasks(tasks: OrderedRows[TaskRow], wanted: TaskFilter, most: int) -> dict[s
     return {"tasks": shown, "total": tasks.count(lists), "left": len(rows) - len(shown)}
 
 
-def _tokens(tokens: OrderedRows[TokenRow], wanted: TokenFilter) -> dict[str, Any]:
+def _tokens(tokens: OrderedRows[TokenRow], wanted: TokenFilter, now_us: int) -> dict[str, Any]:
     if wanted.status in (ACTIVE, EXPIRED):
         # Tokens are revoked at the end of their tasks, so few are in this group.
-        rows = [row for row in tokens.newest([ACTIVE]) if _token_status(row) == wanted.status]
+        rows = [row for row in tokens.newest([ACTIVE]) if _token_status(row, now_us) == wanted.status]
         total = len(rows)
     else:
         lists = TOKEN_LISTS if wanted.status is None else (REVOKED,)
         rows, total = tokens.newest(lists, wanted.limit), tokens.count(lists)
-    return {"tokens": [_token_as_json(row) for row in rows[: wanted.limit]], "total": total}
+    return {"tokens": [_token_as_json(row, now_us) for row in rows[: wanted.limit]], "total": total}

@@ -25,6 +25,7 @@ from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimi
 from connectors.gateway.services.row_lists import RowLists
 from connectors.gateway.web.answers import ApiError
 from connectors.live.live_rows import LiveRows
+from connectors.live.log_clock import LogClock
 from connectors.live.settled_feed import SettledRecord
 from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from schemas.fold.settled import AppliedChange
@@ -58,7 +59,7 @@ class FoldedHub(LiveRows):
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
         self.answer_memory = ByteBudget(self.settings.gateway.answer_memory_bytes)
         self.mailbox_waits = MailboxWaits()
-        self.stopping = asyncio.Event()
+        self.stopping, self.log_clock = asyncio.Event(), LogClock()
         self._state = empty_state(KEYRING)
         self.blob_store = BlobStore(str(blobs), blobs)
         self.blobs = BlobKeeper(cast("Any", self), lambda _: None, self.blob_store)
