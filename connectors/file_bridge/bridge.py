@@ -244,10 +244,11 @@ class FileBridge:
         return True
 
     def _note_held(self) -> None:
-        """Save which recipients are held, for `trunkline doctor`, and which mailboxes have own limits."""
-        held, own = self._retries.reasons(), set(self._rules.own_mailboxes)
-        if (held, own) != (self._progress.held, self._progress.own_mailboxes):
-            self._progress.held, self._progress.own_mailboxes = held, own
+        """Save what waits, for `trunkline doctor`, and which mailboxes have own limits."""
+        now = self._waiting.stuck(), self._retries.reasons(), set(self._rules.own_mailboxes)
+        progress = self._progress
+        if now != (progress.stuck, progress.held, progress.own_mailboxes):
+            progress.stuck, progress.held, progress.own_mailboxes = now
             self._save()
 
     def _carry_late(self, session: str, carrier: SessionCarrier) -> bool:

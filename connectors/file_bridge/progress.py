@@ -45,6 +45,7 @@ class Progress(msgspec.Struct):
     Attributes:
         served: By session, the agents that have got all broadcasts before the bridge's cursor.
         audit: The place up to which the polls in the audit were carried.
+        stuck: The sessions that cannot be carried, with the reasons (FQ-18).
         held: By session, the recipients whose lines wait in the files, with the reasons (LM-08).
         own_mailboxes: The mailboxes of the realm `default` with limits of their own, by the gateway's last
             answer.
@@ -52,6 +53,7 @@ class Progress(msgspec.Struct):
 
     served: dict[str, set[str]] = {}
     audit: AuditPlace = AuditPlace()
+    stuck: dict[str, str] = {}
     held: dict[str, dict[str, str]] = {}
     own_mailboxes: set[str] = set()
 

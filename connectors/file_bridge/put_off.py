@@ -17,6 +17,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 # The pauses before a session or a reader that failed is tried again.
 _PUT_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+# A lock that another program has, or a file that it replaces, makes an attempt fail or two.
+_STUCK: Final = 3
 # The pauses before a mailbox that took no more is tried again, with one line at first.
 _HELD_FIRST_S: Final = 0.5
 _HELD_MOST_S: Final = 60.0
@@ -67,6 +69,10 @@ class PutOff(Generic[Key]):
     def went_well(self, key: Key) -> None:
         """End the pause of `key` after a success. Its next failure is reported again."""
         self._failing.pop(key, None)
+
+    def stuck(self) -> dict[Key, str]:
+        """Return the keys that failed at least three times in a row, with the last error."""
+        return {key: str(one.why) for key, one in self._failing.items() if one.failures >= _STUCK}
 
     def keep(self, keys: Collection[Key]) -> None:
         """Remove the pauses of all keys that are not in `keys`, the keys of all things that still exist."""

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from connectors.cli.doctor import (
     certificates,
     clocks,
+    file_queue,
     long_leases,
     machine,
     mqtt_inboxes,
@@ -31,6 +32,7 @@ CHECKS: dict[str, Check] = {
     for part in (
         machine,
         parts,
+        file_queue,
         mqtt_sessions,
         tables,
         webhooks,

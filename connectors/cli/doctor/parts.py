@@ -30,7 +30,7 @@ from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_tls import explained as explained_http
 from connectors.gateway_client.gateway_tls import trust
 from connectors.local_stack import control, memory
-from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
+from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
 from schemas.settings.kafka_settings import missing_login
@@ -42,8 +42,6 @@ from trunkline_agent.terminal_text import escaped
 
 _HTTP_TIMEOUT_S = 5.0
 _CONNECT_S = 2.0
-# The doctor names so many mailboxes for which lines of the file queue wait.
-_HELD_SHOWN = 5
 _MEND = "the listeners of the log stay; correct the file, then: trunkline organism reload"
 CHECKS = Checks()
 
@@ -206,27 +204,6 @@ def check_accounts(settings: Settings) -> Finding:
 
 
 CHECKS.add(BRIDGE)(partial(check_part, part=BRIDGE))
-
-
-@CHECKS.add(FILES)
-def check_files(settings: Settings) -> Finding:
-    """Check that the file bridge is ready, and that no mailbox keeps lines of the file queue waiting.
-
-    Waiting lines are a warning.
-    """
-    from connectors.file_bridge.progress import Progress, progress_file
-
-    part = check_part(settings, FILES)
-    found = Progress.load(progress_file(settings)).held
-    held = [f"{session}/{name} ({why})" for session, names in found.items() for name, why in names.items()]
-    if part.level == FAIL or not held:
-        return part
-    named = ", ".join(escaped(one) for one in sorted(held)[:_HELD_SHOWN])
-    more = f" and {len(held) - _HELD_SHOWN} more" if len(held) > _HELD_SHOWN else ""
-    return warn(
-        f"{part.found}; lines of the file queue wait for {named}{more}",
-        "let the readers take their messages, or raise their limits: trunkline principals limit",
-    )
 
 
 @CHECKS.add(GATEWAY)

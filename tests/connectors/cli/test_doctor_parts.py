@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.doctor.doctor_command import CHECKS
+from connectors.cli.doctor.file_queue import check_files
 from connectors.cli.doctor.findings import FAIL, OK, WARN
-from connectors.cli.doctor.parts import check_files, check_gateway, check_organism, check_xml_pump
+from connectors.cli.doctor.parts import check_gateway, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
 from connectors.file_bridge.progress import Progress, progress_file
@@ -67,6 +68,20 @@ def test_lines_of_the_file_queue_that_wait_are_a_warning_with_few_names(tmp_path
     assert found.found.count("mailbox_full") == 5 and found.found.endswith(" and 3 more")
     stack_of(settings, files=("ready", 0, False))
     assert check_files(settings).level != OK
+
+
+@pytest.mark.requirement("FQ-18")
+def test_a_session_of_the_file_queue_that_is_not_carried_is_a_warning_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    stack_of(settings, files=("ready", 0, True))
+    why = "messages.jsonl: not a regular file\x1b[1m"
+    Progress(stuck={"build": why}, held={"default": {"bo": "rate_limited"}}).save(progress_file(settings))
+    found = check_files(settings)
+    assert found.level == WARN
+    assert "build (messages.jsonl: not a regular file\\x1b[1m)" in found.found
+    assert "trunkline logs files" in found.mend
 
 
 def test_pumps_that_are_not_started_are_told_unless_none_is_to_run(tmp_path: Path) -> None:

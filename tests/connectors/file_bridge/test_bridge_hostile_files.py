@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from connectors.file_bridge.progress import Progress, progress_file
 from connectors.log.publisher import Publisher
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
 from tests.broker_processes import wait_until
@@ -35,6 +36,11 @@ GOOD: dict[str, Any] = {
 def line(**fields: object) -> bytes:
     """A line of the queue, without its newline."""
     return to_line({**GOOD, **fields})[:-1]
+
+
+def stuck_in(run: BridgeRun) -> dict[str, str]:
+    """The sessions that the bridge has noted for the doctor."""
+    return Progress.load(progress_file(run.settings)).stuck
 
 
 @pytest.mark.requirement("FQ-15")
@@ -121,6 +127,7 @@ def test_forged_lines_of_the_audit_are_passed_over(run: BridgeRun) -> None:
 
 
 @pytest.mark.requirement("FQ-15")
+@pytest.mark.requirement("FQ-18")
 def test_a_session_that_cannot_be_read_waits_and_the_others_go_on_in_both_directions(
     run: BridgeRun, tmp_path: Path
 ) -> None:
@@ -152,11 +159,13 @@ def test_a_session_that_cannot_be_read_waits_and_the_others_go_on_in_both_direct
     for name in ("a0", "a1", "a2"):
         assert run.says("session_waits", session=name), name
     assert len(run.says("session_waits", session="a0")) < 4
+    wait_until(lambda: {"a0", "a2"} <= stuck_in(run).keys(), 20, "the doctor is told")
     # Mended, it is carried.
     messages.unlink()
     aside.rename(messages)
     later = run.queue.send("ask", "mended", to="bo", sender="ann", session="a0")
     run.wait_mailbox("bo", {waiting, later}, "a0")
+    wait_until(lambda: "a0" not in stuck_in(run), 20, "the doctor is told")
 
 
 @pytest.mark.requirement("FQ-16")
