@@ -75,7 +75,8 @@ class AgentTools:
         caller, does not matter.
         """
         listed = self._hub.lists.participants_with
-        rows = await asyncio.to_thread(listed, asked.status, asked.capability)
+        found = await asyncio.to_thread(listed, asked.status, asked.capability)
+        rows = [row for row in found if asked.after is None or row.agent_name > asked.after]
         shown: list[dict[str, Any]] = []
         left = answer_bytes(self._hub)
         for row in rows:
@@ -131,8 +132,8 @@ class AgentTools:
     async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
         """Put a message into the mailbox of the operator and of each participant, except the sender `agent`.
 
-        Returns the id of the broadcast and the number of recipients, when all messages are settled.
-        Participants that have stopped get no message, and neither do full mailboxes.
+        Returns the id of the broadcast, the number of recipients, and that of full mailboxes (`full`), which
+        get no message, when all messages are settled. Participants that have stopped get none, either.
 
         Raises:
             ApiError: 413 for a text over the limit. Another status if the fold rejects one of the messages; the
@@ -152,8 +153,8 @@ class AgentTools:
         body_bytes = len(asked.message.encode()) * len(messages)
         check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
         origin: Origin = {"door": DOOR, "principal": agent}
-        verdicts, _ = await post_to_all(self._hub, messages, origin)
-        return {"messageId": str(broadcast_id), "recipientCount": len(verdicts)}
+        verdicts, full = await post_to_all(self._hub, messages, origin)
+        return {"messageId": str(broadcast_id), "recipientCount": len(verdicts), "full": full}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
         """Return the messages in the agent's own mailbox by priority, then age, and statistics of the mailbox.

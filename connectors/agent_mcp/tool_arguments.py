@@ -62,6 +62,7 @@ class DiscoverAgents(ToolArguments):
         AgentStatus | None,
         Field(description="Only agents in this status; without it all but the stopped ones."),
     ] = None
+    after: Annotated[Name | None, Field(description="Only agents after this id, for the next page.")] = None
 
 
 _Blob = Annotated[

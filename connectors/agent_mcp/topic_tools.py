@@ -56,8 +56,9 @@ class TopicTools:
     async def publish_message(self, agent: str, asked: PublishMessage) -> dict[str, Any]:
         """Publish a message to the subscribers of a topic.
 
-        Returns the `messageId` and the number of recipients when the message is in the log. A second call with
-        the same idempotency key, topic and arguments publishes nothing and returns the same.
+        Returns the `messageId`, the number of recipients, and that of full mailboxes (`full`), which get none,
+        when the message is in the log. A second call with the same idempotency key, topic and arguments
+        publishes nothing.
 
         Raises:
             ApiError: 404 for an unknown topic, 413 for a text over the limit, 409 for an idempotency key that
@@ -84,7 +85,7 @@ class TopicTools:
             }
         )
         found = await publish(self._hub, body, "publish_message", door=DOOR, principal=agent)
-        return {"messageId": body.message_id, "recipientCount": found.recipients}
+        return {"messageId": body.message_id, "recipientCount": found.recipients, "full": found.full}
 
     async def list_topics(self, agent: str, asked: ListTopics) -> dict[str, Any]:
         """Return topics by name, whether the agent is subscribed to each, and the number of all topics."""

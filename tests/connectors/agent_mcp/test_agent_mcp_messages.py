@@ -201,9 +201,14 @@ def test_a_full_mailbox_and_a_rate_that_is_used_up_are_errors_of_the_tool(
     refused("limit_reached", "subscribe", topic=f"other-{ann.name}")
     limit(ann.name)
     # The others get the broadcast, and the full mailbox does not.
-    reached = ann.call("broadcast_message", message="x")["recipientCount"]
+    bo.call("subscribe", topic=f"of-{ann.name}")
+    published = ann.call("publish_message", topic=f"of-{ann.name}", message="x")
+    assert (published["recipientCount"], published["full"]) == (1, 1)
+    broadcast = ann.call("broadcast_message", message="x")
     limit(bo.name)
-    assert ann.call("broadcast_message", message="x")["recipientCount"] == reached + 1
+    now = ann.call("broadcast_message", message="x")
+    assert now["recipientCount"] == broadcast["recipientCount"] + 1
+    assert now["full"] == broadcast["full"] - 1
 
 
 @pytest.mark.requirement("HB-05")
@@ -310,4 +315,6 @@ def test_discovery_shows_who_takes_part_by_status_and_capability(
     assert gone.name in names(status="stopped")
     assert bo.name in names(status="blocked")
     assert names(capability="weave") == {bo.name}
+    first, last = min(ann.name, bo.name), max(ann.name, bo.name)
+    assert last in names(after=first) and not {first, last} & names(after=last)
     assert ann.name not in names(status="blocked")
