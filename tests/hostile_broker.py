@@ -10,7 +10,7 @@ from contextlib import suppress
 from tests.broker_processes import LOOPBACK
 from tests.mqtt_wire import _read_packet
 
-_CONNECT, _PUBLISH, _PUBACK, _SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ = 1, 3, 4, 8, 10, 12
+_CONNECT, _PUBLISH, _PUBACK, _SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ, _DISCONNECT = 1, 3, 4, 8, 10, 12, 14
 
 
 def packet(first: int, body: bytes) -> bytes:
@@ -37,13 +37,17 @@ class HostileBroker:
     """It accepts any login and subscription. `script` has the packets for a client that has subscribed.
 
     They are sent again on each connection, except those whose packet ids were acknowledged, as a broker does
-    with the messages of a session. Presence and receipts are acknowledged and go nowhere.
+    with the messages of a session. Presence and receipts are acknowledged and go nowhere. `answer` makes the
+    bytes that follow the acknowledgement of a message, from its topic and payload.
     """
 
     def __init__(
-        self, script: list[bytes], is_reader: Callable[[bytes], bool] = lambda subscribe: True
+        self,
+        script: list[bytes],
+        is_reader: Callable[[bytes], bool] = lambda subscribe: True,
+        answer: Callable[[bytes, bytes], bytes] = lambda topic, payload: b"",
     ) -> None:
-        self.script, self._is_reader = script, is_reader
+        self.script, self._is_reader, self._answer = script, is_reader, answer
         self.acknowledged: list[int] = []
         self.connects = 0
         self._ends: list[socket.socket] = []
@@ -76,13 +80,17 @@ class HostileBroker:
                     self._subscribed(client, body)
                 elif kind == _UNSUBSCRIBE:
                     client.sendall(packet(0xB0, body[:2] + b"\x00\x00"))
+                elif kind == _DISCONNECT:
+                    client.close()
+                    return
                 elif kind == _PINGREQ:
                     client.sendall(b"\xd0\x00")
                 elif kind == _PUBACK:
                     self.acknowledged.append(int.from_bytes(body[:2], "big"))
                 elif kind == _PUBLISH and found[0] & 6:
                     at = 2 + int.from_bytes(body[:2], "big")
-                    client.sendall(packet(0x40, body[at : at + 2]))
+                    payload = body[at + 3 + body[at + 2] :]
+                    client.sendall(packet(0x40, body[at : at + 2]) + self._answer(body[2:at], payload))
 
     def _subscribed(self, client: socket.socket, body: bytes) -> None:
         filters = _count_filters(body)

@@ -21,10 +21,12 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import BrokerProcess
 from tests.connectors.gateway.hub_access import add_principal
 from tests.connectors.mqtt_agents.mail_run import MailRun
+from tests.hostile_broker import HostileBroker, publish
 from tests.own_settings import own_settings
 from tests.programs import required_program, run_program, start_program
 from trunkline_agent.errors import OutboxBusy
 from trunkline_agent.outbox.outbox import JobOutbox
+from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.strict_json import canonical, decode_slowly
 from trunkline_agent.wire.unsafe_text import PATTERNS, unsafe_pattern
 
@@ -293,6 +295,35 @@ def test_the_tarball_has_the_library_alone_and_needs_no_other_package(tarball: P
         for name in re.findall(r"(?:from|import\() ?\"([^\"]+)\"", path.read_text(encoding="utf-8"))
     }
     assert {name for name in imported if not name.startswith(("node:", "./"))} == {"mqtt"}
+
+
+@pytest.mark.requirement("JE-32")
+def test_a_job_event_is_sent_again_when_its_receipt_follows_a_packet_that_cannot_be_read(
+    node: str, equipped: Path
+) -> None:
+    bad = iter([publish(b"x", b"bad", 7, properties=b"\x02\x7f\x00")])
+
+    def answer(topic: bytes, payload: bytes) -> bytes:
+        receipt = {"ce_id": content_id(topic, payload), "seq": 1, "verdict": "accepted"}
+        said = canonical({"kind": "receipt", "schema_version": 1, **receipt})
+        return next(bad, b"") + publish(topic.replace(b"events", b"receipts"), said, 8)
+
+    program = """
+        import { Job } from "trunkline-agent";
+        const mqtt = { port: Number(process.argv[1]), receiptS: 60 };
+        const job = new Job("0a1b2c3d", "s".repeat(43), { mqtt, stateDir: "malformed-state" });
+        const { seq, verdict } = await job.started();
+        await job.close();
+        console.log(JSON.stringify({ seq, verdict }));
+    """
+    broker = HostileBroker([], answer=answer)
+    try:
+        command = [node, "--input-type=module", "--eval", program, str(broker.port)]
+        done = run_program(command, 30, equipped)
+    finally:
+        broker.close()
+    assert done.returncode == 0, done.stderr
+    assert (json.loads(done.stdout), broker.connects) == ({"seq": 1, "verdict": "accepted"}, 2)
 
 
 @pytest.mark.requirement("AG-67")

@@ -103,11 +103,13 @@ export class MqttDelivery {
       if (found !== null) connection.receipts.set(found.ceId, found);
       connection.wake();
     });
-    client.on("error", () => {});
-    client.on("close", () => {
-      connection.lost = true;
-      connection.wake();
-    });
+    // The package drops a packet that it cannot read, and with it the packets behind it. A new connection gets them.
+    for (const end of ["error", "close"]) {
+      client.on(end, () => {
+        connection.lost = true;
+        connection.wake();
+      });
+    }
     return connection;
   }
 
