@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import orjson
+
 from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT
 from connectors.agent_mcp.tool_arguments import (
     BroadcastMessage,
@@ -51,6 +53,8 @@ _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 # Names and capabilities of an agent, roughly.
 _AGENT_BYTES: Final = 512
 _EVENT_BYTES: Final = 256 * 1024
+# Of the 1 MiB that the official client reads of an event, without what is around the messages.
+_EVENT_MOST: Final = 960 * 1024
 # A mailbox of this size is read within a millisecond or two.
 _AT_ONCE: Final = 1000
 
@@ -202,7 +206,7 @@ class AgentTools:
             and (asked.since is None or row.posted_at >= asked.since * 1000)
         ]
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
-        shown = as_many_as_fit(self._hub, wanted[: asked.limit])
+        shown = within_event(as_many_as_fit(self._hub, wanted[: asked.limit]))
         return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
@@ -269,6 +273,32 @@ def as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]
             break
         shown.append(message)
     return shown
+
+
+def within_event(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave contents out with which the event of an answer would be longer than the official client reads.
+
+    Such a message has `content` null, and `contentBytes`, its length in UTF-8. `read_blob` reads it. The answer
+    of a call that is not answered by an event stays as it is.
+    """
+    if not IS_EVENT.get():
+        return messages
+    left, shown = _EVENT_MOST, []
+    for message in messages:
+        size = _event_bytes(message)
+        if size > left:
+            content_bytes = len(message["content"].encode())
+            message = {**message, "content": None, "contentBytes": content_bytes}
+            size = _event_bytes(message)
+        left -= size
+        shown.append(message)
+    return shown
+
+
+def _event_bytes(message: dict[str, Any]) -> int:
+    """Return the bytes of a message in a result, which has it twice: as JSON, and as JSON in a text."""
+    encoded = orjson.dumps(message)
+    return len(encoded) + len(orjson.dumps(encoded.decode()))
 
 
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:

@@ -10,20 +10,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import secrets
 from typing import Any, Final
 
-from connectors.agent_mcp.signed_requests import DOOR
-from connectors.agent_mcp.tool_arguments import ReadBlob, UploadBlob
+from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT
+from connectors.agent_mcp.tool_arguments import DEFAULT_BLOB_PART, ReadBlob, UploadBlob
 from connectors.gateway.blobs.blob_store import Draft
 from connectors.gateway.messages.blobs import Uploads, not_stored, opened_blob, stored_blob, too_large
 from connectors.gateway.rules.message_limits import check_rate
+from connectors.gateway.rules.read_marks import is_shown
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, malformed, not_found
 from connectors.gateway.web.idempotency import Origin
-from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow, MessageRow
+from schemas.streams.mailboxes.message_text import shown_text
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE
 
+_UTF_8: Final = "text/plain; charset=utf-8"
 PART_TIMEOUT_S: Final = 60.0
 """An upload without a further part for so many seconds is dropped."""
 
@@ -115,28 +120,28 @@ class BlobTools:
     async def read_blob(self, agent: str, asked: ReadBlob) -> dict[str, Any]:
         """Return a part of the blob of a message in the agent's own mailbox, in base64.
 
-        `digest` is the SHA-256 of the whole content, for the agent to check.
+        Of a message without a blob, it is a part of its content. `digest` is the SHA-256 of the whole, for the
+        agent to check.
 
         Raises:
-            ApiError: 404 for an unknown message or one without a blob, 410 if the blob was removed, 503 if the
+            ApiError: 404 for an unknown or expired message, 410 if the blob was removed, 503 if the
                 store does not answer.
             BackboneUnreachable: The live view does not catch up with the log in time.
         """
-        blob = await opened_blob(self._hub, f"{DEFAULT_REALM}/{agent}/{asked.message_id}")
+        key = f"{DEFAULT_REALM}/{agent}/{asked.message_id}"
         limit = min(asked.limit, self._hub.settings.limits.payload_bytes)
+        if IS_EVENT.get():
+            limit = min(limit, DEFAULT_BLOB_PART)
+        row, body = self._hub.live_view.get(MessageRow, key), self._hub.live_view.get(MessageBodyRow, key)
+        is_own = row is not None and row.blob is None and is_shown(row, self._hub.log_clock.now_us())
+        if is_own and body is not None:
+            return _part_of_text(shown_text(body.body, body.content_type)[0].encode(), asked.offset, limit)
+        blob = await opened_blob(self._hub, key)
         try:
             part = await asyncio.to_thread(blob.part, asked.offset, limit)
         finally:
             blob.close()
-        reference = blob.reference
-        return {
-            "content": base64.b64encode(part).decode("ascii"),
-            "offset": asked.offset,
-            "isLast": asked.offset + len(part) >= reference.bytes,
-            "digest": reference.digest,
-            "bytes": reference.bytes,
-            "contentType": reference.content_type,
-        }
+        return _part_shown(part, asked.offset, blob.reference)
 
     def _part_of(self, content: str) -> bytes:
         try:
@@ -156,3 +161,21 @@ class BlobTools:
         if upload.timer is not None:
             upload.timer.cancel()
         self._uploads.drop(upload.draft, upload.agent)
+
+
+def _part_of_text(content: bytes, offset: int, limit: int) -> dict[str, Any]:
+    """Return a part of a message's own content, as `read_blob` does."""
+    digest = hashlib.sha256(content).hexdigest()
+    reference = BlobReference(digest=digest, bytes=len(content), content_type=_UTF_8)
+    return _part_shown(content[offset : offset + limit], offset, reference)
+
+
+def _part_shown(part: bytes, offset: int, whole: BlobReference) -> dict[str, Any]:
+    return {
+        "content": base64.b64encode(part).decode("ascii"),
+        "offset": offset,
+        "isLast": offset + len(part) >= whole.bytes,
+        "digest": whole.digest,
+        "bytes": whole.bytes,
+        "contentType": whole.content_type,
+    }

@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import Any
 
-from connectors.agent_mcp.agent_tools import AgentTools, answer_bytes, message_as_json
+from connectors.agent_mcp.agent_tools import AgentTools, answer_bytes, message_as_json, within_event
 from connectors.agent_mcp.signed_requests import DOOR, IS_GONE
 from connectors.agent_mcp.tool_arguments import (
     AckMessages,
@@ -91,7 +91,7 @@ class DeliveryTools:
             for row in taken.rows
         ]
         left = self._hub.mailboxes.ready(taking.mailboxes[0], self._hub.log_clock.now_us())
-        return {"messages": shown, "leaseId": taken.request_id, "left": left}
+        return {"messages": within_event(shown), "leaseId": taken.request_id, "left": left}
 
     async def ack_messages(self, agent: str, asked: AckMessages) -> dict[str, Any]:
         """Acknowledge leased messages. `done` lists those that are final now, `refused` the others.
@@ -157,7 +157,7 @@ class DeliveryTools:
                 _by(agent),
                 IS_GONE.get(),
             )
-        reply = None if row is None else message_as_json(self._hub, row)
+        reply = None if row is None else within_event([message_as_json(self._hub, row)])[0]
         return {**sent, "reply": reply}
 
 

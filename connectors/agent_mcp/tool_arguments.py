@@ -266,6 +266,8 @@ class UploadBlob(ToolArguments):
 class ReadBlob(ToolArguments):
     """Read a part of the large content (`blob`) of a message in your mailbox.
 
+    Also the content of a message whose content is null, with contentBytes, because it did not fit.
+
     It can be read until some time after the end of the message. Read on at offset plus the length of the part
     until isLast. Then check the SHA-256 of the whole against digest.
     """

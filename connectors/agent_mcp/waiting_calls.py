@@ -7,7 +7,7 @@ document. After each further `PROGRESS_S` another space follows.
 
 A host that ends a call after some time without a notification asks for progress (`_meta.progressToken`). Then
 an answer that takes longer than `PROGRESS_S` is a stream of events: `notifications/progress` after each
-`PROGRESS_S`, and at last the document.
+`PROGRESS_S`, and at last the document. So its contents are bounded as at `/sse` (`within_event`).
 
 A client cancels a call by closing its connection (MCP 2026-07-28, streamable HTTP). The call is then cancelled
 at once, so that no message is leased to a client that has gone. At `/sse` the `mcp` library does both: it pings
@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.mcp_tool import PROGRESS_S
-from connectors.agent_mcp.signed_requests import DOCUMENT, IS_GONE, PRINCIPAL, TOOL
+from connectors.agent_mcp.signed_requests import DOCUMENT, IS_EVENT, IS_GONE, PRINCIPAL, TOOL
 from connectors.gateway.web.answers import error_response
 from connectors.gateway.web.bounded_http import peer_is_gone
 from connectors.gateway.web.strict_request import replayed
@@ -86,7 +86,9 @@ class WaitingCalls:
         self._loop = asyncio.get_running_loop()
         # The whole body: `SignedRequests` has read it.
         body = (await receive())["body"]
-        agent, call, answer = scope[PRINCIPAL], _Call(), _PingedAnswer(send, _progress_token(scope))
+        token = _progress_token(scope)
+        IS_EVENT.set(token is not None)
+        agent, call, answer = scope[PRINCIPAL], _Call(), _PingedAnswer(send, token)
         self._calls.setdefault(agent, set()).add(call)
         IS_GONE.set(partial(peer_is_gone, scope))
         try:
