@@ -121,7 +121,7 @@ def _add_send_route(routes: Routes, hub: Hub, gate: Gate) -> None:
                 message.recipient,
                 wanted.wait_reply,
                 write.origin,
-                lambda: gate.is_gone(request, is_probed=True),
+                lambda: gate.is_gone(request, is_probed=wanted.reply_lease is None),
                 wanted.reply_lease,
             )
         if reply is None:
