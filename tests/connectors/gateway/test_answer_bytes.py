@@ -302,7 +302,7 @@ def test_lists_without_bodies_are_cut_alike(hub: HubStack) -> None:
 @pytest.mark.requirement("LM-14")
 @pytest.mark.requirement("LM-25")
 def test_lists_by_name_come_in_parts_and_the_client_goes_on_until_it_has_all(hub: HubStack) -> None:
-    names = [f"many-{number:03}" for number in range(330)]
+    names = [f"many-{number:03}-{'x' * 90}" for number in range(330)]
 
     def add(name: str) -> None:
         for path, body in {
@@ -315,14 +315,15 @@ def test_lists_by_name_come_in_parts_and_the_client_goes_on_until_it_has_all(hub
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, names))
-    for number in range(20):
-        broker = {"host": f"broker-{number}", "ca_certs": f"/{'x' * 4000}"}
+    for number in range(30):
+        file = f"/{'x' * 1000}"
+        broker = {"host": f"broker-{number}", "ca_certs": file, "certfile": file, "keyfile": file}
         register(hub.operator, broker=broker)
     lists = {
         "principals": ("principals", itemgetter("principal"), len(names)),
         "mqtt-agents": ("agents", itemgetter("agent_name"), len(names)),
         "limits": ("limits", lambda row: f"{row['scope']}/{row['name']}", len(names)),
-        "brokers": ("brokers", broker_digest, 20),
+        "brokers": ("brokers", broker_digest, 30),
     }
     with GatewayClient(hub.gateways[0].settings) as client:
         for path, (key, name_of, least) in lists.items():
