@@ -13,7 +13,7 @@ from tests.faults.prove.comparison import LOST, MISBEHAVED, Finding, Line, Mail
 from tests.faults.prove.delivery_checks import Key
 from tests.faults.prove.delivery_doors import HubMailbox
 from tests.faults.prove.delivery_notes import Deliveries, Delivery, Filled
-from tests.faults.prove.hub_client import Clock, HubClient, shown
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown
 from tests.faults.prove.load_messages import mailbox
 from tests.faults.prove.oracle import Oracle
 
@@ -40,8 +40,11 @@ class Filler:
         self._log, self._oracle, self._clock = log, oracle, clock
 
     def run(self) -> None:
-        """Send until the load ends."""
-        while self._clock.may_begin():
+        """Send until the load ends, and the mailbox was full once, which takes long where all is slow."""
+        was_full = False
+        while self._clock.may_begin() or not was_full:
+            if not self._clock.has_patience():
+                raise GaveUp(f"{self._to} was never full")
             key = uuid.uuid4().hex
             text = f"{self._own.name} fills {key}"
             sends = self._own.client.sends
@@ -49,6 +52,7 @@ class Filler:
             # A request that was sent twice may be refused although the first one's message is there.
             if message_id is not None or self._own.client.sends == sends + 1:
                 self._log.note(Filled(mailbox(self._to), text, message_id or ""))
+                was_full = was_full or message_id is None
             time.sleep(self._draw.uniform(0, _PAUSE_S))
 
 
