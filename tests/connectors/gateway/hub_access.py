@@ -23,14 +23,14 @@ TIMEOUT_S = 20.0
 
 
 class GatewayProcess:
-    """One running gateway. `module` is its program."""
+    """One running gateway."""
 
-    def __init__(self, settings: Settings, folder: Path, module: str = "connectors.gateway_program") -> None:
+    def __init__(self, settings: Settings, folder: Path) -> None:
         port = free_port()
         changed = settings.gateway.model_copy(update={"port": port})
         self.settings = settings.model_copy(update={"gateway": changed})
         self.url = f"http://{LOOPBACK}:{port}"
-        self.program = ProgramProcess(module, self.settings, folder, f"gateway{port}")
+        self.program = ProgramProcess("connectors.gateway_program", self.settings, folder, f"gateway{port}")
 
     @property
     def operator_token(self) -> str:

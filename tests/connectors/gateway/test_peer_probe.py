@@ -7,17 +7,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from connectors.gateway_program.doors import Door
 from connectors.gateway_program.http_server import bound_socket
 from connectors.tcp_peers.peer_probe import UNANSWERED_MS, peer_answers, probe_silent_peers, silent_ms
-from schemas.streams.principal.principals import OPERATOR
-from tests.broker_processes import BrokerProcess, wait_until
-from tests.connectors.gateway.hub_access import GatewayProcess
-from tests.connectors.gateway.hub_stack import MESSAGES, hub_settings
+from tests.broker_processes import wait_until
 from tests.network_namespaces import HUB, cabled_namespaces, listener_in, may_make_namespaces, socket_in, unplug
 
 
@@ -80,24 +76,3 @@ def test_connections_of_a_gateway_are_probed_and_end_within_a_minute_without_an_
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
             # On one machine, the kernel always tells the end of a client.
             assert asked(accepted)[0]
-
-
-@pytest.mark.kafka
-@pytest.mark.requirement("DL-52")
-def test_a_drain_takes_nothing_for_a_client_that_does_not_answer(
-    kafka_broker: BrokerProcess, tmp_path: Path
-) -> None:
-    module = "tests.connectors.gateway.unanswered_probes"
-    gateway = GatewayProcess(hub_settings(kafka_broker, tmp_path), tmp_path, module)
-    try:
-        gateway.wait_ready()
-        with gateway.client() as operator:
-            said = {"recipient": OPERATOR, "type": "note", "payload": 1}
-            sent = operator.post(MESSAGES, json=said).json()["message_id"]
-            drained = operator.get(MESSAGES, params={"limit": 1, "wait": 5}).json()
-            # A lease comes back by itself, so nobody is probed for it.
-            leased = operator.get(MESSAGES, params={"limit": 1, "lease": 5}).json()
-    finally:
-        gateway.program.kill()
-    assert drained["messages"] == []
-    assert [one["id"] for one in leased["messages"]] == [sent]
