@@ -114,7 +114,7 @@ class GatewayClient:
         """
         answer = self.get(path, parameters)
         rows = answer[key]
-        while answer.get("left"):
+        while answer.get("left") and answer[key]:
             answer = self.get(path, {**(parameters or {}), "after": name_of(rows[-1])})
             rows += answer[key]
         return {**answer, key: rows}

@@ -157,10 +157,10 @@ _lines = _StderrLines("", _Redactor(()))
 
 
 class FrequentLines:
-    """Log lines of one event that come with each request. A line costs about 2 microseconds.
+    """Log lines of one event that come very often, such as with each request.
 
-    They are written together, some 20 times a second, and look like all other lines. The text of a line is kept
-    for the next one with equal fields. For one event loop, and not thread-safe.
+    They are written some 20 times a second, one after the other, and look like all other lines. The text of a
+    line is kept for the next one with equal fields. For one event loop, and not thread-safe.
 
     Args:
         event: The event of the lines.

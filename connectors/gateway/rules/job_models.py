@@ -204,7 +204,7 @@ class BrokersFilter(QueryFilter):
     """The place at which the list of brokers goes on."""
 
     after: Annotated[str, Field(pattern=DIGEST_PATTERN)] | None = None
-    """SHA-256 of the last broker of the previous answer. Without it: the begin of the list."""
+    """SHA-256 of the last broker of the previous answer. Without it, the list starts at its first."""
 
 
 class BrokersAnswer(PageAnswer):

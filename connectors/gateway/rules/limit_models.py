@@ -49,7 +49,9 @@ class LimitsFilter(QueryFilter):
     """The place at which the list of limits goes on."""
 
     after: Annotated[str, Field(pattern=f"^(all|role|name)/{NAME_PATTERN[1:]}")] | None = None
-    """Scope and name of the last limits in the previous answer, as `name/ann`. Without it: the begin."""
+    """Scope and name of the last limits in the previous answer, as `name/ann`. Without it, the list
+    starts at its first.
+    """
 
 
 class LimitsAnswer(PageAnswer):

@@ -53,7 +53,7 @@ class PageFilter(QueryFilter):
     """The place at which a list that is sorted by name goes on."""
 
     after: NamedThing | None = None
-    """Last name of the previous answer. Without it: the begin of the list."""
+    """Last name of the previous answer. Without it, the list starts at its first."""
 
 
 class PageAnswer(AnswerBody):
