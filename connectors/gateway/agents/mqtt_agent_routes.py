@@ -57,7 +57,7 @@ class MqttGrantAnswer(AnswerBody):
 MqttAgentAnswer: Final = row_answer("MqttAgentAnswer", MqttAgentRow)
 
 
-class ListedMqttAgent(MqttAgentAnswer):  # type: ignore[valid-type, misc]
+class ListedMqttAgent(MqttAgentAnswer, use_attribute_docstrings=True):  # type: ignore[valid-type, misc]
     """The columns of an agent's row, and the rates that apply to it. The MQTT bridge enforces the rates."""
 
     unconfirmed: int

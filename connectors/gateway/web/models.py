@@ -119,4 +119,6 @@ def row_answer(name: str, row_type: type[msgspec.Struct]) -> type[BaseModel]:
             is_optional = type(None) in getattr(kind, "__args__", ())
             kind = AwareDatetime | None if is_optional else AwareDatetime
         fields[field.name] = (kind, Field(description=texts[field.name]))
-    return create_model(name, __base__=AnswerBody, __doc__=f"The columns of a registry row ({name}).", **fields)
+    doc = f"The columns of a registry row ({name})."
+    # All fields have texts. To look for docstrings, too, Pydantic would search all modules for each caller.
+    return create_model(name, __config__=ConfigDict(extra="forbid"), __doc__=doc, **fields)
