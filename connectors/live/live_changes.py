@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from schemas.fold.entries import Writes
+from schemas.fold.entries import EntriesInMemory, Writes
 from schemas.state_store.gateway_store import PlacedRow, RowChange
 from schemas.state_store.partition_store import EntryChange
 from schemas.streams.kinds import VIEWS
@@ -34,10 +34,28 @@ class Unflushed:
 
     def __init__(self) -> None:
         self.entries: dict[str, Writes] = {}
+        # By stream, of those whose keys were asked for: the changed entries that were not deleted.
+        self._present: dict[str, EntriesInMemory] = {}
         self.rows: dict[str, dict[str, PlacedRow]] = {name: {} for name in VIEWS}
         self.last: dict[int, Record] = {}
         self.records = 0
         self.size = 0
+
+    def write(self, stream: str, writes: Writes) -> None:
+        """Add the changes of a record to the entries of its stream."""
+        self.entries.setdefault(stream, {}).update(writes)
+        if (present := self._present.get(stream)) is not None:
+            for key, value in writes.items():
+                present.put(key, value)
+
+    def keys(self, stream: str, prefix: str, after: str, most: int) -> list[str]:
+        """Return keys of changed entries that were not deleted, in order (see `EntrySource.keys`)."""
+        present = self._present.get(stream)
+        if present is None:
+            writes = self.entries.get(stream, {})
+            present = EntriesInMemory({key: value for key, value in writes.items() if value is not None})
+            self._present[stream] = present
+        return present.keys(prefix, after, most)
 
     def entry_changes(self) -> Iterator[EntryChange]:
         """Yield the changed entries."""

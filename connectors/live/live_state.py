@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from heapq import merge
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -31,6 +34,8 @@ from trunkline_agent.wire.ids import parse_stream_key
 
 _NEVER: Final = -1
 _NO_WRITES: Final[Writes] = {}
+# Keys that are read at once.
+_KEYS_MOST: Final = 1024
 # In the cache, instead of the bytes of an entry that does not exist. No entry is empty.
 _MISSING: Final = b""
 # The views with rows that end, which the store has.
@@ -60,7 +65,8 @@ class LiveState:
         self.place = _place_of(store)
         self._ahead = dict(self.place.ahead)
         # Held while a record changes entries and rows, so that nobody copies half of a change.
-        self._lock = threading.Lock()
+        # The fold, which runs while it is held, asks for keys.
+        self._lock = threading.RLock()
         self._unflushed = Unflushed()
         self._flushing: Unflushed | None = None
         # Rows that have ended, and entries: what was read from the store and has not changed since.
@@ -104,7 +110,7 @@ class LiveState:
             settled = settle(record, entries, self._keyring, macs)
             writes = entries.take_writes()
             if writes and stream is not None:
-                self._unflushed.entries.setdefault(stream, {}).update(writes)
+                self._unflushed.write(stream, writes)
             changes = [found for one in settled.changes if (found := self._change(record, one)) is not None]
             self._count(record, OVERHEAD_BYTES * (len(writes) + len(changes)))
         for change in changes:
@@ -162,22 +168,15 @@ class LiveState:
 
     def entry_keys(self, stream: str, prefix: str, after: str, most: int) -> list[str]:
         """Return keys of entries in order (see `EntrySource.keys`). Raises StoreDamaged."""
-        newer = {
-            key: value
-            for key, value in self._unwritten_entries(stream).items()
-            if after < key and key.startswith(prefix)
-        }
-        # So many that `most` of them are left if all changed ones were removed.
-        found = set(self._store.entry_keys(stream, prefix, after, most + len(newer)))
-        found.difference_update(newer)
-        found.update(key for key, value in newer.items() if value is not None)
-        return sorted(found)[:most]
-
-    def _unwritten_entries(self, stream: str) -> Writes:
-        # In this order, so that what is taken for the store meanwhile is not missed.
-        unflushed, flushing = self._unflushed, self._flushing
-        older = {} if flushing is None else flushing.entries.get(stream, {})
-        return {**older, **unflushed.entries.get(stream, {})}
+        with self._lock:
+            hidden: list[Writes] = []
+            layers: list[Iterator[str]] = []
+            for unwritten in (self._unflushed, self._flushing):
+                if unwritten is not None and stream in unwritten.entries:
+                    layers.append(_visible(partial(unwritten.keys, stream, prefix), after, most, hidden[:]))
+                    hidden.append(unwritten.entries[stream])
+            layers.append(_visible(partial(self._store.entry_keys, stream, prefix), after, most, hidden))
+            return list(islice(merge(*layers), most))
 
     def find(self, view: str, key: str) -> PlacedRow | None:
         """Return a row and the offset of the record that last changed it, or None. Raises StoreDamaged."""
@@ -305,6 +304,20 @@ class _LiveEntries:
 
     def keys(self, prefix: str, after: str, most: int) -> list[str]:
         return self._state.entry_keys(self._stream, prefix, after, most)
+
+
+def _visible(
+    read: Callable[[str, int], list[str]], after: str, most: int, hidden: Sequence[Writes]
+) -> Iterator[str]:
+    """Yield keys in order, without those that newer layers have changed. They are read in parts.
+
+    A mailbox in use has many changed entries, nearly all of them deleted. So only those in the range are read.
+    """
+    while keys := read(after, most):
+        yield from (key for key in keys if not any(key in writes for writes in hidden))
+        if len(keys) < most:
+            return
+        after, most = keys[-1], min(2 * most, _KEYS_MOST)
 
 
 def _place_of(store: GatewayStore) -> LogPlace:

@@ -37,6 +37,7 @@ from trunkline_agent.wire.public_keys import key_id_of
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 SECOND_US = 1_000_000
+STREAM = "mailbox/default/ann"
 
 
 def written(state: LiveState, store: GatewayStore) -> None:
@@ -194,3 +195,23 @@ def test_a_row_that_changed_since_it_was_read_is_not_cached_in_its_old_form(stor
     store.advance(state.place, place, taken.entry_changes(), taken.row_changes())
     state.flushed(taken, place)
     assert state.find(MessageRow.VIEW, key)[1].status == "claimed"
+
+
+@pytest.mark.requirement("ST-30")
+@pytest.mark.parametrize("seed", range(5))
+def test_the_keys_of_a_stream_are_those_of_the_store_with_all_changes(store: GatewayStore, seed: int) -> None:
+    state, draw, wanted = LiveState(KEYRING, store), random.Random(seed), set[str]()
+    keys, taken = [f"{prefix}/{number:03d}" for prefix in "lmn" for number in range(60)], None
+    for _ in range(400):
+        changed = draw.sample(keys, 5)
+        writes = {key: draw.choice([b"value", None]) for key in changed}
+        state._unflushed.write(STREAM, writes)
+        wanted = (wanted - writes.keys()) | {key for key, value in writes.items() if value is not None}
+        after, most = draw.choice(["", "m/010", "m/0300"]), draw.choice([1, 3, 32, 1000])
+        found = [key for key in sorted(wanted) if key.startswith("m/") and key > after]
+        assert state.entry_keys(STREAM, "m/", after, most) == found[:most]
+        if draw.random() < 0.1:
+            if taken is not None:
+                store.advance(state.place, taken[1], taken[0].entry_changes(), ())
+                state.flushed(*taken)
+            taken = None if taken is not None else state.take()
