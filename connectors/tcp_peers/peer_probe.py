@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import select
 import socket
 import struct
 import time
@@ -44,9 +45,12 @@ def probe_silent_peers(listener: socket.socket) -> None:
 async def peer_answers(connection: Any) -> bool:
     """Return whether the peer of a TCP connection was heard of within a second, or answers a probe within 2 s.
 
-    `connection` is a socket, or asyncio's stand-in for one. The result is True for peers on this machine, whose
-    end the kernel always tells, and for other kinds of sockets. Only 2 s pass without an answer.
+    `connection` is a socket, or asyncio's stand-in for one. The result is False for a peer that has ended the
+    connection, even if nobody has read that yet. Else it is True for peers on this machine, whose end the
+    kernel always tells, and for other kinds of sockets. Only 2 s pass without an answer.
     """
+    if _has_left(connection):
+        return False
     with suppress(OSError):
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or _is_local(connection):
             return True
@@ -64,6 +68,14 @@ async def peer_answers(connection: Any) -> bool:
         finally:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     return False
+
+
+def _has_left(connection: Any) -> bool:
+    if connection.fileno() < 0:
+        return True
+    end = select.poll()
+    end.register(connection, select.POLLRDHUP)
+    return bool(end.poll(0))
 
 
 def _is_local(connection: Any) -> bool:

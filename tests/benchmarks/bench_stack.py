@@ -233,5 +233,8 @@ def compared_with_commit(
     result = {**medians(found["ours"]), **prefixed("before", medians(found["before"]))}
     us = ("before_us_per_op", "us_per_op")
     pairs = {"ratio_before": (rate, f"before_{rate}") if rate else us, "ratio_before_us": us}
+    pairs["ratio_before_roundtrips"] = ("roundtrips_per_s", "before_roundtrips_per_s")
+    pairs["ratio_before_roundtrip_us"] = ("before_us_per_roundtrip", "us_per_roundtrip")
     result |= ratios(result, pairs)
-    return {**result, **judged(result, {}, {"ratio_before": 0.97})}
+    at_least = {name: 0.97 for name in ("ratio_before", "ratio_before_roundtrips") if name in result}
+    return {**result, **judged(result, {}, at_least)}

@@ -14,7 +14,7 @@ program has the machine. `ratio_cpu` compares gateway and broker with the peer's
     ./trunkline bench hub --json
 
 With `--against COMMIT` the gateway of that commit takes the turns of the peer (`before_...`), each with a Kafka
-of its own. `ratio_before` compares the sends.
+of its own. `ratio_before` compares the sends, `ratio_before_roundtrips` the roundtrips.
 
     ./trunkline bench hub --against HEAD~1 --json
 

@@ -125,8 +125,13 @@ def own_figures(work: Path, args: argparse.Namespace) -> Figures:
 
 def figures_of(root: Path, args: argparse.Namespace) -> Figures:
     """Measure one round of a checkout, with its own file of this name: its agents speak to its own bridge."""
+    program = root / "tests" / "benchmarks" / "inbox.py"
+    if not program.is_file():
+        raise SystemExit(
+            f"{root} has no tests/benchmarks/inbox.py: give a worktree with the first version of it"
+        )
     sizes = ["--agents", str(args.agents), "--messages", str(args.messages), "--rounds", "1"]
-    command = [sys.executable, str(root / "tests" / "benchmarks" / "inbox.py"), "--json", *sizes]
+    command = [sys.executable, str(program), "--json", *sizes]
     environment = {**os.environ, "PYTHONPATH": python_path(root)}
     ran = subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(ran.stdout))

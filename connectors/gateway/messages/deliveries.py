@@ -7,7 +7,6 @@ message that is taken for good at most once; a request that is repeated with the
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,8 +27,6 @@ from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 _ATTEMPTS: Final = 32
 # The interval at which waiting requests look whether they were made before, at another gateway.
 _LOOK_S: Final = 0.1
-# Steps of the event loop within which the end of a connection is noticed that was there before its request.
-_STEPS_TO_END: Final = 4
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -126,7 +123,7 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 if not has_room:
                     await _reserve(hub, taking, mailbox)
                     has_room = True
-                if taking.lease_s is None and await _has_left(is_gone):
+                if taking.lease_s is None and await is_gone():
                     return Taken()
                 # If the same request was made before, the log gives the messages that it gave then.
                 taken, is_lost = await _ask(hub, taking, mailbox, taking.request_id(attempt))
@@ -159,17 +156,6 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
 
 async def _reserve(hub: Hub, taking: Taking, mailbox: Mailbox) -> None:
     await reserve_answer(hub, taking.origin["principal"], mailbox, taking.limit, taking.bytes_most)
-
-
-async def _has_left(is_gone: IsGone) -> bool:
-    """Return whether the client has disconnected, as far as its connection could be read.
-
-    A gateway that was stopped for a while reads a request and the end of its connection at the same time, after
-    the client has asked another gateway. Nobody would get what it then takes for good.
-    """
-    for _ in range(_STEPS_TO_END):
-        await asyncio.sleep(0)
-    return await is_gone()
 
 
 def _until_look_s() -> float:

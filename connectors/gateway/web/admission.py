@@ -227,9 +227,7 @@ class Gate:
         """
         if not self.still_holds(request):
             raise ApiError(401, UNAUTHORIZED, "the token is no longer valid", {"WWW-Authenticate": _REALM})
-        if await request.is_disconnected():
-            return True
-        return is_probed and await peer_is_gone(request.scope)
+        return await (peer_is_gone(request.scope) if is_probed else request.is_disconnected())
 
 
 class AdmittedRoute(APIRoute):

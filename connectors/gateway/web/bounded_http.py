@@ -58,10 +58,10 @@ def note_principal(scope: Any, principal: str, *, is_operator: bool = False) -> 
 
 
 async def peer_is_gone(scope: Any) -> bool:
-    """Return whether the client of a request does not answer a probe of its connection within 2 s (DL-52).
+    """Return whether the client of a request has left, or does not answer a probe within 2 s (DL-52).
 
-    Call it before a message is handed out for good to a client that has waited. `scope` is the ASGI scope of
-    the request whose connection gets the answer.
+    Call it before a message is handed out for good. `scope` is the ASGI scope of the request whose connection
+    gets the answer.
     """
     answers = scope.get(PEER_ANSWERS)
     return answers is not None and not await answers()

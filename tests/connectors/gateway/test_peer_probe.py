@@ -76,3 +76,16 @@ def test_connections_of_a_gateway_are_probed_and_end_within_a_minute_without_an_
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
             # On one machine, the kernel always tells the end of a client.
             assert asked(accepted)[0]
+
+
+@pytest.mark.requirement("DL-52")
+def test_a_client_that_left_is_gone_before_its_request_was_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        with listener.accept()[0] as accepted:
+            client.sendall(b"GET")
+            assert asked(accepted)[0]
+            client.close()
+            assert not asked(accepted)[0]
+            assert accepted.recv(3) == b"GET"
+        assert not asked(accepted)[0]
