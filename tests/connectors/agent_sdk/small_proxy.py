@@ -1,4 +1,4 @@
-"""A small HTTP proxy on threads, for which every host is loopback, and an address that never answers."""
+"""A small HTTP proxy on threads, for which every host is loopback, hosts of a test, and silent addresses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 _HEAD_END = b"\r\n\r\n"
@@ -88,4 +90,17 @@ def dropping(host: str, port: int) -> Iterator[None]:
             waiting = opened.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex((host, port))
+        yield
+
+
+@contextmanager
+def resolving(host: str, addresses: list[str]) -> Iterator[None]:
+    """Let a host have these addresses, which are tried in this order, until the end of the block."""
+    resolve = socket.getaddrinfo
+
+    def resolved(name: Any, port: Any, *more: Any, **options: Any) -> Any:
+        names = addresses if name == host else [name]
+        return [one for each in names for one in resolve(each, port, *more, **options)]
+
+    with mock.patch.object(socket, "getaddrinfo", resolved):
         yield

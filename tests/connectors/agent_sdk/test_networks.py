@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 from connectors.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.agent_sdk.hub_runners import RUNNERS, running
-from tests.connectors.agent_sdk.small_proxy import dropping, proxying
+from tests.connectors.agent_sdk.small_proxy import dropping, proxying, resolving
 from tests.connectors.agent_sdk.small_server import SmallServer, always, answer, serving
 from tests.programs import required_program, run_program
 from trunkline_agent.credentials import HubAccess
@@ -145,17 +144,11 @@ def test_the_environment_names_the_proxy(one: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def two_addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The addresses of each host, in the order in which they are tried."""
+def two_addresses() -> Iterator[list[str]]:
+    """The addresses of the hub's host, in the order in which they are tried."""
     addresses = ["127.0.0.2", "127.0.0.1"]
-    resolve = socket.getaddrinfo
-
-    def resolved(host: Any, port: Any, *more: Any, **options: Any) -> Any:
-        names = addresses if host == HUB else [host]
-        return [one for name in names for one in resolve(name, port, *more, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    yield addresses
+    with resolving(HUB, addresses):
+        yield addresses
 
 
 @pytest.mark.requirement("AG-98")

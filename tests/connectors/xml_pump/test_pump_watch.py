@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -14,9 +15,11 @@ from connectors.xml_pump.dispatcher import limit_in, task_name
 from connectors.xml_pump.gateway_link import HttpAnswer, HttpConnections
 from connectors.xml_pump.pump_program import EXIT_BLOCKED, LoopWatchdog
 from tests.broker_processes import LOOPBACK, free_port
+from tests.connectors.agent_sdk.small_proxy import dropping, resolving
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 
 NAME = "handler/slow.one/800"
+DEAD = "127.0.0.2"
 
 
 def watched(work: Callable[[], None]) -> list[int]:
@@ -87,20 +90,26 @@ async def server(answers: list[bytes]) -> tuple[asyncio.Server, int, list[int]]:
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def asked(answers: list[bytes], count: int) -> tuple[list[HttpAnswer | Exception], int]:
-    """Return the results of this many requests, and the number of connections."""
+def asked(
+    answers: list[bytes],
+    count: int,
+    host: str = LOOPBACK,
+    dead: Callable[[str, int], AbstractContextManager[None]] = lambda *_: nullcontext(),
+) -> tuple[list[HttpAnswer | Exception], int]:
+    """Return the results of this many requests, and the number of connections; `dead` blocks DEAD."""
 
     async def run() -> tuple[list[HttpAnswer | Exception], int]:
         served, port, clients = await server(answers)
-        http = HttpConnections(f"http://{LOOPBACK}:{port}/prefix", "token")
+        http = HttpConnections(f"http://{host}:{port}/prefix", "token")
         found: list[HttpAnswer | Exception] = []
         async with served:
-            for _ in range(count):
-                try:
-                    found.append(await http.ask("POST", "/x", b"{}", 2.0, "id"))
-                except BackboneUnreachable as error:
-                    found.append(error)
-            http.close()
+            with dead(DEAD, port):
+                for _ in range(count):
+                    try:
+                        found.append(await http.ask("POST", "/x", b"{}", 2.0, "id"))
+                    except BackboneUnreachable as error:
+                        found.append(error)
+                http.close()
         return found, len(set(clients))
 
     return asyncio.run(run())
@@ -132,3 +141,12 @@ def test_what_is_no_whole_answer_is_an_unreachable_gateway_and_the_next_request_
 def test_an_address_that_is_none_is_refused():
     with pytest.raises(UsageError, match="expected http"):
         HttpConnections("ftp://somewhere", None)
+
+
+@pytest.mark.requirement("XP-16")
+@pytest.mark.parametrize("dead", [dropping, lambda *_: nullcontext()], ids=["drops packets", "refuses"])
+def test_a_gateway_whose_first_address_is_dead_is_reached_at_the_second(
+    dead: Callable[[str, int], AbstractContextManager[None]],
+):
+    with resolving("gateway.test", [DEAD, LOOPBACK]):
+        assert asked([GOOD], 1, "gateway.test", dead) == ([HttpAnswer(200, b"{}")], 1)
