@@ -166,3 +166,19 @@ test("a handler that throws sends the type of its error, and no text of it", asy
     assert.ok(!JSON.stringify(requests).includes(secret));
   }
 });
+
+test("a status is a message to the hub, and agents are found by a capability and a status, to the end of the list", async (t) => {
+  const row = (id) => ({ id, status: "stopped", task: "is found", capabilities: ["dig"], started_at: "2026-01-01T00:00:00Z" });
+  const { agent, requests } = await serving(t, { json: SENT }, { json: { participants: [row("ann")], left: 1 } }, { json: { participants: [row("bo")], left: 0 } });
+  await agent.status("working", "step 3");
+  assert.deepEqual([requests[0].method, requests[0].url], ["POST", "/api/hub/messages"]);
+  assert.deepEqual(JSON.parse(requests[0].body), { recipient: "hub", type: "status", payload: { status: "working", text: "step 3" } });
+  const found = await agent.discover({ capability: "dig", status: "stopped" });
+  assert.deepEqual(found.map(({ name }) => name), ["ann", "bo"]);
+  const asked = requests.slice(1).map(({ url }) => new URL(url, "http://hub"));
+  assert.deepEqual(asked.map(({ pathname }) => pathname), Array(2).fill("/api/hub/participants"));
+  assert.deepEqual(asked.map(({ searchParams }) => Object.fromEntries(searchParams)), [
+    { capability: "dig", status: "stopped" },
+    { capability: "dig", status: "stopped", after: "ann" },
+  ]);
+});
