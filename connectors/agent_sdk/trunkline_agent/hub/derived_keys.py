@@ -79,7 +79,9 @@ def _in_one_form(content: bytes) -> bytes:
 
 def _number(text: str) -> Any:
     number = float(text)
-    return int(number) if number.is_integer() and number and abs(number) < _WHOLE_MOST else number
+    # JavaScript knows one other zero, the negative one.
+    is_whole = number.is_integer() and (number != 0 or not text.startswith("-"))
+    return int(number) if is_whole and abs(number) < _WHOLE_MOST else number
 
 
 HANDLED: Final[ContextVar[Handling | None]] = ContextVar("trunkline_handled_message", default=None)
