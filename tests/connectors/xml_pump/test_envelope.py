@@ -61,6 +61,24 @@ def test_a_prefix_that_a_content_uses_keeps_its_declaration(payload: str, canoni
     assert again.payload == canonical
 
 
+SCHEMA = b'<xs:schema xmlns="urn:t" xmlns:xs="urn:xs"><xs:element type="thing"></xs:element></xs:schema>'
+
+
+@pytest.mark.requirement("XB-05")
+@pytest.mark.parametrize(
+    "payload",
+    [SCHEMA, b'<a xmlns="urn:a">' + SCHEMA + b"<b></b></a>", b'<a:n xmlns:a="urn:a">' + SCHEMA + b"</a:n>"],
+    ids=["root", "below another default namespace", "below a prefix"],
+)
+def test_a_default_namespace_that_an_element_with_a_prefix_declares_is_kept(payload: bytes) -> None:
+    for _ in range(2):
+        opened = open_document(wrapped(payload, sender="ann", to="bo", thread=THREAD))
+        assert opened.payload == payload
+    outside = b'<m:message xmlns:m="urn:trunkline:envelope:1" xmlns:p="urn:p"><m:to>bo</m:to>%s</m:message>'
+    with pytest.raises(Faulty, match="declare the prefix p in the payload itself"):
+        open_document(outside % payload.replace(b'"thing"', b'"p:thing"'))
+
+
 @pytest.mark.requirement("XB-05")
 def test_too_many_prefixes_in_contents_are_refused_in_a_short_time() -> None:
     content = "".join(f'<a xmlns:p{n}="urn:{n}">p{n}:x</a>' for n in range(5000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from itertools import chain
 from typing import Any, Final
 from xml.sax.saxutils import escape
@@ -40,15 +41,20 @@ def canonical_bytes(element: Any) -> bytes:
     """Return an lxml element in exclusive canonical form (C14N), without comments and the text after it.
 
     A prefix that a text or the value of an attribute uses, as in `p:thing`, keeps its declaration: it is in the
-    InclusiveNamespaces PrefixList of Exclusive XML Canonicalization, section 3.
+    InclusiveNamespaces PrefixList of Exclusive XML Canonicalization, section 3. Where an element with a prefix
+    declares a default namespace, as `xs:schema` does for the types that it names without a prefix, the form is
+    the inclusive one, with all declarations inside `element`.
 
     Raises ValueError for a namespace that is not an absolute URI, because the meaning of a relative one depends
-    on the place of the document, and for more than 32 prefixes in contents.
+    on the place of the document, for more than 32 prefixes in contents, and for one of them that is declared
+    outside while the inclusive form is needed.
     """
     try:
         kept = _prefixes_in_content(element)
         if len(kept) > _PREFIXES_MOST:
             raise ValueError(f"its contents use {len(kept)} prefixes of namespaces: {_PREFIXES_MOST} at most")
+        if _has_hidden_default(element):
+            return _inclusive(element, kept)
         return bytes(
             etree.tostring(
                 element, method="c14n", exclusive=True, with_comments=False, inclusive_ns_prefixes=kept or None
@@ -68,6 +74,36 @@ def _prefixes_in_content(element: Any) -> list[str]:
     # The inclusive form has all declarations in scope.
     written = etree.tostring(element, method="c14n", with_comments=False).decode("utf-8")
     return sorted(named.intersection(_DECLARED.findall(written)))
+
+
+def _has_hidden_default(element: Any) -> bool:
+    """Return whether an element with a prefix, here or inside, declares a default namespace."""
+    if all(one.prefix is None for one in element.iter(etree.Element)):
+        return False
+    is_declared = False
+    # `nsmap` would collect all declarations in scope for each element.
+    for event, found in etree.iterwalk(element, events=("start-ns", "start")):
+        if event == "start-ns":
+            is_declared = is_declared or found[0] == ""
+        elif is_declared and found.prefix is not None:
+            return True
+        else:
+            is_declared = False
+    return False
+
+
+def _inclusive(element: Any, kept: list[str]) -> bytes:
+    """Return the inclusive form of an element on its own, which declares the prefixes `kept`.
+
+    The exclusive form would need `#default` in its PrefixList, which lxml does not pass on.
+    """
+    alone = deepcopy(element)
+    alone.tail = None
+    written = bytes(etree.tostring(alone, method="c14n", with_comments=False))
+    missing = set(kept).difference(_DECLARED.findall(written.decode("utf-8")))
+    if missing:
+        raise ValueError(f"declare the prefix {min(missing)} in the payload itself, not outside of it")
+    return written
 
 
 def root_name(element: Any) -> tuple[str, str]:
