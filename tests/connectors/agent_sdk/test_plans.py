@@ -11,6 +11,7 @@ from trunkline_agent.hub.held_messages import HeldMessages
 from trunkline_agent.hub.hub_requests import path_of, post_json
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Request, Retries, exchange
 from trunkline_agent.hub.server_events import EventParser
+from trunkline_agent.jobs.delegator_plans import submission
 
 OK = Answer(200, {}, b"{}")
 POST = Request("POST", "/x")
@@ -158,6 +159,24 @@ def test_keys_of_a_handling_come_from_the_message_the_content_and_the_count():
     assert not {one.text for one in keys(a, message="m-2")} & {one.text for one in first}
     assert send_key("message", a, None) != send_key("message", a, None)
     assert send_key("message", a, "mine").text == "mine"
+
+
+@pytest.mark.requirement("AG-74")
+def test_a_job_that_a_handling_submits_has_a_key_of_its_message():
+    def key(own=None, broker=None, message="m-1"):
+        token = HANDLED.set(Handling(message, 1))
+        try:
+            sent = next(submission("dig", None, ["end"], broker, own, 0.0))
+        finally:
+            HANDLED.reset(token)
+        return sent.headers["Idempotency-Key"]
+
+    wanted = Handling("m-1", 1).content_key("job", b'{"description":"dig","notify":["end"]}').text
+    assert key() == key() == key(broker={"password": "s3cret"}) == wanted
+    assert key(message="m-2") != wanted and key(own="mine") == "mine"
+    token = HANDLED.set(None)
+    assert next(submission("dig", None, None, None, None, 0.0)).headers["Idempotency-Key"].count("/") == 0
+    HANDLED.reset(token)
 
 
 @pytest.mark.requirement("AG-10")

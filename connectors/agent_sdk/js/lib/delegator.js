@@ -2,6 +2,7 @@
 
 import { NoReply, TrunklineError } from "./errors.js";
 import { serverEvents } from "./event_stream.js";
+import { sendKey } from "./handling.js";
 import { HubClient, now, pathOf, PATIENCE_S } from "./hub_client.js";
 
 const TERMINAL = ["completed", "error", "cancelled"];
@@ -49,7 +50,8 @@ export class Delegator {
   }
 
   /**
-   * Register a job. The result has its id and the secret that signs its events.
+   * Register a job. The result has its id and the secret that signs its events. Without `key` this call has one of its
+   * own; within the handling of a message it is one that a repeated handling makes again for the same job.
    *
    * @param {{description: string, session?: string, broker?: object, notify?: ("end" | "permission")[],
    *   key?: string, signal?: AbortSignal}} job
@@ -57,7 +59,9 @@ export class Delegator {
    */
   async submit({ description, session, broker, notify, key, signal }) {
     const body = { description, session, notify, broker: broker && brokerFields(broker) };
-    return new SubmittedJob(await this.#hub.post(pathOf("jobs"), body, { key, signal }));
+    // The broker may have a password, of which no digest belongs into the log.
+    const found = key ?? sendKey("job", { description, session, notify }).text;
+    return new SubmittedJob(await this.#hub.post(pathOf("jobs"), body, { key: found, signal }));
   }
 
   /** Cancel a job that has not ended. Returns its status. */

@@ -182,3 +182,18 @@ test("a status is a message to the hub, and agents are found by a capability and
     { capability: "dig", status: "stopped", after: "ann" },
   ]);
 });
+
+test("a job that a handling submits has a key of its message, the same as in Python", async (t) => {
+  const message = { id: "m-1", timestamp: "2026-01-01T00:00:00Z", sender: "bo", recipient: "ann", type: "note", payload: 1 };
+  const job = { job_id: "0a1b2c3d", secret: "s", position: [0, 1] };
+  const { agent, credentials, requests } = await serving(t, { json: { lease_id: "l-1", messages: [message] } }, { json: job }, { json: job }, { json: { done: ["m-1"], refused: [] } });
+  const delegator = new Delegator(credentials);
+  const { value } = await agent.messages().next();
+  await value.handle(async () => {
+    await delegator.submit({ description: "dig", notify: ["end"], broker: { password: "s3cret" } });
+    await delegator.submit({ description: "dig", key: "mine" });
+  });
+  await delegator.close();
+  const keys = requests.slice(1, 3).map(({ headers }) => headers["idempotency-key"]);
+  assert.deepEqual(keys, ["m-1/1f7339d4727b9ad4f2db733f9c3daf04/1", "mine"]);
+});

@@ -69,7 +69,8 @@ class Delegator:
                 the end.
             broker: The job's own MQTT broker: `host`, `port`, `tls`, `username`, `password` ...; None: the
                 common broker.
-            key: An idempotency key: with the same key it is the same job. None: a new one for this call.
+            key: An idempotency key: with the same key it is the same job. None: a new one for this call; within
+                the handling of a message one that a repeated handling makes again for the same job.
 
         Raises:
             UsageError: An argument is not valid.

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline_agent.errors import TrunklineError, UsageError
-from trunkline_agent.hub.hub_requests import path_of, post_json
+from trunkline_agent.hub.derived_keys import send_key
+from trunkline_agent.hub.hub_requests import encoded, path_of, post_json
 from trunkline_agent.hub.plans import Plan, Retries
 from trunkline_agent.wire.ids import is_job_id
 from trunkline_agent.wire.receipt import LogPosition
@@ -37,12 +38,16 @@ def submission(
     patience_s: float,
 ) -> Plan[SubmittedJob]:
     """Register a job. See `Delegator.submit`."""
-    body = {
+    body: dict[str, Any] = {
         "description": description,
         "session": session,
         "notify": None if notify is None else list(notify),
         "broker": None if broker is None else dict(broker),
     }
+    if key is None:
+        # The broker may have a password, of which no digest belongs into the log.
+        hashed = {name: body[name] for name in ("description", "session", "notify") if body[name] is not None}
+        key = send_key("job", encoded(hashed), None).text
     answer = yield from post_json(path_of("jobs"), body, retries=Retries(patience_s), key=key)
     try:
         return SubmittedJob(answer["job_id"], answer["secret"], LogPosition(*answer["position"]))
