@@ -6,6 +6,7 @@ and AssertionError if the backbone did what it may not do. Whether anything was 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -33,7 +34,9 @@ from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 
 ClientFault = Callable[[float], None]
 
-_TAKES_PAUSE_S: Final = 0.7
+_TAKES_PAUSE_S: Final = 0.5
+_HOLDS_S: Final = 0.5
+_SESSION_S: Final = 60
 # At each gateway.
 _STREAMS: Final = 8
 # A mailbox must fit into one answer of the gateway, also with those of the other fault.
@@ -87,14 +90,20 @@ class ClientFaults:
         self._take([name, session_ids(self.settings)[0]], for_s)
 
     def _take(self, client_ids: Sequence[str], for_s: float) -> None:
-        """Connect under these ids with a clean start, again and again, until the broker has let each in."""
+        """Connect under these ids, again and again, until the broker has let each in.
+
+        The first connection gets what the session has and confirms nothing, the second one ends the session.
+        """
         until, left = time.monotonic() + for_s, set(client_ids)
         while left or time.monotonic() < until:
-            for client_id in client_ids:
-                connection = MqttConnection(self.settings.mqtt, client_id=client_id)
+            for client_id, expiry_s in itertools.product(client_ids, (_SESSION_S, None)):
+                connection = MqttConnection(
+                    self.settings.mqtt, client_id=client_id, session_expiry_s=expiry_s, manual_ack=True
+                )
                 with suppress(BackboneUnreachable):
                     connection.open()
                     left.discard(client_id)
+                    connection.lost.wait(_HOLDS_S if expiry_s else 0)
                 connection.drop()
             self._pause(_TAKES_PAUSE_S, "the broker let nobody in")
 
