@@ -168,6 +168,16 @@ def test_two_of_one_sender_in_the_wrong_order_are_out_of_order(oracle: Oracle) -
     assert kinds(oracle, evidence) == {OUT_OF_ORDER}
 
 
+@pytest.mark.parametrize("said", [("bob 1", "ada 2", "bob 2", "ada 1"), ("bob 1", "bob 2", "bob 1")])
+def test_a_record_that_its_sender_or_another_one_repeats_lies_where_it_was_said_first(
+    said: tuple[str, ...], tmp_path: Path
+) -> None:
+    oracle = Oracle(tmp_path / "oracle.jsonl")
+    for sender, number in (one.split() for one in said):
+        oracle.acked("http", BOX, f"m{number}", sender, content_hash("bob", "ann", number))
+    assert compare(oracle.notes(), good()) == []
+
+
 def test_who_mixes_its_events_up_itself_is_not_held_to_their_order(tmp_path: Path) -> None:
     oracle = Oracle(tmp_path / "oracle.jsonl")
     for number in (2, 1):

@@ -271,13 +271,21 @@ def _answers(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
 
 
 def _disorder(notes: Sequence[Note], accepted: Mapping[tuple[str, str, str], list[Line]]) -> Iterator[Finding]:
+    """Check that the records of each sender are in its order.
+
+    A repeated record, such as the reply to a message that came again, lies where it was said first.
+    """
     senders: dict[tuple[str, str], list[Note]] = defaultdict(list)
+    said_by: dict[tuple[str, str], set[str]] = defaultdict(set)
     for note in notes:
-        if note.order is not None:
+        if note.order is not None and note.sender not in said_by[note.stream, note.id]:
+            said_by[note.stream, note.id].add(note.sender)
             senders[note.sender, note.stream].append(note)
     for (sender, stream), said in senders.items():
         last, last_id = -1, ""
         for note in sorted(said, key=lambda note: note.order or 0):
+            if len(said_by[stream, note.id]) > 1:
+                continue
             lines = _lines_of(note, accepted)
             if not lines:
                 continue
