@@ -21,6 +21,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.faults.prove.oracle import FOREIGN, Note, Oracle
 from tests.raw_records import append_raw, raw, read_to_end
 from tests.schemas.stream_records import GOOD
+from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.wire.strict_json import canonical
 
 _COPIES: Final = 100
@@ -83,7 +84,7 @@ def write_despite_faults(settings: Settings, oracle: Oracle) -> Exception | None
             write_foreign(settings, targets_of(oracle), str(attempt), oracle)
             write_copies(settings.kafka)
             return None
-        except (KafkaError, confluent_kafka.KafkaException, AssertionError) as error:
+        except (BackboneUnreachable, KafkaError, confluent_kafka.KafkaException, AssertionError) as error:
             trouble = error
     return trouble
 
