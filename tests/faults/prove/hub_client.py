@@ -34,6 +34,8 @@ _AGAIN: Final = (
 )
 # A gateway answers so while it has not read a stream yet: 404 for its object, 401 for its token.
 _NOT_READ: Final = (401, 404)
+# A program of the library needs two leases to find that nothing is left, after a gateway that was away.
+_AFTER_LOAD_S: Final = 20.0
 
 
 class GaveUp(Exception):
@@ -55,6 +57,7 @@ class Clock:
     def go_on(self, seconds: float) -> None:
         """The load lasts at least so long from now."""
         self._end = max(self._end, time.monotonic() + seconds)
+        self._deadline = max(self._deadline, self._end + _AFTER_LOAD_S)
 
     def may_begin(self) -> bool:
         """True if anything new may be sent."""
