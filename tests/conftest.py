@@ -6,6 +6,7 @@ MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `re
 
 from __future__ import annotations
 
+import compileall
 import functools
 import gc
 import os
@@ -20,6 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from _pytest.assertion import assertstate_key
+from _pytest.assertion.rewrite import (
+    PYC_TAIL,
+    _read_pyc,
+    _rewrite_test,
+    _write_pyc,
+    get_cache_dir,
+    try_makedirs,
+)
 
 from connectors.local_stack.spark_command import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
@@ -50,9 +60,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Make the class archives that are missing before a run of all tests; the workers start after this."""
+    """Make the class archives and the bytecode that are missing before a run of all tests; the workers start
+    after this.
+    """
     if os.environ.get("TRUNKLINE_TESTS") == "all" and not hasattr(session.config, "workerinput"):
-        subprocess.run([sys.executable, "-m", "tests.class_archives"], cwd=PROJECT_ROOT, check=False)
+        with subprocess.Popen([sys.executable, "-m", "tests.class_archives"], cwd=PROJECT_ROOT):
+            write_bytecode(session.config)
+
+
+def write_bytecode(config: pytest.Config) -> None:
+    """Compile our modules, and the tests as pytest does. In a new clone each worker would, all at once."""
+    for folder in ("connectors", "jobs", "notebooks", "schemas"):
+        compileall.compile_dir(PROJECT_ROOT / folder, quiet=2)
+    state = config.stash[assertstate_key]
+    for path in PROJECT_ROOT.joinpath("tests").rglob("*.py"):
+        if not path.name.startswith("test_") and path.name != "conftest.py":
+            compileall.compile_file(path, quiet=2)
+            continue
+        file = get_cache_dir(path) / (path.stem + PYC_TAIL)
+        if try_makedirs(file.parent) and _read_pyc(path, file) is None:
+            digest, code = _rewrite_test(path, config)
+            _write_pyc(state, code, digest, file)
 
 
 @pytest.hookimpl
