@@ -19,6 +19,8 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import httpx2
 import hypothesis
 import pytest
 from _pytest.assertion import assertstate_key
@@ -49,6 +51,11 @@ use_archives()
 # A program that may not keep its bytecode compiles all our modules anew, a quarter of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A client reads all authorities that the machine trusts, 30 ms of processor time, also one that speaks no TLS;
+# and a test has some ten clients.
+for library in (httpx, httpx2):
+    library._transports.default.create_ssl_context = functools.cache(library.create_ssl_context)
 
 # An example may meet a moment in which two other workers have both cores.
 hypothesis.settings.register_profile("unhurried", deadline=None)

@@ -217,6 +217,9 @@ def seen(settled: Settled) -> Said:
     return Said(settled.verdict, settled.reason, settled.status_after, tuple(rows))
 
 
+_OF_MESSAGES = re.compile("m/|d/|id/|requests/(message/)?[0-9a-f]{2}$").match
+
+
 def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: int) -> None:
     """The stream state contains only the model's pending messages and entries of bounded size."""
     stored = entries.stored()
@@ -225,17 +228,18 @@ def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: i
     ]
     assert list(entries.with_prefix("m/")) == wanted
     assert list(entries.with_prefix("d/")) == [f"d/{m['message_id']}" for m in model.delayed()]
-    others = {key for key in stored if not re.match("m/|d/|id/|requests/(message/)?[0-9a-f]{2}$", key)}
+    others = {key for key in stored if not _OF_MESSAGES(key)}
     assert others <= {"last", "requests", "requests/message", "leases", "handed", "closed", "size", "limits"}
     if "size" in stored:
         open_now = [(m, b) for m, b in zip(model.messages, model.bodies, strict=True) if m["status"] in OPEN]
         size = [len(open_now), sum(bytes_of(body) for _, body in open_now)]
         assert msgspec.msgpack.decode(stored["size"])[1:] == size
+    known = {m["message_id"] for m in model.messages}
     for key in stored:
         if key.startswith("id/"):
             _, ids, is_split = msgspec.msgpack.decode(stored[key])
             assert (len(key), is_split) == (6, False)
-            assert set(ids) <= {m["message_id"] for m in model.messages}
+            assert set(ids) <= known
 
 
 # Now and then a record is logged by a clock that is so far ahead.
