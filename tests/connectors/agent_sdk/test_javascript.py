@@ -137,7 +137,9 @@ def program_command(node: str, program: str) -> list[str]:
 @pytest.mark.requirement("AG-92")
 @pytest.mark.requirement("AG-93")
 @pytest.mark.requirement("AG-94")
+@pytest.mark.requirement("AG-74")
 @pytest.mark.requirement("AG-95")
+@pytest.mark.requirement("AG-99")
 @pytest.mark.requirement("LM-20")
 @pytest.mark.requirement("LM-21")
 def test_the_library_passes_its_own_tests_with_nothing_installed(node: str, tmp_path: Path) -> None:

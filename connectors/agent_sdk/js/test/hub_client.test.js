@@ -197,3 +197,14 @@ test("a job that a handling submits has a key of its message, the same as in Pyt
   const keys = requests.slice(1, 3).map(({ headers }) => headers["idempotency-key"]);
   assert.deepEqual(keys, ["m-1/1f7339d4727b9ad4f2db733f9c3daf04/1", "mine"]);
 });
+
+test("a message that is handled for longer than longestS is given back, and its handler is told", async (t) => {
+  const message = { id: "m-1", timestamp: "2026-01-01T00:00:00Z", sender: "bo", recipient: "ann", type: "note", payload: 1 };
+  const { agent, requests } = await serving(t, { json: { lease_id: "l-1", messages: [message] } }, { json: { done: ["m-1"], refused: [] } });
+  const { value } = await agent.messages({ leaseS: 60, longestS: 0.05 }).next();
+  const told = once(value.signal, "abort", { signal: AbortSignal.timeout(10_000) });
+  await assert.rejects(value.handle(() => told), { name: "LeaseLost" });
+  const nack = () => requests.find(({ url }) => url.endsWith("/nack"));
+  for (const end = Date.now() + 10_000; nack() === undefined && Date.now() < end; ) await sleep(5);
+  assert.match(JSON.parse(nack().body).reason, /longer than 0.05 s/);
+});
