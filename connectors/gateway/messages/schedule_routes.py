@@ -133,7 +133,8 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
         rows = [
             row for row in hub.live_view.live(ScheduleRow) if is_all or caller.owns(setter_of_schedule(row))
         ]
-        wanted_rows = sorted(rows, key=lambda row: row.schedule)[: wanted.limit]
+        further = (row for row in rows if wanted.after is None or row.schedule > wanted.after)
+        wanted_rows = sorted(further, key=lambda row: row.schedule)[: wanted.limit]
         most = hub.settings.limits.answer_bytes
         await reserve_bytes(hub, caller.principal, min(most, len(wanted_rows) * BODY_CHARACTERS_MOST))
         shown = encoded_within(map(row_as_json, wanted_rows), most)

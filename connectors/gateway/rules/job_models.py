@@ -198,6 +198,8 @@ class JobsAnswer(AnswerBody):
     """Jobs, newest first."""
     total: int
     """Number of all matching jobs."""
+    left: int
+    """Number of jobs that were asked for and are not in the answer, because it would be too long."""
 
 
 class BrokersFilter(QueryFilter):

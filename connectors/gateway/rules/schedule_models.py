@@ -12,7 +12,7 @@ from connectors.gateway.web.models import (
     AnswerBody,
     ListLimit,
     NamedThing,
-    QueryFilter,
+    PageFilter,
     RequestBody,
     row_answer,
 )
@@ -64,7 +64,7 @@ class ScheduleRequest(RequestBody):
         return self
 
 
-class ScheduleFilter(QueryFilter):
+class ScheduleFilter(PageFilter):
     """The schedules to list."""
 
     limit: ListLimit = 100

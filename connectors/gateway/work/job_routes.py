@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.messages.shown_messages import list_page
+from connectors.gateway.messages.shown_messages import list_page, reserve_bytes
 from connectors.gateway.rules.job_models import (
     BrokersAnswer,
     BrokersFilter,
@@ -33,6 +33,7 @@ from connectors.gateway.services.row_lists import job_lists
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
+    encoded_within,
     existing,
     json_answer,
     rejection_response,
@@ -48,7 +49,7 @@ from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
-from schemas.streams.job.job_registry import JobRow, broker_digest, cancellation_record
+from schemas.streams.job.job_registry import DESCRIPTION_LIMIT, JobRow, broker_digest, cancellation_record
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.content_id import content_id
@@ -56,6 +57,8 @@ from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.verdicts import DUPLICATE, REJECTED
 
 JOBS: Final = "/api/hub/jobs"
+# The text of a job, in UTF-8.
+_JOB_BYTES: Final = 4 * DESCRIPTION_LIMIT
 JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="Id of the job, 8 hex digits.")]
 _EVENT_EXAMPLE: Final = {
     "schema_version": 1,
@@ -203,9 +206,14 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
 
 def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(JOBS, Action.JOB_LIST, JobsAnswer)
-    async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
-        """List the jobs that match every given filter (state, session, age in seconds), newest first."""
-        return json_answer(await asyncio.to_thread(_listed, hub.lists.jobs, wanted, hub.log_clock.now_s()))
+    async def list_jobs(request: Request, wanted: Annotated[JobFilter, Query()]) -> Response:
+        """List the jobs that match every given filter (state, session, age in seconds), newest first.
+
+        An answer has `limits.answer_bytes` at most; `left` is the number of older jobs beyond that.
+        """
+        most, now_s = hub.settings.limits.answer_bytes, hub.log_clock.now_s()
+        await reserve_bytes(hub, caller_of(request).principal, min(most, wanted.limit * _JOB_BYTES))
+        return json_answer(await asyncio.to_thread(_listed, hub.lists.jobs, wanted, now_s, most))
 
     @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
     async def show_job(request: Request, job_id: JobPath) -> Response:
@@ -247,11 +255,13 @@ async def _session_of_body(request: Request) -> str | None:
     return session if isinstance(session, str) else None
 
 
-def _listed(jobs: OrderedRows[JobRow], wanted: JobFilter, now_s: float) -> dict[str, Any]:
+def _listed(jobs: OrderedRows[JobRow], wanted: JobFilter, now_s: float, most: int) -> dict[str, Any]:
     lists, since, before = job_lists(wanted.state, wanted.session), 0, None
     if wanted.newer_than_s is not None:
         since = math.floor((now_s - wanted.newer_than_s) * 1e6) + 1
     if wanted.older_than_s is not None:
         before = (math.ceil((now_s - wanted.older_than_s) * 1e6), "")
     rows = jobs.newest(lists, wanted.limit, since=since, before=before)
-    return {"jobs": [row_as_json(row) for row in rows], "total": jobs.count(lists, since=since, before=before)}
+    shown = encoded_within(map(row_as_json, rows), most)
+    total = jobs.count(lists, since=since, before=before)
+    return {"jobs": shown, "total": total, "left": len(rows) - len(shown)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from trunkline_agent.errors import BackboneUnreachable, NotFound, RateLimited, Refused, TrunklineError
+from trunkline_agent.hub import agent_plans
 from trunkline_agent.hub.answer_errors import LAUNCH_FAILED
 from trunkline_agent.hub.derived_keys import HANDLED, Handling, send_key
 from trunkline_agent.hub.held_messages import HeldMessages
@@ -242,3 +245,20 @@ def test_messages_are_overdue_when_the_longest_time_since_the_last_beginning_has
     (third,) = held.add(["d"], "lease-3", 30, 0.0, longest_s=5.0)
     third.on_overdue = lambda: told.append("d")
     assert held.overdue(6.0) == [third] and told == ["d"]
+
+
+@pytest.mark.requirement("LM-25")
+@pytest.mark.parametrize("most", [2, 1000])
+def test_all_schedules_are_listed_over_as_many_answers_as_they_take(clock, monkeypatch, most):
+    monkeypatch.setattr(agent_plans, "_SCHEDULES_MOST", most)
+    fields = {"recipient": "bo", "kind": "note", "cron": None, "every_s": 60, "status": "active"}
+
+    def part(left, *names):
+        rows = [{**fields, "schedule": name, "next_run_at": None, "runs": 0} for name in names]
+        return Answer(200, {}, json.dumps({"schedules": rows, "total": 3, "left": left}).encode())
+
+    # An answer ends with its largest number of rows, or of bytes.
+    parts = [part(0, "a", "b"), part(0, "c")] if most == 2 else [part(1, "a", "b"), part(0, "c")]
+    found = clock.play(agent_plans.list_schedules(retries(clock)), *parts)
+    assert [one.name for one in found] == ["a", "b", "c"]
+    assert [dict(one.query or {}).get("after") for one in clock.sent] == [None, "b"]

@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
@@ -19,11 +19,13 @@ import psutil
 import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.log.publisher import Publisher
 from schemas.settings.sections import GatewaySettings, LimitSettings
+from schemas.streams.control.organism import Listener, OrganismLoaded, organism_record
 from schemas.streams.job.job_registry import broker_digest
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, register
-from tests.connectors.gateway.hub_stack import MESSAGES, HubStack, hub_settings
+from tests.connectors.gateway.hub_stack import MESSAGES, HubStack, hub_settings, write_agent
 from trunkline_agent import Agent, AsyncAgent
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.mcp.signing import new_key_pair
@@ -292,46 +294,90 @@ def test_lists_without_bodies_are_cut_alike(hub: HubStack) -> None:
     assert ([one["id"] for one in newest], left) == (tasks[:0:-1], 1)
     first, left = found("schedules")
     assert ([one["schedule"] for one in first], left) == (["long-0", "long-1"], 1)
+    jobs = [register(hub.operator, description="\U0001f680" * 4000)["job_id"] for _ in range(6)]
+    newest, left = found("jobs")
+    assert [one["job_id"] for one in newest] == jobs[: -len(newest) - 1 : -1] and left >= 6 - len(newest) > 0
     listed, left = found("participants")
     assert len(listed) == 2 and left >= 1
     token = hub.principal("worker")[1]
     with Agent(credentials=Credentials("", HubAccess(hub.gateways[0].url, token))) as agent:
         assert {f"long-{number}" for number in range(3)} <= {one.name for one in agent.discover()}
+        names = [f"own-{number}" for number in range(5)]
+        for name in names:
+            agent.schedule(name, "operator", "note", text, cron="0 0 1 1 *")
+        assert [one.name for one in agent.schedules()] == names
 
 
-@pytest.mark.requirement("LM-14")
-@pytest.mark.requirement("LM-25")
-def test_lists_by_name_come_in_parts_and_the_client_goes_on_until_it_has_all(hub: HubStack) -> None:
-    names = [f"many-{number:03}-{'x' * 90}" for number in range(330)]
+def _place(row: dict[str, Any]) -> str:
+    return f"{row['scope']}/{row['name']}"
+
+
+# Of each list the field of its answer, the name of a row, and the least number of rows.
+LISTS: dict[str, tuple[str, Callable[[Any], str], int]] = {
+    "principals": ("principals", itemgetter("principal"), 330),
+    "mqtt-agents": ("agents", itemgetter("agent_name"), 330),
+    "limits": ("limits", _place, 330),
+    "brokers": ("brokers", broker_digest, 30),
+    "agents": ("agents", itemgetter("name"), 80),
+    "participants": ("participants", itemgetter("id"), 80),
+    "listeners": ("listeners", itemgetter("listener"), 80),
+}
+
+
+@pytest.fixture(scope="module")
+def long_lists(hub: HubStack) -> HubStack:
+    """The gateway with more rows of each list than an answer has room for."""
+
+    def post(path: str, body: dict[str, Any]) -> None:
+        answer = hub.operator.post(f"/api/hub/{path}", json=body)
+        assert answer.is_success, answer.text
 
     def add(name: str) -> None:
-        for path, body in {
-            "principals": {"principal": name, "role": "worker"},
-            f"agents/{name}/mqtt": {},
-            f"limits/name/{name}": {"messages_per_minute": 7},
-        }.items():
-            answer = hub.operator.post(f"/api/hub/{path}", json=body)
-            assert answer.is_success, answer.text
+        post("principals", {"principal": name, "role": "worker"})
+        post(f"agents/{name}/mqtt", {})
+        post(f"limits/name/{name}", {"messages_per_minute": 7})
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(add, names))
+        list(threads.map(add, [f"many-{number:03}-{'x' * 90}" for number in range(330)]))
     for number in range(30):
         file = f"/{'x' * 1000}"
         broker = {"host": f"broker-{number}", "ca_certs": file, "certfile": file, "keyfile": file}
         register(hub.operator, broker=broker)
-    lists = {
-        "principals": ("principals", itemgetter("principal"), len(names)),
-        "mqtt-agents": ("agents", itemgetter("agent_name"), len(names)),
-        "limits": ("limits", lambda row: f"{row['scope']}/{row['name']}", len(names)),
-        "brokers": ("brokers", broker_digest, 30),
-    }
-    with GatewayClient(hub.gateways[0].settings) as client:
-        for path, (key, name_of, least) in lists.items():
-            first = hub.operator.get(f"/api/hub/{path}")
-            assert len(first.content) <= 2 * _ANSWER_BYTES, path  # a broker is a text, which JSON escapes
-            assert first.json()["left"] > 0, path
-            found = client.get_all(f"/api/hub/{path}", key, name_of)
-            listed = [name_of(row) for row in found[key]]
-            assert len(set(listed)) == len(listed) >= least, path
-            assert len(listed) == len(first.json()[key]) + first.json()["left"], path
-            assert listed == sorted(listed, key=lambda one: (one.startswith("name/"), one)), path
+    names, text = [f"row-{number:02}" for number in range(80)], "y" * 1000
+    for name in names:
+        write_agent(hub.settings.gateway.agents_dir, name, image="test/idle", description=text)
+        post("participants", {"agent_name": f"part-{name}", "public_key": new_key_pair()[1], "task": text})
+    listeners = [Listener(name=f"hears-{name}", root_tag="search", example=text) for name in names]
+    loaded = OrganismLoaded(request_id="long-rows", digest="0" * 64, listeners=listeners)
+    with Publisher(hub.settings) as publisher:
+        publisher.append(organism_record(loaded, door="stack", principal="operator")).result(20)
+    wait_until(lambda: _are_known(hub), 30, "the agents and the listeners")
+    return hub
+
+
+def _are_known(hub: HubStack) -> bool:
+    agent, listeners = (hub.operator.get(f"/api/hub/{path}") for path in ("agents/row-79", "listeners"))
+    found = listeners.json()
+    return agent.is_success and len(found["listeners"]) + found["left"] == 80
+
+
+@pytest.mark.requirement("LM-14")
+@pytest.mark.requirement("LM-25")
+@pytest.mark.parametrize("path", LISTS)
+def test_lists_by_name_come_in_parts_and_the_client_goes_on_until_it_has_all(
+    long_lists: HubStack, path: str
+) -> None:
+    key, name_of, least = LISTS[path]
+    url = f"/api/hub/{path}"
+    first = long_lists.operator.get(url)
+    assert len(first.content) <= 2 * _ANSWER_BYTES  # a broker is a text, which JSON escapes
+    shown = [name_of(row) for row in first.json()[key]]
+    assert first.json()["left"] > 0
+    second = long_lists.operator.get(url, params={"after": shown[-1]}).json()
+    assert not {name_of(row) for row in second[key]} & set(shown)
+    with GatewayClient(long_lists.gateways[0].settings) as client:
+        found = client.get_all(url, key, name_of)
+    listed = [name_of(row) for row in found[key]]
+    assert len(set(listed)) == len(listed) >= least
+    assert len(listed) == len(shown) + first.json()["left"]
+    assert listed == sorted(listed, key=lambda one: (one.startswith("name/"), one))

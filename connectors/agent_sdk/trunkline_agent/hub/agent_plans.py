@@ -42,8 +42,14 @@ def remove_schedule(name: str, retries: Retries) -> Plan[Schedule]:
 
 def list_schedules(retries: Retries) -> Plan[list[Schedule]]:
     """Return the active schedules that the caller set, sorted by name."""
-    found = yield from get_json(path_of("schedules"), {"limit": _SCHEDULES_MOST}, retries=retries)
-    return [Schedule.of(one) for one in _list_in(found, "schedules")]
+    found: list[Schedule] = []
+    while True:
+        query = {"limit": _SCHEDULES_MOST, "after": found[-1].name if found else None}
+        answer = yield from get_json(path_of("schedules"), query, retries=retries)
+        listed = _list_in(answer, "schedules")
+        found += [Schedule.of(one) for one in listed]
+        if not listed or not (answer.get("left") or len(listed) == _SCHEDULES_MOST):
+            return found
 
 
 def discover(capability: str | None, status: str | None, retries: Retries) -> Plan[list[AgentInfo]]:
