@@ -162,6 +162,16 @@ def test_requests_under_another_host_or_from_another_origin_are_refused(dashboar
     assert watcher.get("/api/agents", headers={"Origin": f"http://{ours}"}).status_code == 200
 
 
+@pytest.mark.requirement("HH-21")
+def test_head_is_answered_by_the_dashboard_as_get_without_the_body(dashboard):
+    with dashboard.watcher("") as browser:
+        for route in ("/", "/page/main.js", "/healthz", "/api/agents", "/nothing"):
+            got, head = browser.get(route), browser.head(route)
+            assert (head.status_code, head.content) == (got.status_code, b""), route
+            kinds = [answer.headers["content-type"] for answer in (head, got)]
+            assert kinds[0] == kinds[1], route
+
+
 @pytest.mark.requirement("HH-20")
 def test_the_dashboard_answers_under_the_further_names_of_the_settings():
     async def page(scope, receive, send):

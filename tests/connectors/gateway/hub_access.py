@@ -114,6 +114,12 @@ def add_principal(operator: httpx.Client, name: str, role: str) -> str:
     return str(answer.json()["token"])
 
 
+def limit_to_one(operator: httpx.Client, name: str) -> None:
+    """Let a mailbox have one message that waits."""
+    answer = operator.post(f"/api/hub/limits/name/{name}", json={"pending_most": 1})
+    assert answer.status_code == 200, answer.text
+
+
 def register(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     """Register a job; returns the answer."""
     answer = client.post(JOBS, json={"description": "build the docs", **fields})

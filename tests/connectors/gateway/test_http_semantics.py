@@ -45,6 +45,20 @@ def test_head_takes_no_message(hub):
     assert len(mine.get(MESSAGES).json()["messages"]) == 1
 
 
+@pytest.mark.requirement("HH-27")
+def test_pages_of_other_sites_get_no_permission_at_any_route(hub):
+    asked = {"Origin": "https://pages.example", "Access-Control-Request-Method": "POST"}
+    for path, methods in page(hub)["paths"].items():
+        url = path.replace("{", "").replace("}", "")
+        preflight = hub.operator.options(url, headers=asked)
+        assert preflight.status_code == 405, path
+        found = [*preflight.headers]
+        if "get" in methods and path != MESSAGES:
+            with hub.operator.stream("GET", url, headers=asked) as answer:
+                found += answer.headers
+        assert not [name for name in found if name.startswith("access-control-")], path
+
+
 CODINGS = ("gzip", "deflate", "br", "gzip, identity", "x-none")
 
 
