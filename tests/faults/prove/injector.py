@@ -119,8 +119,9 @@ class Injector:
 
     @property
     def is_staging(self) -> bool:
-        """True if a fault needs records that are settled."""
-        return bool(self._staged) and not self.over
+        """True if a fault needs the load: records that are settled, or clients that ask a second gateway."""
+        is_asked = any(second.name == GATEWAY for second in self._unproven)
+        return (is_asked or bool(self._staged)) and not self.over
 
     def tick(self) -> None:
         """Do what is due."""
