@@ -236,5 +236,5 @@ def compared_with_commit(
     pairs["ratio_before_roundtrips"] = ("roundtrips_per_s", "before_roundtrips_per_s")
     pairs["ratio_before_roundtrip_us"] = ("before_us_per_roundtrip", "us_per_roundtrip")
     result |= ratios(result, pairs)
-    at_least = {name: 0.97 for name in ("ratio_before", "ratio_before_roundtrips") if name in result}
-    return {**result, **judged(result, {}, at_least)}
+    judged_ratios = [name for name in ("ratio_before", "ratio_before_roundtrips") if name in result]
+    return {**result, **judged(result, {}, dict.fromkeys(judged_ratios, 0.97))}

@@ -6,6 +6,7 @@ import uuid
 from typing import Annotated, Any, Final
 
 from fastapi import Query, Request, Response
+from pydantic import ConfigDict
 
 from connectors.gateway.agents.agent_routes import AGENTS, AgentPath
 from connectors.gateway.messages.shown_messages import list_page
@@ -57,8 +58,10 @@ class MqttGrantAnswer(AnswerBody):
 MqttAgentAnswer: Final = row_answer("MqttAgentAnswer", MqttAgentRow)
 
 
-class ListedMqttAgent(MqttAgentAnswer, use_attribute_docstrings=True):  # type: ignore[valid-type, misc]
+class ListedMqttAgent(MqttAgentAnswer):  # type: ignore[valid-type, misc]
     """The columns of an agent's row, and the rates that apply to it. The MQTT bridge enforces the rates."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     unconfirmed: int
     """How often messages were published again that the agent did not confirm. 0: fewer than three times."""
