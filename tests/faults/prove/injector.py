@@ -70,7 +70,7 @@ class Injector:
     the stores when the settling tasks, or the gateway, have dealt with it. `misbehaved`:
     what a part did that it may not do. `left_out`: what the schedule holds and the run did not do, or not to
     its end. `has_shared`: a second gateway was among `urls` for all its time. `outages`: when gateways may have
-    been slow or away because of a fault.
+    been slow or away because of a fault. `longest_start_s`: so long a second part took, or takes, to start.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Injector:
         self._without_end: set[Injection] = set()
         self._lasting: dict[Injection, float] = {}
         self._unproven: set[Second] = set()
+        self.longest_start_s = 0.0
         self._troubled: defaultdict[str, float] = defaultdict(lambda: -math.inf)
         self.done: Counter[str] = Counter()
         self.misbehaved: list[str] = []
@@ -353,6 +354,7 @@ class Injector:
     def _look_at_second(self, second: Second, began: float) -> None:
         """It must refuse, stand by or share, as is documented."""
         name, code = second.name, second.exit_code
+        self.longest_start_s = max(self.longest_start_s, time.monotonic() - began)
         trouble, shows = self._judged(second, began)
         if trouble is None and not shows and code is None and time.monotonic() < began + _SHOWS_WITHIN_S:
             self._later(0.5, lambda: self._look_at_second(second, began))

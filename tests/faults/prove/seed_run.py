@@ -171,6 +171,7 @@ class SeedRun:
         longest, has_worked = time.monotonic() + self._schedule.load_s + _SPARK_STARTS_S, False
         while (clock.may_begin() or not injector.over) and self._left_s > _FAULTS_END_S:
             injector.tick()
+            self._limit_s = max(self._limit_s, LIMIT_S * slowness(injector.longest_start_s))
             has_worked = has_worked or self._parts.parts[STREAMS].ready_after_s is not None
             if not has_worked and time.monotonic() < longest:
                 clock.go_on(_SPARK_WORKS_S)
