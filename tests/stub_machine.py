@@ -71,6 +71,7 @@ esac
 _JAVA = """#!/usr/bin/env bash
 [[ $1 == -version ]] && { echo 'openjdk version "@MAJOR@.0.1" 2026-01-01' >&2; exit; }
 [[ " $* " == *" -confs "* ]] || { echo "java @MAJOR@: $*"; exit; }
+echo "${LC_ALL:-}" >>@ROOT@/state/locales
 while [[ $1 != -confs ]]; do shift; done
 mkdir -p "$2"
 touch "$2"/{delta-spark,spark-sql-kafka,kafka-clients-3.9,kafka_2.13}-1.jar

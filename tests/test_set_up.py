@@ -226,3 +226,11 @@ def test_packages_are_built_with_a_home_that_can_be_written(ready: StubMachine, 
     ready.put_java(21)
     assert ready.run(HOME=home).returncode == 0
     assert set(ready.asked("homes")) == {str(ready.checkout / ".venv")}
+
+
+@pytest.mark.requirement("OP-47")
+def test_java_fetches_the_jars_in_a_locale_that_has_all_names_of_folders(ready: StubMachine) -> None:
+    ready.put_python(13)
+    ready.put_java(21)
+    assert ready.run(LC_ALL="C").returncode == 0
+    assert set(ready.asked("locales")) == {"C.UTF-8"}
