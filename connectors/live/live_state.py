@@ -64,8 +64,8 @@ class LiveState:
         self._store = store
         self.place = _place_of(store)
         self._ahead = dict(self.place.ahead)
-        # Held while a record changes entries and rows, so that nobody copies half of a change.
-        # The fold, which runs while it is held, asks for keys.
+        # Held while a record changes entries and rows, so that nobody copies half of a change. The fold, which
+        # runs meanwhile, asks for keys.
         self._lock = threading.RLock()
         self._unflushed = Unflushed()
         self._flushing: Unflushed | None = None
@@ -173,6 +173,7 @@ class LiveState:
             layers: list[Iterator[str]] = []
             for unwritten in (self._unflushed, self._flushing):
                 if unwritten is not None and stream in unwritten.entries:
+                    # A copy: a layer is read later, and its own changes do not hide it.
                     layers.append(_visible(partial(unwritten.keys, stream, prefix), after, most, hidden[:]))
                     hidden.append(unwritten.entries[stream])
             layers.append(_visible(partial(self._store.entry_keys, stream, prefix), after, most, hidden))

@@ -123,6 +123,7 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 if not has_room:
                     await _reserve(hub, taking, mailbox)
                     has_room = True
+                # Also a client that left before this gateway, which was stopped, read its request.
                 if taking.lease_s is None and await is_gone():
                     return Taken()
                 # If the same request was made before, the log gives the messages that it gave then.
