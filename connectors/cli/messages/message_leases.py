@@ -48,10 +48,11 @@ def _drain(call: Call) -> int:
             _note(f"{count} taken, {left} left; the same again: --request-id {found['request_id']}")
         return _print_messages(call, found)
     found, leases = _leased_to_print(call)
+    with acknowledging(call, leases):
+        code = _print_messages(call, found)
     if leases and not call.json:
         _note(f"{len(found['messages'])} taken, {found['left']} left")
-    with acknowledging(call, leases):
-        return _print_messages(call, found)
+    return code
 
 
 @contextmanager
