@@ -17,7 +17,7 @@ from tests.connectors.xml_pump.pump_stack import PumpStack, document, element, l
 
 RATE = 100
 # Each waits for its answers, which on a busy machine may take a while.
-SENDERS = 8
+SENDERS = 24
 _HANDLERS = """
 from connectors.xml_pump.handlers import handles
 from connectors.xml_payloads.payload_types import to_xml
