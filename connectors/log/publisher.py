@@ -24,25 +24,20 @@ from typing import Any, Final, Self
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.log.topic_consumer import client_options
+from connectors.log.client_options import BATCH_BYTES, OUTSTANDING_LIMIT_BYTES, producer_options
 from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
-from schemas.settings.settings import KafkaSettings, Settings
+from schemas.settings.settings import Settings
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
-OUTSTANDING_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _RECORD_OVERHEAD_BYTES: Final = 512
 # The longest single wait for Kafka's answers.
 _TICK_S: Final = 0.1
 _STOP_S: Final = 2.0
 _METADATA_S: Final = 1.0
-# A longer record travels alone. The broker refuses whole batches, so it is known which long record was refused.
-_BATCH_BYTES: Final = 16 * 1024
-# The broker counts the head of a batch in addition to the record.
-_BATCH_HEAD_BYTES: Final = 64
 _OF_THE_RECORD: Final = (
     KafkaError.INVALID_RECORD,
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -157,7 +152,7 @@ class Publisher:
             with suppress(InvalidStateError):  # overdue, and already failed
                 if error is None:
                     append.set_result(Position(message.partition(), message.offset()))
-                elif error.code() in _PURGED or len(record.value) <= _BATCH_BYTES:
+                elif error.code() in _PURGED or len(record.value) <= BATCH_BYTES:
                     append.set_exception(self._unreachable(self._failure))
                 else:
                     append.set_exception(self._reason(KafkaException(error)))
@@ -342,32 +337,3 @@ def _text_of(error: Exception | None) -> str:
     if isinstance(error, KafkaException):
         return str(error.args[0].str())
     return str(error or "too slow")
-
-
-def producer_options(kafka: KafkaSettings, *, linger_ms: int) -> dict[str, Any]:
-    """Return the options of a librdkafka producer, which librdkafka's CONFIGURATION.md explains.
-
-    A record waits `linger_ms` for others, and those that arrive during a request are sent with the next one.
-    """
-    delivery_ms = int(kafka.delivery_timeout_s * 1000)
-    return {
-        **client_options(kafka),
-        "client.id": "trunkline-publisher",
-        "enable.idempotence": True,
-        # A failed record stops the producer, so no later record overtakes it. librdkafka's own time-out does
-        # not guarantee that. So `_serve` watches the deadlines and fails all waiting records.
-        "enable.gapless.guarantee": True,
-        "message.timeout.ms": 0,
-        "acks": "all",
-        "linger.ms": linger_ms,
-        # A broker that knows nothing of a producer takes any of its sequence numbers as the first. So if it
-        # is not ready for a first request, a second one at the same time may overtake that (decision 0035).
-        "max.in.flight.requests.per.connection": 1,
-        "request.timeout.ms": max(100, min(delivery_ms // 2, 10_000)),
-        "socket.timeout.ms": 10_000,
-        "message.max.bytes": kafka.record_limit_bytes - _BATCH_HEAD_BYTES,
-        "batch.size": _BATCH_BYTES,
-        # The publisher limits the waiting bytes itself; the client's limits only have to be higher.
-        "queue.buffering.max.messages": 0,
-        "queue.buffering.max.kbytes": 4 * OUTSTANDING_LIMIT_BYTES // 1024,
-    }

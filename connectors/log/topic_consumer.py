@@ -15,9 +15,10 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import TopicPartition as Partition
 
+from connectors.log.client_options import client_options
 from connectors.log.kafka_records import message_record, with_all_headers
 from schemas.log_access.event_topic import reach_kafka
-from schemas.log_access.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
+from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
@@ -107,21 +108,6 @@ class TopicConsumer:
         """
         if self._error is None and (error.fatal() or error.code() in _UNREACHABLE):
             self._error = error
-
-
-def client_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the options that all librdkafka clients of this project share: addresses, login and behaviour.
-
-    CONFIGURATION.md of librdkafka explains the options.
-    """
-    return {
-        **librdkafka_options(kafka),
-        "reconnect.backoff.max.ms": 1000,
-        "allow.auto.create.topics": False,
-        "enable.metrics.push": False,
-        # The client reports to `error_cb`; otherwise it would write to stderr.
-        "logger": SILENT,
-    }
 
 
 def _options(kafka: KafkaSettings) -> dict[str, Any]:

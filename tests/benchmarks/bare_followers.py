@@ -18,8 +18,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from connectors.local_stack.program_plans import READY_FILE
-from connectors.log.publisher import producer_options
-from connectors.log.topic_consumer import client_options
+from connectors.log.client_options import client_options, producer_options
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import Settings, load_settings
 from tests.benchmarks.pump_log import LINGER_MS, make_topic
