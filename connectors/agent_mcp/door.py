@@ -97,7 +97,7 @@ class AgentMcp:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._keys = AgentKeys()
-        hub.live_view.on_change(self._keys.changed)
+        hub.live_view.on_change(self._keys.changed, self._keys.follows)
         tools = AgentTools(hub)
         self._tools = (tools, DeliveryTools(hub, tools), TopicTools(hub), BlobTools(hub))
         self._described = types.ListToolsResult(tools=TOOLS)

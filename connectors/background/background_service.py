@@ -6,19 +6,23 @@ import threading
 from typing import Protocol
 
 from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import Row
 
 
 class BackgroundService(Protocol):
     """A component that lives as long as the gateway, such as the manager of the MQTT broker's accounts."""
 
+    @property
+    def follows(self) -> tuple[type[Row], ...]:
+        """The types of the rows that `on_change` is called for."""
+
     def open(self) -> None:
         """Start the service. The gateway calls this once, when its live view has caught up with the log."""
 
     def on_change(self, change: AppliedChange) -> None:
-        """Handle a changed row of a view.
+        """Handle a changed row of a type that the service follows.
 
-        The live view calls this for every change of every view, on the live view's thread. The method must
-        return quickly, because the live view waits for it.
+        The live view calls it, and waits for it, so the method must return quickly.
         """
 
     def registered(self, job_id: str) -> None:
@@ -48,6 +52,8 @@ class ThreadedService:
         name: The thread's name.
         close_s: `close` waits at most this many seconds for the thread.
     """
+
+    follows: tuple[type[Row], ...] = ()
 
     def __init__(self, name: str, close_s: float = 10.0) -> None:
         self._closing = threading.Event()

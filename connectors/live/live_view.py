@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -33,9 +33,11 @@ from connectors.log.publisher import Append, Position
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
 from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
+from schemas.streams.kinds import VIEWS
 from schemas.tables.fold_version import check_fold_version, check_switch
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
@@ -80,7 +82,7 @@ class LiveView(LiveRows):
         self._progress = threading.Condition()
         self._next: dict[int, int] = dict.fromkeys(range(settings.kafka.partitions), 0)
         self._seen_ends: dict[int, int] = {}
-        self._callbacks: list[Callable[[AppliedChange], None]] = []
+        self._callbacks: dict[str, list[Callable[[AppliedChange], None]]] = {name: [] for name in VIEWS}
         self._watchers: list[Callable[[Sequence[SettledRecord]], None]] = []
         self._closing = threading.Event()
         self._settled_at, self._last_count, self._pace = 0.0, 0, _Pace()
@@ -151,13 +153,20 @@ class LiveView(LiveRows):
         """Return for each partition how many records this view has not settled, by the last known log end."""
         return {number: max(0, self._seen_ends.get(number, 0) - done) for number, done in self._next.items()}
 
-    def on_change(self, callback: Callable[[AppliedChange], None]) -> None:
+    def on_change(
+        self, callback: Callable[[AppliedChange], None], follows: Iterable[type[Row]] | None = None
+    ) -> None:
         """Register a function that the view's thread calls for each row that a record adds, changes or removes.
 
         Register it before `open`, which also calls it for the records that it settles. Rows loaded from tables
         are not reported. The function must return quickly. Its exceptions are logged and ignored.
+
+        Args:
+            callback: The function.
+            follows: The types of the rows that it is called for. None: all.
         """
-        self._callbacks.append(callback)
+        for view in VIEWS if follows is None else [row.VIEW for row in follows]:
+            self._callbacks[view].append(callback)
 
     def on_settled(self, callback: Callable[[Sequence[SettledRecord]], None]) -> None:
         """Register a function that the view's thread calls with each batch of newly settled records, in order.
@@ -359,7 +368,7 @@ class LiveView(LiveRows):
         return True
 
     def _changed(self, change: AppliedChange) -> None:
-        for callback in self._callbacks:
+        for callback in self._callbacks[change.view]:
             try:
                 callback(change)
             except Exception:

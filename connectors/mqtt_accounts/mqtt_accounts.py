@@ -83,6 +83,8 @@ class MqttAccounts:
         view: the live view with the jobs and agents.
     """
 
+    follows = (JobRow, MqttAgentRow)
+
     def __init__(self, settings: Settings, keyring: Keyring, view: LiveView) -> None:
         if settings.mqtt.accounts_dir is None:
             raise ValueError("mqtt.accounts_dir is not set: the broker is not the local stack's")

@@ -60,6 +60,8 @@ class SessionKeeper(ThreadedService):
         grace_s: how long it may take to end after SIGTERM before SIGKILL, in seconds.
     """
 
+    follows = (SessionRow,)
+
     def __init__(
         self,
         settings: Settings,

@@ -22,6 +22,7 @@ class MessageTimers(Timers[MessageRow]):
 
     thread_name = "message-timers"
     row_type = MessageRow
+    follows = (MessageRow,)
 
     def stream_of(self, row: MessageRow) -> str:
         """Return the stream of the message's mailbox."""

@@ -131,8 +131,8 @@ class Reactor:
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
         self._sessions, self._topics = SessionsByJob(), TopicsBySubscriber()
-        live_view.on_change(lambda change: self._sessions.add(change.row))
-        live_view.on_change(self._topics.changed)
+        live_view.on_change(lambda change: self._sessions.add(change.row), [SessionRow])
+        live_view.on_change(self._topics.changed, self._topics.follows)
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:

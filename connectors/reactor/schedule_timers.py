@@ -31,6 +31,7 @@ class ScheduleTimers(Timers[ScheduleRow]):
 
     thread_name = "schedule-timers"
     row_type = ScheduleRow
+    follows = (ScheduleRow,)
 
     def stream_of(self, row: ScheduleRow) -> str:
         """Return the schedule's stream."""

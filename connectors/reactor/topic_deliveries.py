@@ -181,6 +181,8 @@ class TopicsBySubscriber:
     Register `changed` with the live view before it opens, and call `load` once it is open.
     """
 
+    follows = (SubscriptionRow,)
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._topics: dict[str, set[str]] = {}

@@ -54,6 +54,7 @@ class BlobKeeper(Timers[BlobRow]):
 
     thread_name = "blob-keeper"
     row_type = BlobRow
+    follows = (BlobRow, MessageRow, TopicMessageRow)
 
     def __init__(
         self,

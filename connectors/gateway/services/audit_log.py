@@ -39,8 +39,10 @@ _ABOUT: Final = re.compile(
     r'(?: of type (?P<kind>"(?:[^"\\]|\\.)*"))?: (?P<why>.*)',
     re.DOTALL,
 ).fullmatch
-_Entry = tuple[int, Position, dict[str, Any]]
-"""The time of the record, its position, and the entry as JSON."""
+# The records of such messages are kept as they are, and an entry is made of one when it is read.
+_SMALL_BYTES: Final = 2048
+_Entry = tuple[int, Position, SettledRecord | dict[str, Any]]
+"""The time of the record, its position, and the entry as JSON or the record that it is made of."""
 
 
 class AuditLog:
@@ -61,7 +63,7 @@ class AuditLog:
         The live view's thread calls this method with each batch of settled records.
         """
         for record in records:
-            entry = entry_of(record)
+            entry = record if _is_small_message(record) else entry_of(record)
             if entry is not None:
                 self._add((record.logged_at_us, record.position, entry))
 
@@ -89,8 +91,14 @@ class AuditLog:
         An entry has the keys that `entry_of` describes. The list is empty while there is no entry.
         """
         with self._lock:
-            entries = [entry for _, _, entry in self._entries]
-        return entries if limit is None else entries[-limit:]
+            found = [entry for _, _, entry in (self._entries if limit is None else self._entries[-limit:])]
+        entries = [entry_of(one) if isinstance(one, SettledRecord) else one for one in found]
+        return [one for one in entries if one is not None]
+
+
+def _is_small_message(record: SettledRecord) -> bool:
+    is_message = record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED)
+    return is_message and len(record.value or b"") <= _SMALL_BYTES
 
 
 def _when(entry: _Entry) -> tuple[int, Position]:

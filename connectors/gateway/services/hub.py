@@ -155,10 +155,11 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        parts = (*indexes, self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
-        watchers = [*(part.changed for part in parts), *(c.on_change for c in self.background_services)]
-        for watcher in watchers:
-            self.live_view.on_change(watcher)
+        others = (self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
+        for index in (*indexes, *others):
+            self.live_view.on_change(index.changed, index.follows)
+        for service in self.background_services:
+            self.live_view.on_change(service.on_change, service.follows)
         for part in (self.audit, self.metrics, self.listeners, self.log_clock):
             self.live_view.on_settled(part.settled)
         self.live_view.open()

@@ -151,6 +151,8 @@ class Listeners:
         clock: Returns the time in seconds since 1970 UTC.
     """
 
+    follows = (ListenerRow, MessageRow)
+
     def __init__(
         self,
         entries: Callable[[str], Entries],

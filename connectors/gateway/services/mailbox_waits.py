@@ -62,6 +62,8 @@ class MailboxWaits:
     its takers look for it.
     """
 
+    follows = (PrincipalRow, TokenRow, MessageRow)
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # In the order in which the waits began.

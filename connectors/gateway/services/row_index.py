@@ -16,9 +16,13 @@ class RowIndex(ABC, Generic[RowT]):
 
     Register `changed` with the live view before it opens, and call `load` once it is open. Thread-safe for one
     thread that calls `changed` and any number of readers. A subclass must hold `_lock` when it reads.
+
+    Attributes:
+        follows: The type of the rows.
     """
 
     def __init__(self, row_type: type[RowT]) -> None:
+        self.follows = (row_type,)
         self._row_type = row_type
         self._lock = threading.Lock()
         # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.

@@ -56,6 +56,7 @@ class RowLists:
             ParticipantRow: self.participants,
             AgentKeyRow: self.keys,
         }
+        self.follows = tuple(self._by_type)
 
     def load(self) -> None:
         """Add the live rows when the live view is open. Call it once, after `LiveView.open`."""

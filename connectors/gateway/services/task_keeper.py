@@ -97,6 +97,8 @@ class TaskKeeper(ThreadedService):
     time in seconds since 1970 UTC.
     """
 
+    follows = (TaskRow,)
+
     def __init__(
         self,
         settings: Settings,

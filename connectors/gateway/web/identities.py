@@ -40,6 +40,8 @@ class Identities:
     Thread-safe for one thread that calls `changed` and any number of readers. `clock`: seconds since 1970 UTC.
     """
 
+    follows = (PrincipalRow, TokenRow)
+
     def __init__(self, operator_token: str, clock: Callable[[], float] = time.time) -> None:
         self._operator_hash = token_hash(operator_token)
         self._clock = clock

@@ -194,7 +194,7 @@ class WebhookCalls:
         self._mailboxes = WebhookMailboxes(hub)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliverer: Deliverer | None = None
-        hub.live_view.on_change(self._on_change)
+        hub.live_view.on_change(self._on_change, [WebhookRow])
         hub.metrics.add(WebhookMetrics(hub))
 
     async def run(self) -> None:

@@ -18,8 +18,9 @@ from connectors.log.publisher import Position, Publisher
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import FoldSwitched, switched_record
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
 from schemas.streams.kinds import VIEWS
+from schemas.streams.session.session_registry import SessionRow
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
@@ -213,7 +214,9 @@ def test_changes_are_told_in_order_also_those_of_the_replay(backbone_settings, k
     with Publisher(backbone_settings) as publisher:
         publisher.append(registration(JOB, keyring)).result(10)
         view = LiveView(backbone_settings, keyring)
-        told = []
+        told, jobs, sessions = [], [], []
+        view.on_change(jobs.append, [JobRow])
+        view.on_change(sessions.append, [SessionRow])
         view.on_change(lambda change: told.append((change.view, change.key, change.offset, change.row.status)))
         view.on_change(lambda change: 1 // 0)
         try:
@@ -224,6 +227,7 @@ def test_changes_are_told_in_order_also_those_of_the_replay(backbone_settings, k
         finally:
             view.close()
     assert [(one[1], one[3]) for one in told] == [(JOB, "pending"), (JOB, "running")]
+    assert ([one.key for one in jobs], sessions) == ([JOB, JOB], [])
     assert told[-1][2] == last.offset
 
 
