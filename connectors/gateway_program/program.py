@@ -162,6 +162,7 @@ class GatewayProgram:
         gc.set_threshold(*_GC_THRESHOLDS)
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway"))
+        self._live_view.fold_on(loop)
         gateway = self._settings.gateway
         budgets = Budgets(gateway, len(self._doors), loop.time)
         self._hub.metrics.add(ConnectionFigures(budgets.all))
@@ -212,6 +213,7 @@ class GatewayProgram:
             watch.cancel()
             calls.cancel()
             self._hub.request_lines.flush()
+            await self._live_view.leave_loop()
 
     async def _serve_door(
         self, door: Door, server: HttpServer, listener: socket.socket | ClaimedSocket

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,14 +24,16 @@ from typing import Final
 
 import structlog
 
+from connectors.live.fold_turns import Batch, FoldTurns, Pace
 from connectors.live.live_rows import LiveRows
 from connectors.live.live_store import LiveStore
-from connectors.live.settled_feed import SettledFeed, SettledRecord, SettledWaits, result_within
+from connectors.live.settled_feed import SettledFeed, SettledRecord, SettledWaits
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.live.view_reader import progress_of_tables
 from connectors.log.log_end import LogEnd
-from connectors.log.publisher import Append, Position
-from connectors.log.topic_consumer import LogTail, OffsetsGoneError
+from connectors.log.own_records import OwnRecord, OwnRecords
+from connectors.log.publisher import Position
+from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
@@ -44,12 +47,8 @@ from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 log = structlog.stdlib.get_logger(__name__)
 
 _POLL_S: Final = 0.2
-# Each poll that returns records wakes the waiting threads. At a high rate of records the view pauses before a
-# poll to take several together: twice as long if many came at once, because the processor is busy then.
-_TOGETHER_PER_S: Final = 800
-_TOGETHER_S: Final = 0.005
-_MANY: Final = 8
-_LATELY_S: Final = 0.1
+# So many records are folded in one step of an event loop.
+_STEP_RECORDS: Final = 100
 _REACH_S: Final = 10.0
 _STALLED_S: Final = 60.0
 _CLOSE_S: Final = 10.0
@@ -69,6 +68,7 @@ class LiveView(LiveRows):
 
     Attributes:
         feed: The newest settled records with their verdicts.
+        own: The records that a publisher of this process has sent, and that the view has not settled.
         failure: The error that ended the view's thread, or None. Then every wait raises BackboneUnreachable.
     """
 
@@ -85,9 +85,11 @@ class LiveView(LiveRows):
         self._callbacks: dict[str, list[Callable[[AppliedChange], None]]] = {name: [] for name in VIEWS}
         self._watchers: list[Callable[[Sequence[SettledRecord]], None]] = []
         self._closing = threading.Event()
-        self._settled_at, self._last_count, self._pace = 0.0, 0, _Pace()
+        self._pace = Pace()
+        self._turns = FoldTurns()
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self.feed = SettledFeed()
+        self.own = OwnRecords()
         self.failure: Exception | None = None
 
     def open(self) -> None:
@@ -134,6 +136,20 @@ class LiveView(LiveRows):
         self._store = LiveStore(self._settings, self._keyring, self._where, ends, self._give_up)
         self._state = self._store.state
         self._next.update(self._state.place.offsets)
+
+    def fold_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fold on an event loop from now on, until `leave_loop`. The view's thread then only fetches records.
+
+        So who waits on the loop for a record gets it without a change of threads. A step of the loop folds 100
+        records at most.
+        """
+        self._turns.use(loop)
+
+    async def leave_loop(self) -> None:
+        """Fold on the view's own thread again. Call it on the event loop before it ends."""
+        self._turns.use(None)
+        while self._turns.batches:
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop the threads, within twenty seconds. Later waits raise BackboneUnreachable, and reads fail."""
@@ -199,51 +215,11 @@ class LiveView(LiveRows):
             if is_to_come:
                 found = promise.result(timeout_s)
         except TimeoutError:
-            raise _too_slow(position, timeout_s) from None
+            where = f"offset {position.offset} of partition {position.partition}"
+            raise BackboneUnreachable(f"{where} was not settled within {timeout_s:g} s") from None
         finally:
             self._waits.remove(position, promise)
         return found if found is not None else self._look_up(position, deadline)
-
-    async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
-        """Wait until a record that is being appended is settled, and return it; for use in an event loop.
-
-        `append` is the future that `Publisher.append` returned. Raises as `wait_settled`, and the error of
-        `append` if Kafka did not store the record.
-        """
-        deadline = time.monotonic() + timeout_s
-        promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
-        append.add_done_callback(lambda done: self._promise_settled(done, promise))
-        try:
-            found = await result_within(promise, timeout_s)
-        except TimeoutError:
-            if not append.done():
-                raise BackboneUnreachable(f"Kafka did not acknowledge within {timeout_s:g} s") from None
-            raise _too_slow(append.result(), timeout_s) from None
-        finally:
-            if append.done() and append.exception() is None:
-                self._waits.remove(append.result(), promise)
-        if found is not None:
-            return found
-        return await asyncio.to_thread(self._look_up, append.result(), deadline)
-
-    def _promise_settled(self, append: Future[Position], promise: asyncio.Future[SettledRecord | None]) -> None:
-        """Handle Kafka's answer to an append; called on the publisher's thread."""
-        error = append.exception()
-        if isinstance(error, Exception):
-            self._waits.resolve([(promise, error)])
-            return
-        position = append.result()
-        self._waits.add(position, promise)
-        if promise.done():  # the caller no longer waits
-            self._waits.remove(position, promise)
-            return
-        try:
-            found, is_to_come = self._known(position)
-        except BackboneUnreachable as why:
-            self._waits.resolve([(promise, why)])
-        else:
-            if not is_to_come:
-                self._waits.resolve([(promise, found)])
 
     def wait_offset(self, position: Position, timeout_s: float) -> None:
         """Block until the partition is settled up to and including `position`.
@@ -319,7 +295,9 @@ class LiveView(LiveRows):
         backoff = Backoff()
         while not self._closing.is_set():
             try:
-                with LogTail(self._settings.kafka, self._next) as tail:
+                with self._turns.alone(self._closing):
+                    begin = dict(self._next)
+                with LogTail(self._settings.kafka, begin) as tail:
                     while not self._closing.is_set():
                         if self._settle_poll(tail):
                             backoff.reset()
@@ -335,24 +313,52 @@ class LiveView(LiveRows):
                 self._give_up(error)
 
     def _settle_poll(self, tail: LogTail) -> bool:
-        """Settle the records of one poll, and return whether there were any."""
-        if self._pace.is_fast and time.monotonic() - self._settled_at < _TOGETHER_S:
-            time.sleep(_TOGETHER_S if self._last_count < _MANY else 2 * _TOGETHER_S)
+        """Settle the records of one poll, here or on the event loop. Return whether there were any."""
+        if (pause_s := self._pace.pause_s()) > 0:
+            time.sleep(pause_s)
+        records = tail.poll(_POLL_S)
+        if self._store is not None:
+            self._store.keep_up()
+        batch = Batch(deque(records), dict(tail.reached), tail.ends())
+        if not self._turns.hand_over(batch, self._fold_on_loop, self._closing):
+            with self._turns.alone(self._closing):
+                self._fold(batch)
+        return bool(records)
+
+    def _fold_on_loop(self) -> None:
+        """Fold some records of the oldest batch. The event loop calls it until there is no batch."""
+        batch = self._turns.batches[0]
+        try:
+            self._fold(batch, _STEP_RECORDS)
+        except Exception as error:
+            log.exception("live_view_failed")
+            self._give_up(error)
+            batch.records.clear()
+        self._turns.done(batch, self._fold_on_loop)
+
+    def _fold(self, batch: Batch, most: int = POLL_RECORDS) -> None:
+        """Settle up to `most` records of a batch, and tell all that wait for them."""
         settled: list[SettledRecord] = []
         passed_over: list[Position] = []
-        for record in tail.poll(_POLL_S):
+        reached: dict[int, int] = {}
+        own: list[tuple[OwnRecord, SettledRecord | Exception]] = []
+        while batch.records and most:
+            record, most = batch.records.popleft(), most - 1
             found = self._state.apply(record, self._changed)
+            reached[record.partition] = record.offset + 1
+            if (sent := self.own.seen(record)) is not None:
+                own.append((sent, found or BackboneUnreachable("the record was settled before this start")))
             if found is None:
                 passed_over.append(Position(record.partition, record.offset))
             else:
                 check_switch(found.type, found.verdict, found.value)
                 settled.append(found)
-        if self._store is not None:
-            self._store.keep_up()
-        self._seen_ends.update(tail.ends())
-        reached = {number: offset for number, offset in tail.reached.items() if offset > self._next[number]}
+        if not batch.records:
+            self._seen_ends.update(batch.ends)
+            reached = batch.reached
+        reached = {number: offset for number, offset in reached.items() if offset > self._next[number]}
         if not reached:
-            return False
+            return
         self.feed.extend(settled)
         for watcher in self._watchers:
             try:
@@ -363,9 +369,12 @@ class LiveView(LiveRows):
             self._next.update(reached)
             self._progress.notify_all()
         self._waits.keep(settled, passed_over)
-        self._settled_at, self._last_count = time.monotonic(), len(settled)
-        self._pace.count(len(settled), self._settled_at)
-        return True
+        for sent, known in own:
+            try:
+                sent.settle(known)
+            except Exception:
+                log.exception("on_settled_failed")
+        self._pace.count(len(settled))
 
     def _changed(self, change: AppliedChange) -> None:
         for callback in self._callbacks[change.view]:
@@ -383,23 +392,3 @@ class LiveView(LiveRows):
         with self._progress:
             self._progress.notify_all()
         self._waits.fail(error)
-
-
-class _Pace:
-    """A measurement of the rate of records, over a tenth of a second at a time."""
-
-    def __init__(self) -> None:
-        self.is_fast = False
-        self._began, self._counted = 0.0, 0
-
-    def count(self, records: int, now: float) -> None:
-        """Count records that have come by the moment `now` (seconds of one clock), and update `is_fast`."""
-        self._counted += records
-        if now - self._began >= _LATELY_S:
-            self.is_fast = self._counted > _TOGETHER_PER_S * (now - self._began)
-            self._began, self._counted = now, 0
-
-
-def _too_slow(position: Position, timeout_s: float) -> BackboneUnreachable:
-    where = f"offset {position.offset} of partition {position.partition}"
-    return BackboneUnreachable(f"{where} was not settled within {timeout_s:g} s")

@@ -59,7 +59,6 @@ class SettledRecord(msgspec.Struct, frozen=True, gc=False):
 
 _Answer = SettledRecord | Exception | None
 _Promise = Future[SettledRecord | None]
-_AsyncPromise = asyncio.Future[SettledRecord | None]
 
 
 class FellBehind(Exception):
@@ -197,9 +196,9 @@ class SettledWaits:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._promises: dict[Position, list[_Promise | _AsyncPromise]] = {}
+        self._promises: dict[Position, list[_Promise]] = {}
 
-    def add(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
+    def add(self, position: Position, promise: _Promise) -> None:
         """Register the future `promise`, which `keep` resolves when the record at `position` is settled.
 
         Callers create the future. Several futures may wait for one position.
@@ -207,7 +206,7 @@ class SettledWaits:
         with self._lock:
             self._promises.setdefault(position, []).append(promise)
 
-    def remove(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
+    def remove(self, position: Position, promise: _Promise) -> None:
         """Unregister the future `promise`, whether or not it is resolved. An unregistered one is ignored."""
         with self._lock:
             waiting = self._promises.get(position, [])
@@ -229,56 +228,19 @@ class SettledWaits:
         found += [(position, None) for position in passed_over]
         with self._lock:
             kept = [(one, record) for position, record in found for one in self._promises.pop(position, ())]
-        self.resolve(kept)
+        for promise, record in kept:
+            _answer(promise, record)
 
     def fail(self, error: Exception) -> None:
         """Unregister every future and let it raise `error`, because the live view stops."""
         with self._lock:
             broken = [promise for promises in self._promises.values() for promise in promises]
             self._promises.clear()
-        self.resolve([(promise, error) for promise in broken])
-
-    @staticmethod
-    def resolve(answers: Sequence[tuple[_Promise | _AsyncPromise, _Answer]]) -> None:
-        """Set the result of each future, or its exception if the answer is one; from any thread.
-
-        `answers` are pairs of a future and its answer: the settled record, None for a skipped record, or an
-        exception. Each event loop is woken once. Futures that are already done are left as they are.
-        """
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_AsyncPromise, _Answer]]] = {}
-        for promise, answer in answers:
-            if isinstance(promise, Future):
-                _answer(promise, answer)
-            else:
-                by_loop.setdefault(promise.get_loop(), []).append((promise, answer))
-        for loop, of_loop in by_loop.items():
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_answer_all, of_loop)
+        for promise in broken:
+            _answer(promise, error)
 
 
-async def result_within(promise: _AsyncPromise, timeout_s: float) -> SettledRecord | None:
-    """Return the result of a future of the running loop. Raises TimeoutError after `timeout_s` seconds.
-
-    `asyncio.timeout` takes three times as long, for each request.
-    """
-    timer = promise.get_loop().call_later(timeout_s, _time_out, promise)
-    try:
-        return await promise
-    finally:
-        timer.cancel()
-
-
-def _time_out(promise: _AsyncPromise) -> None:
-    if not promise.done():
-        promise.set_exception(TimeoutError())
-
-
-def _answer_all(answers: Sequence[tuple[_AsyncPromise, _Answer]]) -> None:
-    for promise, answer in answers:
-        _answer(promise, answer)
-
-
-def _answer(promise: _Promise | _AsyncPromise, answer: _Answer) -> None:
+def _answer(promise: _Promise, answer: _Answer) -> None:
     if promise.done():
         return
     if isinstance(answer, Exception):

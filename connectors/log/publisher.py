@@ -25,6 +25,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.log.client_options import BATCH_BYTES, OUTSTANDING_LIMIT_BYTES, producer_options
+from connectors.log.own_records import OwnRecord, OwnRecords
 from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
@@ -67,8 +68,17 @@ class RecordRefused(Refused):
 class Append(Future[Position]):
     """The future of one append: its result is the position of the record in the log.
 
-    Callbacks run on the publisher's thread. For each partition they run in the order of the log.
+    Callbacks run on the publisher's thread, or where the log is read. For each partition they run in the order
+    of the log.
     """
+
+    def came_back(self, found: Any) -> None:
+        """Set the result to the position of the record that came back, or to the error in its place."""
+        with suppress(InvalidStateError):
+            if isinstance(found, Exception):
+                self.set_exception(found)
+            else:
+                self.set_result(found.position)
 
     def result(self, timeout: float | None = None) -> Position:
         """Wait until Kafka has acknowledged the record, and return its position.
@@ -96,6 +106,8 @@ class Publisher:
         linger_ms: How long a record waits for others, to be sent together; 0 sends each at once.
         signer: The signer whose key makes the MACs of the records, one of `schemas.keys.record_macs.SIGNERS`.
         cut_beyond: A value of more bytes is cut to its first KiB. None: `limits.payload_bytes`.
+        own: The records of this process that a reader of the log waits for. A record counts as stored when it
+            has come back from there, which costs less than Kafka's acknowledgement. None: it is acknowledged.
 
     Raises:
         BackboneUnreachable: Kafka cannot be reached within 10 s.
@@ -109,8 +121,10 @@ class Publisher:
         signer: str = GATEWAY,
         linger_ms: int = 0,
         cut_beyond: int | None = None,
+        own: OwnRecords | None = None,
     ) -> None:
         kafka = settings.kafka
+        self._own = own
         self._mac_key = load_mac_key(settings, signer)
         self._kafka = kafka
         self._cut_beyond = settings.limits.payload_bytes if cut_beyond is None else cut_beyond
@@ -119,11 +133,12 @@ class Publisher:
         self._failure: Exception | None = None
         # Held while a record is handed over, so that two threads cannot swap their records.
         self._order = threading.Lock()
-        self._pending: deque[tuple[float, Append]] = deque()  # deadline and future, oldest first
+        self._pending: deque[tuple[float, Append | OwnRecord]] = deque()  # with its deadline, oldest first
         self._closed = threading.Event()
         self._client_error: KafkaError | None = None
         reach_kafka(kafka)
         options = producer_options(kafka, linger_ms=linger_ms)
+        options["delivery.report.only.error"] = own is not None
         self._producer: Any = Producer(options | {"error_cb": self._on_error})
         self._fetch_metadata()
         self._service = threading.Thread(target=self._serve, name="publisher", daemon=True)
@@ -137,45 +152,78 @@ class Publisher:
         rejects the record as `too_large`. Errors of Kafka are only raised by the future's `result`. After an
         earlier failure of this publisher, the future has failed, too.
         """
-        record = oversized(record, self._cut_beyond)
-        size = len(record.value) + _RECORD_OVERHEAD_BYTES
         append = Append()
         append.set_running_or_notify_cancel()
+        if self._own is not None:
+            self.send(record, append.came_back)
+            return append
+        record = oversized(record, self._cut_beyond)
+        size = len(record.value) + _RECORD_OVERHEAD_BYTES
 
         def answered(error: KafkaError | None, message: Any) -> None:
             if error is None and message.offset() is None:
                 # Kafka calls the record a repetition of one that it has, and does not say where that is.
                 error = KafkaError(KafkaError.DUPLICATE_SEQUENCE_NUMBER)
             if error is not None:
-                self._fail(KafkaException(error))
+                self._refused(append, record, size, error)
+                return
             self._give_room(size)
             with suppress(InvalidStateError):  # overdue, and already failed
-                if error is None:
-                    append.set_result(Position(message.partition(), message.offset()))
-                elif error.code() in _PURGED or len(record.value) <= BATCH_BYTES:
-                    append.set_exception(self._unreachable(self._failure))
-                else:
-                    append.set_exception(self._reason(KafkaException(error)))
+                append.set_result(Position(message.partition(), message.offset()))
 
+        self._hand_over(append, record, size, answered)
+        return append
+
+    def send(self, record: OutgoingRecord, done: Callable[[Any], None]) -> None:
+        """Send `record` to Kafka, and call `done` once: with what the reader made of it, or with an error.
+
+        The reader calls it when the record has come back (`own`), or this publisher's thread. Otherwise as
+        `append`; its errors are those of an `Append`.
+        """
+        record = oversized(record, self._cut_beyond)
+        size = len(record.value) + _RECORD_OVERHEAD_BYTES
+        sent = OwnRecord(done, lambda: self._give_room(size))
+
+        def answered(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                self._refused(sent, record, size, error)
+
+        self._hand_over(sent, record, size, answered)
+
+    def _refused(
+        self, promise: Append | OwnRecord, record: OutgoingRecord, size: int, error: KafkaError
+    ) -> None:
+        """Handle an error of Kafka for one record."""
+        self._fail(KafkaException(error))
+        if not promise.done():
+            self._give_room(size)
+        with suppress(InvalidStateError):  # overdue, and already failed
+            if error.code() in _PURGED or len(record.value) <= BATCH_BYTES:
+                promise.set_exception(self._unreachable(self._failure))
+            else:
+                promise.set_exception(self._reason(KafkaException(error)))
+
+    def _hand_over(
+        self, promise: Append | OwnRecord, record: OutgoingRecord, size: int, answered: _Answered
+    ) -> None:
         with self._order:
             if not self._take_room(size):
                 self._fail(self._failure or TimeoutError("too much waits to be sent"))
-                append.set_exception(self._unreachable(self._failure))
-                return append
+                promise.set_exception(self._unreachable(self._failure))
+                return
             try:
                 with self._room:  # a failure happens before this or after it, and purges the producer's queue
                     if self._failure is not None:
                         raise self._failure
-                    self._send(record, answered)
+                    self._send(record, answered, promise)
             except (KafkaException, BufferError, ValueError, TimeoutError) as error:
                 self._give_room(size)
                 why = self._reason(error)
                 if not isinstance(why, RecordRefused):
                     self._fail(error)
-                append.set_exception(why)
-                return append
-            self._pending.append((time.monotonic() + self._kafka.delivery_timeout_s, append))
-        return append
+                promise.set_exception(why)
+                return
+            self._pending.append((time.monotonic() + self._kafka.delivery_timeout_s, promise))
 
     def has_room(self, record: OutgoingRecord) -> bool:
         """Return whether `append` of this record would now return at once, without a wait for earlier records.
@@ -278,15 +326,19 @@ class Publisher:
                 self._producer.close()  # otherwise its threads live until the next garbage collection
                 raise librdkafka_unreachable(self._kafka, known or why, f", topic {self._kafka.topic!r}")
 
-    def _send(self, record: OutgoingRecord, answered: _Answered) -> None:
+    def _send(self, record: OutgoingRecord, answered: _Answered, promise: Append | OwnRecord) -> None:
         partition = record.partition
         if partition is None:
             partition = partition_for(record.key, self._kafka.partitions)
+        headers = record.headers(mac=mac_headers(record, self._mac_key))
+        if self._own is not None and isinstance(promise, OwnRecord):
+            # Before Kafka has it, so that it cannot come back too early.
+            self._own.expect(partition, promise, tuple([value for _, value in headers]), record.value)
         self._producer.produce(
             self._kafka.topic,
             key=record.key,
             value=record.value,
-            headers=record.headers(mac=mac_headers(record, self._mac_key)),
+            headers=headers,
             partition=partition,
             on_delivery=answered,
         )

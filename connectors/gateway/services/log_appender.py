@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, TypeVar, cast
 
 import structlog
@@ -119,15 +120,61 @@ class LogAppender:
                 `gateway.settle_timeout_s`. After such a timeout the log may or may not have the record.
             ApiError: 413 for a record that is too large for Kafka.
         """
+        promise: asyncio.Future[SettledRecord] = asyncio.get_running_loop().create_future()
+
+        def done(found: SettledRecord | Exception) -> None:
+            if promise.done():
+                return
+            if isinstance(found, Exception):
+                promise.set_exception(found)
+            else:
+                promise.set_result(found)
+
+        self.settle_then(record, done)
+        return await promise
+
+    def settle_then(self, record: OutgoingRecord, done: Callable[[SettledRecord | Exception], None]) -> None:
+        """Append a record, and call `done` on the event loop with the settled record, or an error of `settle`.
+
+        For the event loop. It returns at once, and `done` may be called before it returns.
+        """
         try:
-            return await self._live_view.settled_after(await self.append(record), self._timeout_s)
-        except TimeoutError:
-            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
-        except RecordRefused as error:
-            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
-        except BackboneUnreachable:
-            self._wake.set()
-            raise
+            publisher = self.check()
+        except BackboneUnreachable as error:
+            done(error)
+            return
+        self._log_clock.sample(record.ce_id)
+        self._calls += 1
+        call, self._under_way[self._calls] = self._calls, time.monotonic()
+        loop = asyncio.get_running_loop()
+        is_done = False
+
+        def end(found: SettledRecord | Exception) -> None:
+            nonlocal is_done
+            if is_done:
+                return
+            is_done = True
+            timer.cancel()
+            if isinstance(found, RecordRefused):
+                found = ApiError(413, TOO_LARGE, "Kafka takes no record of this size")
+            elif isinstance(found, BackboneUnreachable):
+                self._wake.set()
+            done(found)
+
+        def came_back(found: SettledRecord | Exception) -> None:
+            self._under_way.pop(call, None)
+            if _is_on(loop):
+                end(found)
+            else:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(end, found)
+
+        why = f"the record was not settled within {self._timeout_s:g} s"
+        timer = loop.call_later(self._timeout_s, lambda: end(BackboneUnreachable(why)))
+        if publisher.has_room(record):
+            publisher.send(record, came_back)
+        else:
+            self._hands.submit(publisher.send, record, came_back)
 
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
         """Append a record, wait until the live view has settled it, and return it unless it is rejected.
@@ -252,7 +299,8 @@ class LogAppender:
     def _new_publisher(self) -> Publisher:
         # The size of the request was checked, so the record around it is never cut.
         cut_beyond = self._settings.kafka.record_limit_bytes
-        return Publisher(self._settings, linger_ms=_LINGER_MS, cut_beyond=cut_beyond)
+        own = self._live_view.own
+        return Publisher(self._settings, linger_ms=_LINGER_MS, cut_beyond=cut_beyond, own=own)
 
     def _say(self, why: str | None) -> None:
         if (why is None) != (self._away is None):
@@ -270,3 +318,10 @@ async def gather_all(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
         if isinstance(result, BaseException):
             raise result
     return cast("list[_T]", results)
+
+
+def _is_on(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

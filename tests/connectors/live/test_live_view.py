@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
@@ -128,31 +126,6 @@ def test_a_verdict_can_be_asked_for_before_and_after_its_record_is_settled(backb
         grant = job_grant(JOB, view.entries(f"job/{JOB}"), keyring)
         assert grant is not None
         assert grant.secret == SECRET
-
-
-def acknowledged(position: Position) -> Future[Position]:
-    """An append that Kafka has acknowledged."""
-    append: Future[Position] = Future()
-    append.set_result(position)
-    return append
-
-
-def test_asyncio_tasks_wait_for_verdicts_and_are_woken_together(backbone_settings, keyring):
-    async def ask(view, publisher):
-        first = await asyncio.to_thread(lambda: publisher.append(registration(JOB, keyring)).result(10))
-        coming = [Position(first.partition, first.offset + n) for n in range(1, 101)]
-        tasks = [asyncio.create_task(view.settled_after(acknowledged(position), 20)) for position in coming]
-        await asyncio.sleep(0)
-        for seq in range(1, 101):
-            publisher.append(event(JOB, seq))
-        found = await asyncio.gather(*tasks)
-        assert [one.position for one in found] == coming
-        assert {one.verdict for one in found} == {"accepted"}
-        with pytest.raises(BackboneUnreachable, match=r"not settled within 0\.05 s"):
-            await view.settled_after(acknowledged(Position(first.partition, 10_000)), 0.05)
-
-    with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
-        asyncio.run(ask(view, publisher))
 
 
 def test_a_wait_for_what_is_not_in_the_log_times_out_and_leaves_nothing_behind(backbone_settings, keyring):

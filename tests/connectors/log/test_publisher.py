@@ -177,7 +177,7 @@ def test_waiting_for_an_answer_is_bounded(backbone_settings, kafka_broker):
 class _OwingPublisher(Publisher):
     """Its producer never answers."""
 
-    def _send(self, record, answered):
+    def _send(self, record, answered, promise):
         pass
 
 

@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from typing import Any
 
+from connectors.log.own_records import OwnRecord
 from connectors.log.publisher import Append, Position, Publisher
 from schemas.wire.record import OutgoingRecord
 from tests.faults.prove.crash_points import Points
@@ -20,16 +21,21 @@ def install_ack_points(points: Points) -> None:
     """Around Kafka's acknowledgement: when a record was handed over, and when the answer has come and nobody
     was told.
     """
-    send, set_result = Publisher._send, Append.set_result
+    send, set_result, settle = Publisher._send, Append.set_result, OwnRecord.settle
 
-    def sending(publisher: Publisher, record: OutgoingRecord, answered: Any) -> None:
-        send(publisher, record, answered)
+    def sending(publisher: Publisher, record: OutgoingRecord, *more: Any) -> None:
+        send(publisher, record, *more)
         points.hit("before_kafka_ack")
 
     def acknowledged(append: Append, position: Position) -> None:
         points.hit("after_kafka_ack")
         set_result(append, position)
 
+    def came_back(sent: OwnRecord, found: Any) -> None:
+        points.hit("after_kafka_ack")
+        settle(sent, found)
+
+    OwnRecord.settle = came_back  # type: ignore[method-assign]
     Publisher._send = sending  # type: ignore[method-assign]
     Append.set_result = acknowledged  # type: ignore[method-assign]
 

@@ -1,0 +1,128 @@
+"""Records of this process that count as stored when a reader of the log has them (ST-88)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from connectors.log.own_records import OwnRecord, OwnRecords
+from connectors.log.publisher import Position, Publisher, RecordRefused
+from connectors.log.topic_consumer import LogTail
+from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord, Record
+from tests.broker_processes import wait_until
+
+pytestmark = pytest.mark.requirement("ST-88")
+
+
+def outgoing(number: int, job_id: str = "0a1b2c3d", value: bytes | None = None) -> OutgoingRecord:
+    """A record of a job's stream."""
+    body = b'{"n":%d}' % number if value is None else value
+    return OutgoingRecord(f"job/{job_id}", f"id-{number}", "mqtt", "unverified", "job.event", body)
+
+
+def as_read(partition: int, value: bytes, *headers: bytes) -> Record:
+    """A record as a reader gets it."""
+    names = tuple(f"h{number}" for number, _ in enumerate(headers))
+    return Record("t", partition, 0, 0, b"k", value, names, headers)
+
+
+@contextmanager
+def reader(settings: Settings, own: OwnRecords, seen: list[Record]) -> Iterator[threading.Event]:
+    """A thread that reads the log while the event is set, and hands each record of ours over."""
+    reads, ends = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with LogTail(settings.kafka, {}) as tail:
+            while not ends.is_set():
+                if not reads.wait(0.05):
+                    continue
+                for record in tail.poll(0.1):
+                    seen.append(record)
+                    if (sent := own.seen(record)) is not None:
+                        at = Position(record.partition, record.offset)
+                        sent.settle(SimpleNamespace(position=at, value=record.value))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield reads
+    finally:
+        ends.set()
+        reads.set()
+        thread.join(20)
+
+
+def test_a_record_is_done_when_the_reader_has_it_and_not_when_kafka_has(
+    backbone_settings: Settings, read_topic: Any
+) -> None:
+    own, seen, found = OwnRecords(), list[Record](), list[Any]()
+    with reader(backbone_settings, own, seen) as reads, Publisher(backbone_settings, own=own) as publisher:
+        for number in range(100):
+            publisher.send(outgoing(number, f"{number % 5:08x}"), found.append)
+        append = publisher.append(outgoing(100))
+        read_topic(101)
+        assert found == [] and not append.done()
+        reads.set()
+        position = append.result(20)
+        wait_until(lambda: len(found) == 100, what="all records")
+    assert {one.value for one in found} == {b'{"n":%d}' % number for number in range(100)}
+    (last,) = (one for one in seen if one.value == b'{"n":100}')
+    assert position == Position(last.partition, last.offset)
+
+
+def test_equal_records_of_two_publishers_are_told_apart_by_their_headers() -> None:
+    ours, theirs, found = OwnRecords(), OwnRecords(), list[str]()
+    for own, name in ((ours, "ours"), (theirs, "theirs")):
+        sent = OwnRecord(lambda _, name=name: found.append(name), lambda: None)
+        own.expect(0, sent, (b"id", name.encode()), b"value")
+    for own in (ours, theirs):
+        if (sent := own.seen(as_read(0, b"value", b"id", b"theirs"))) is not None:
+            sent.settle(None)
+    assert found == ["theirs"]
+    assert ours.seen(as_read(1, b"value", b"id", b"ours")) is None  # of another partition
+    assert ours.seen(as_read(0, b"value", b"id", b"ours")) is not None
+
+
+def test_a_record_that_failed_holds_up_none_behind_it_and_is_done_once() -> None:
+    own, found = OwnRecords(), list[Any]()
+    for number in range(3):
+        sent = OwnRecord(lambda said, number=number: found.append((number, said)), lambda: None)
+        own.expect(0, sent, (b"%d" % number,), b"value")
+        if number < 2:
+            sent.set_exception(ValueError())
+            sent.set_exception(ValueError())
+    last = own.seen(as_read(0, b"value", b"2"))
+    assert last is not None
+    last.settle("settled")
+    last.set_exception(ValueError())
+    assert [number for number, _ in found] == [0, 1, 2] and found[2][1] == "settled"
+
+
+def test_a_record_that_kafka_refuses_is_an_error_and_the_next_one_comes(backbone_settings: Settings) -> None:
+    own, seen, found = OwnRecords(), list[Record](), list[Any]()
+    limit = backbone_settings.kafka.record_limit_bytes
+    with reader(backbone_settings, own, seen) as reads:
+        reads.set()
+        with Publisher(backbone_settings, own=own, cut_beyond=2 * limit) as publisher:
+            publisher.send(outgoing(1, value=b"x" * (limit + 1)), found.append)
+            wait_until(lambda: found, what="the refusal")
+            assert isinstance(found[0], RecordRefused)
+            assert publisher.append(outgoing(2)).result(20) is not None
+
+
+def test_records_that_do_not_come_back_in_time_are_errors_and_the_publisher_has_failed(
+    backbone_settings: Settings,
+) -> None:
+    own, found = OwnRecords(), list[Any]()
+    kafka = backbone_settings.kafka.model_copy(update={"delivery_timeout_s": 1.0})
+    settings = backbone_settings.model_copy(update={"kafka": kafka})
+    with Publisher(settings, own=own) as publisher:
+        publisher.send(outgoing(1), found.append)
+        wait_until(lambda: publisher.failed and found, what="the failure")
+    assert isinstance(found[0], Exception)
