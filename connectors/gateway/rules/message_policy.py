@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from connectors.gateway.rules.hub_policy import evaluate_message, is_known_recipient, tokens_at_us
+from connectors.gateway.rules.hub_policy import (
+    evaluate_message,
+    evaluate_publication,
+    is_known_recipient,
+    tokens_at_us,
+)
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.policy import Caller
+from connectors.reactor.known_recipients import has_mailbox
 from trunkline_agent.wire.verdicts import POLICY, UNKNOWN_RECIPIENT
 
 
@@ -22,6 +28,8 @@ def check_message(hub: Hub, caller: Caller, recipient: str, kind: str, route: st
         kind: The type of the message.
         route: Method and path template of the route, for the record.
     """
+    if hub.names.of(has_mailbox, recipient) and evaluate_publication(kind).allowed:
+        return
     at_us = tokens_at_us(hub)
     decision = evaluate_message(hub.live_view, caller, recipient, kind, tokens_at_us=at_us)
     if decision.allowed:

@@ -16,6 +16,7 @@ from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.name_facts import NameFacts
 from connectors.gateway.fairness.publish_pauses import PublishPauses
 from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.fairness.under_way import UnderWay
@@ -91,7 +92,8 @@ class Hub:
         self.lists = RowLists(live_view)
         self.mailboxes = MailboxIndex()
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
-        self.limits = PrincipalLimits(live_view, self.mailboxes, self.live_jobs, self.topics)
+        self.names = NameFacts(live_view.get)
+        self.limits = PrincipalLimits(live_view, self.names, self.mailboxes, self.live_jobs, self.topics)
         self.publish_pauses = PublishPauses()
         # How often messages to an agent over MQTT were published again, as the bridge has reported it last.
         self.unconfirmed_inboxes: dict[str, int] = {}
@@ -155,7 +157,7 @@ class Hub:
         the appender cannot be opened. Then call `close`.
         """
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        others = (self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
+        others = (self.names, self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
         for index in (*indexes, *others):
             self.live_view.on_change(index.changed, index.follows)
         for service in self.background_services:

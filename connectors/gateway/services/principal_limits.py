@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from connectors.gateway.fairness.name_facts import NameFacts
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.answers import RETRY_AFTER_S, too_many
@@ -62,7 +63,8 @@ class PrincipalLimits:
     """The limits of principals and their mailboxes at one gateway. Not thread-safe: for the event loop.
 
     Args:
-        live_view: The live view, with the rows of the limits.
+        live_view: The live view.
+        names: The facts of names, such as their limits.
         mailboxes: The index that knows how many messages wait in a mailbox.
         jobs: The index of the live jobs of each principal.
         topics: The index of the subscriptions of each mailbox.
@@ -72,12 +74,14 @@ class PrincipalLimits:
     def __init__(
         self,
         live_view: LiveView,
+        names: NameFacts,
         mailboxes: MailboxIndex,
         jobs: LiveJobs,
         topics: TopicsBySubscriber,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live_view = live_view
+        self._names = names
         self._mailboxes = mailboxes
         self._jobs = jobs
         self._topics = topics
@@ -90,7 +94,7 @@ class PrincipalLimits:
 
     def of(self, name: str) -> Limits:
         """Return the limits of the principal, participant or listener of this name."""
-        return limits_of(self._live_view.get, name)
+        return self._names.of(limits_of, name)
 
     def check_rate(self, principal: str, body_bytes: int, messages: int = 1) -> None:
         """Count messages that a principal sends now. Raise ApiError (429, `rate_limited`) if they are too many.
@@ -134,12 +138,12 @@ class PrincipalLimits:
         False if the message is in the mailbox already, or the mailbox does not exist. A mailbox that is far
         from its limit is not full: at most a thousand messages are assumed to be under way.
         """
-        get, limits = self._live_view.get, self.of(recipient)
+        limits = self.of(recipient)
         most, size = limits.pending_most, self._mailboxes.size((DEFAULT_REALM, recipient))
         if limits.bytes_most is None and (most is None or size + _UNDER_WAY_MOST < most):
             return False
-        is_posted = get(MessageRow, f"{DEFAULT_REALM}/{recipient}/{message_id}") is not None
-        return not is_posted and has_mailbox(get, recipient)
+        is_posted = self._live_view.get(MessageRow, f"{DEFAULT_REALM}/{recipient}/{message_id}") is not None
+        return not is_posted and self._names.of(has_mailbox, recipient)
 
     def note_full(self, recipient: str) -> None:
         """Append nothing to this mailbox for a second, because the fold called it full."""

@@ -16,6 +16,7 @@ from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.fairness.fair_turns import FairTurns
+from connectors.gateway.fairness.name_facts import NameFacts
 from connectors.gateway.fairness.refusal_pace import RefusalPace
 from connectors.gateway.fairness.under_way import UnderWay
 from connectors.gateway.services.log_appender import LogAppender
@@ -55,7 +56,10 @@ class FoldedHub(LiveRows):
         self.refused: list[tuple[str, ...]] = []
         self.live_view = self.appender = self.refusals = self.fresh = self
         self.live_jobs, self.topics = LiveJobs(), TopicsBySubscriber()
-        self.limits = PrincipalLimits(cast("Any", self), self.mailboxes, self.live_jobs, self.topics)
+        self.names = NameFacts(self.get)
+        self.limits = PrincipalLimits(
+            cast("Any", self), self.names, self.mailboxes, self.live_jobs, self.topics
+        )
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
         self.answer_memory = ByteBudget(self.settings.gateway.answer_memory_bytes)
         self.mailbox_waits = MailboxWaits()
@@ -125,6 +129,7 @@ class FoldedHub(LiveRows):
         return settled
 
     def _changed(self, change: AppliedChange) -> None:
+        self.names.changed(change)
         self.mailboxes.changed(change)
         self.lists.changed(change)
         self.topics.changed(change)
