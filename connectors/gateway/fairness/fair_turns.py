@@ -2,44 +2,60 @@
 
 The event loop runs all that is ready before it reads from connections again. Without turns, a principal with 30
 connections has 30 requests handled in each of these steps, and a request of any other principal waits for all
-of them at each of its own steps. With turns, one request begins in each step.
+of them at each of its own steps. With turns, each principal begins one request in a step.
 """
 
 from __future__ import annotations
 
 import asyncio
-
-from connectors.rates.round_robin import RoundRobin
+from collections import deque
+from collections.abc import Callable
 
 
 class FairTurns:
-    """Lets one request begin in each step of the event loop, of one principal after the other.
+    """Lets each principal begin one request in each step of the event loop.
 
-    Not thread-safe: for one event loop. A request that finds no other one waits for nothing. The number of
-    waiting requests is bounded by the number of connections.
+    Not thread-safe: for one event loop. The number of waiting requests is bounded by the number of connections.
     """
 
     def __init__(self) -> None:
-        self._waiting: RoundRobin[str, asyncio.Future[None]] = RoundRobin()
-        self._has_begun = False
+        # The principals that have begun a request in this step, and the requests that wait, oldest first.
+        self._begun: set[str] = set()
+        self._waiting: dict[str, deque[Callable[[], object]]] = {}
+
+    def begin(self, principal: str, start: Callable[[], object]) -> None:
+        """Call `start` when a request of this principal may begin: now, or in one of the next steps.
+
+        Requests of one principal keep their order. `start` returns False if its client has gone, so that the
+        next one may begin in its place.
+        """
+        if principal in self._begun:
+            self._waiting.setdefault(principal, deque()).append(start)
+            return
+        self._note(principal)
+        start()
 
     async def wait(self, principal: str) -> None:
-        """Wait until a request of this principal may begin. Requests of one principal keep their order."""
-        loop = asyncio.get_running_loop()
-        if not self._has_begun:
-            self._has_begun = True
-            loop.call_soon(self._next)
+        """Wait until a request of this principal may begin, as `begin` does."""
+        if principal not in self._begun:
+            self._note(principal)
             return
-        turn = loop.create_future()
-        self._waiting.push(principal, turn)
+        turn = asyncio.get_running_loop().create_future()
+        self.begin(principal, lambda: False if turn.done() else turn.set_result(None))
         await turn
 
+    def _note(self, principal: str) -> None:
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._begun.add(principal)
+
     def _next(self) -> None:
-        """Let the next request begin. The event loop calls it once in each step, until no request waits."""
-        while self._waiting:
-            _, turn = self._waiting.pop()
-            if not turn.done():  # it is done if its client has gone
-                turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next)
-                return
-        self._has_begun = False
+        """Let the next request of each principal begin. The event loop calls it in each step with requests."""
+        self._begun.clear()
+        for principal in list(self._waiting):
+            waiting = self._waiting[principal]
+            self._note(principal)
+            while waiting and waiting.popleft()() is False:
+                pass
+            if not waiting:
+                del self._waiting[principal]

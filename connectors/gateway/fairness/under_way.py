@@ -7,8 +7,8 @@ waits for few of each principal, whatever the number of a principal's connection
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -25,22 +25,53 @@ class UnderWay:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._semaphores: dict[str, asyncio.Semaphore] = {}
-        self._users: Counter[str] = Counter()
+        self._count: Counter[str] = Counter()
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
         self.mailboxes: dict[str, tuple[str, str]] = {}
 
-    @asynccontextmanager
-    async def one(self, principal: str) -> AsyncIterator[None]:
-        """Wait until the principal may have one more record under way, which ends with the context.
+    def begin(self, principal: str, start: Callable[[], None]) -> None:
+        """Call `start` when the principal may have one more record under way: now or later. Then call `end`.
 
         Requests of one principal keep their order. The number of those that wait is bounded by its connections.
         """
-        semaphore = self._semaphores.setdefault(principal, asyncio.Semaphore(self._most))
-        self._users[principal] += 1
+        if self._count[principal] < self._most:
+            self._count[principal] += 1
+            start()
+        else:
+            self._waiting.setdefault(principal, deque()).append(start)
+
+    def end(self, principal: str) -> None:
+        """Note that a record is no longer under way. Its place goes to the oldest one that waits."""
+        waiting = self._waiting.get(principal)
+        if waiting:
+            start = waiting.popleft()
+            if not waiting:
+                del self._waiting[principal]
+            start()
+            return
+        self._count[principal] -= 1
+        if not self._count[principal]:
+            del self._count[principal]
+
+    @asynccontextmanager
+    async def one(self, principal: str) -> AsyncIterator[None]:
+        """Wait until the principal may have one more record under way, which ends with the context."""
+        place = asyncio.get_running_loop().create_future()
+
+        def start() -> None:
+            if place.done():  # its client has gone
+                self.end(principal)
+            else:
+                place.set_result(None)
+
+        self.begin(principal, start)
         try:
-            async with semaphore:
-                yield
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():
+                self.end(principal)
+            raise
+        try:
+            yield
         finally:
-            self._users[principal] -= 1
-            if not self._users[principal]:
-                del self._users[principal], self._semaphores[principal]
+            self.end(principal)
