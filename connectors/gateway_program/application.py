@@ -13,12 +13,14 @@ from connectors.gateway.agents.agent_routes import add_agent_routes
 from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
 from connectors.gateway.contracts.contract_routes import add_contract_routes
+from connectors.gateway.engine.operation_routes import add_operation
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
 from connectors.gateway.messages.dead_messages import add_dead_message_routes
 from connectors.gateway.messages.limit_routes import add_limit_routes
-from connectors.gateway.messages.message_routes import MESSAGES, add_message_routes
-from connectors.gateway.messages.own_mailbox_routes import add_own_mailbox_routes
+from connectors.gateway.messages.message_operations import MESSAGES, message_operations
+from connectors.gateway.messages.message_routes import add_message_routes
+from connectors.gateway.messages.own_mailbox_routes import add_follow_route, add_read_route
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
 from connectors.gateway.messages.schedule_routes import add_schedule_routes
 from connectors.gateway.messages.topic_routes import add_topic_routes
@@ -69,8 +71,14 @@ def build_application(hub: Hub) -> FastAPI:
     add_contract_routes(app, hub.settings)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
-    add_message_routes(routes, hub, gate)
-    add_own_mailbox_routes(routes, hub, gate)
+    send, take, *leases = message_operations(hub)
+    add_operation(routes, gate, send)
+    add_message_routes(routes, hub)
+    add_operation(routes, gate, take)
+    add_read_route(routes, hub)
+    for operation in leases:
+        add_operation(routes, gate, operation)
+    add_follow_route(routes, hub, gate)
     add_job_routes(routes, hub)
     add_stream_routes(routes, hub, gate)
     add_session_routes(routes, hub)

@@ -70,6 +70,16 @@ async def peer_answers(connection: Any) -> bool:
     return False
 
 
+def is_heard(connection: Any) -> bool:
+    """Return whether `peer_answers` would return True at once."""
+    if _has_left(connection):
+        return False
+    with suppress(OSError):
+        is_known = connection.family not in (socket.AF_INET, socket.AF_INET6) or _is_local(connection)
+        return is_known or silent_ms(connection) <= _FRESH_MS
+    return False
+
+
 def _has_left(connection: Any) -> bool:
     if connection.fileno() < 0:
         return True

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.messages.blobs import reference_to
-from connectors.gateway.messages.message_routes import MESSAGES
+from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, newest_with_bodies
 from connectors.gateway.messages.shown_messages import blob_of, reserve_answer
 from connectors.gateway.rules.hub_models import TaskLimit

@@ -7,17 +7,19 @@ message that is taken for good at most once; a request that is repeated with the
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from connectors.gateway.messages.shown_messages import reserve_answer
+from connectors.gateway.messages.shown_messages import message_as_json, reserve_answer
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
-from connectors.gateway.web.answers import unavailable
+from connectors.gateway.web.answers import encoded_within, unavailable
 from connectors.gateway.web.idempotency import Origin
+from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
 from schemas.streams.mailboxes.message import LEASED, PRIORITIES, MessageRow
 from schemas.wire.record import OutgoingRecord
@@ -184,21 +186,27 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
 
     That is so if all went to other consumers, now or when the same record was appended before.
     """
+    await hub.appender.settle_accepted(taking_record(hub, taking, mailbox, request_id))
+    return taken_by(hub, taking, mailbox, request_id)
+
+
+def taking_record(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> OutgoingRecord:
+    """Return the record that asks the log for messages of a mailbox."""
     if taking.lease_s is None:
-        record = claim_record(*mailbox, request_id, taking.limit, bytes_most=taking.bytes_most, **taking.origin)
-    else:
-        attempts = taking.attempts_most or hub.settings.gateway.max_attempts
-        lease_ms = taking.lease_s * 1000
-        record = lease_record(
-            *mailbox,
-            request_id,
-            taking.limit,
-            lease_ms,
-            attempts_most=attempts,
-            bytes_most=taking.bytes_most,
-            **taking.origin,
-        )
-    await hub.appender.settle_accepted(record)
+        return claim_record(*mailbox, request_id, taking.limit, bytes_most=taking.bytes_most, **taking.origin)
+    return lease_record(
+        *mailbox,
+        request_id,
+        taking.limit,
+        taking.lease_s * 1000,
+        attempts_most=taking.attempts_most or hub.settings.gateway.max_attempts,
+        bytes_most=taking.bytes_most,
+        **taking.origin,
+    )
+
+
+def taken_by(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> tuple[Taken, bool]:
+    """Return the messages that a settled record got, and whether it got none at all."""
     handed = hub.mailboxes.handed(mailbox, request_id)
     found = (hub.live_view.get(MessageRow, f"{'/'.join(mailbox)}/{message_id}") for message_id in handed)
     rows = [row for row in found if row is not None and row.request_id == request_id]
@@ -208,6 +216,19 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
         return Taken(), not handed
     rows.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
     return Taken(rows, request_id), False
+
+
+def taken_as_json(hub: Hub, taking: Taking, taken: Taken) -> dict[str, Any]:
+    """Return the messages that a request got, as `DrainedAnswer` describes them."""
+    now_us = hub.log_clock.now_us()
+    answer = {
+        # All of them: the log has handed them out within the limit of bytes.
+        "messages": encoded_within((message_as_json(hub, row) for row in taken.rows), sys.maxsize),
+        "left": sum(hub.mailboxes.ready(one, now_us) for one in taking.mailboxes),
+    }
+    if taking.lease_s is not None and taken.request_id is not None:
+        answer["lease_id"] = taken.request_id
+    return answer
 
 
 @dataclass(frozen=True)
@@ -223,6 +244,28 @@ class LeaseEnds:
     done: list[str]
     refused: dict[str, tuple[str, str]]
     is_new: bool
+
+
+def lease_ends(wanted: Sequence[str], known: Sequence[str], settled: Sequence[SettledRecord]) -> LeaseEnds:
+    """Return the result of records about leased messages.
+
+    Args:
+        wanted: The ids of the messages that were asked for, each once.
+        known: The ids among them that have a record.
+        settled: Their records.
+    """
+    found = dict(zip(known, settled, strict=True))
+    refused = {
+        one: (str(record.reason), str(record.why))
+        for one, record in found.items()
+        if record.verdict == REJECTED
+    }
+    unknown = {one: (UNKNOWN_STREAM, "no such message in this mailbox") for one in wanted if one not in found}
+    return LeaseEnds(
+        done=[one for one in found if one not in refused],
+        refused={one: why for one in wanted if (why := {**unknown, **refused}.get(one)) is not None},
+        is_new=any(record.verdict == ACCEPTED for record in settled),
+    )
 
 
 RecordOf = Callable[[Mailbox, str], OutgoingRecord]
@@ -245,26 +288,15 @@ async def change_leases(
             settled. The same request may be made again.
     """
     wanted = list(dict.fromkeys(message_ids))
-    places = _places(hub, mailboxes, wanted)
+    places = places_of(hub, mailboxes, wanted)
     if len(places) < len(wanted):
         await _catch_up(hub)
-        places = _places(hub, mailboxes, wanted)
+        places = places_of(hub, mailboxes, wanted)
     settled = await hub.appender.settle_all(record_of(place, one) for one, place in places.items())
-    found = dict(zip(places, settled, strict=True))
-    refused = {
-        one: (str(record.reason), str(record.why))
-        for one, record in found.items()
-        if record.verdict == REJECTED
-    }
-    unknown = {one: (UNKNOWN_STREAM, "no such message in this mailbox") for one in wanted if one not in found}
-    return LeaseEnds(
-        done=[one for one in found if one not in refused],
-        refused={one: why for one in wanted if (why := {**unknown, **refused}.get(one)) is not None},
-        is_new=any(record.verdict == ACCEPTED for record in settled),
-    )
+    return lease_ends(wanted, list(places), settled)
 
 
-def _places(hub: Hub, mailboxes: Sequence[Mailbox], message_ids: Sequence[str]) -> dict[str, Mailbox]:
+def places_of(hub: Hub, mailboxes: Sequence[Mailbox], message_ids: Sequence[str]) -> dict[str, Mailbox]:
     """Return for each known message the mailbox among these that has it."""
     return {
         one: mailbox

@@ -21,7 +21,7 @@ from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import iso_moment
 
 # Answers below this are not counted: all connections together have few MiB of them.
-_SMALL_BYTES: Final = 32 * 1024
+SMALL_BYTES: Final = 32 * 1024
 _ROW_BYTES: Final = 1024
 _R = TypeVar("_R")
 
@@ -58,7 +58,7 @@ def answer_bytes_of(hub: Hub, mailbox: Mailbox | None, limit: int, bytes_most: i
 async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
     """Wait until there is room for `size` bytes of the present request's answer. Raises ApiError (503)."""
     wait_s = hub.settings.gateway.settle_timeout_s
-    if size > _SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
+    if size > SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
         raise unavailable("the gateway has too many long answers under way; try again", BUSY)
 
 

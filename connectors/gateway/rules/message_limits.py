@@ -90,24 +90,17 @@ def note_full(hub: Hub, message: Message, settled: SettledRecord) -> None:
         hub.limits.note_full(message.recipient)
 
 
-@contextmanager
-def _only_mailbox(hub: Hub, message: Message) -> Iterator[None]:
+def keep_mailbox(hub: Hub, message: Message) -> None:
     """Let no other request of this gateway send a message of the same id to another mailbox meanwhile.
 
-    The fold cannot find this conflict, because each mailbox only knows its own ids. Raises ApiError (409).
+    The fold cannot find this conflict, because each mailbox only knows its own ids. Remove the id from
+    `hub.under_way.mailboxes` when the message is settled. Raises ApiError (409).
     """
-    message_id, mailbox, under_way = (
-        message.message_id,
-        (message.realm, message.recipient),
-        hub.under_way.mailboxes,
-    )
+    message_id, mailbox = message.message_id, (message.realm, message.recipient)
+    under_way = hub.under_way.mailboxes
     if (hub.mailboxes.mailbox_of(message_id) or under_way.get(message_id, mailbox)) != mailbox:
         raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
     under_way[message_id] = mailbox
-    try:
-        yield
-    finally:
-        under_way.pop(message_id, None)
 
 
 async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRecord:
@@ -119,8 +112,11 @@ async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRec
         BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
     """
     async with hub.under_way.one(message.sender):
-        with _only_mailbox(hub, message):
+        keep_mailbox(hub, message)
+        try:
             settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
+        finally:
+            hub.under_way.mailboxes.pop(message.message_id, None)
     note_full(hub, message, settled)
     return refuse_rejected(settled)
 

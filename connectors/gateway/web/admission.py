@@ -60,7 +60,8 @@ async def no_owner(request: Request) -> str | None:
     return None
 
 
-def _reason_alone(body: Any, why: str) -> str:
+def reason_alone(body: Any, why: str) -> str:
+    """Return the reason of a refusal, without anything of the body."""
     return why
 
 
@@ -86,7 +87,7 @@ class Routes:
         action: Action,
         answer: Any = None,
         owner_of: OwnerOf = no_owner,
-        why_refused: WhyRefused = _reason_alone,
+        why_refused: WhyRefused = reason_alone,
         **options: Any,
     ) -> Callable[[Endpoint], Endpoint]:
         """Return a decorator that adds an endpoint.
@@ -188,7 +189,7 @@ class Gate:
         await self._pace.hold(caller.principal, error)
 
     def note_fault(
-        self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = _reason_alone
+        self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = reason_alone
     ) -> None:
         """Append a record of an admitted caller's request that is malformed (400) or too large (413).
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.messages.message_routes import _message
+from connectors.gateway.messages.message_operations import new_message
 from connectors.gateway.rules.message_limits import post_to_all
 from connectors.gateway.rules.message_models import MessageEnvelope
 from connectors.gateway.web.policy import Caller
@@ -41,7 +41,7 @@ def test_a_broadcast_to_many_has_few_copies_of_its_message_in_memory() -> None:
     async def broadcast() -> int:
         text = canonical(payload).decode()
         messages = [
-            _message(
+            new_message(
                 Caller("ann", "worker"), MessageEnvelope(recipient=f"bo-{n}", type="note"), text, f"m{n}", "b1"
             )
             for n in range(RECIPIENTS)

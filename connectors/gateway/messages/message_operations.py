@@ -1,0 +1,365 @@
+"""The operations of messages that the engine serves: sending, taking and leases (HH-06, DL-01 to 03)."""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
+
+from fastapi import Header, Response
+from pydantic import BaseModel
+
+from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
+from connectors.gateway.messages.blobs import reference_to
+from connectors.gateway.messages.deliveries import (
+    LeaseEnds,
+    Taking,
+    lease_ends,
+    places_of,
+    take_messages,
+    taken_as_json,
+    taken_by,
+    taking_record,
+)
+from connectors.gateway.messages.replies import wait_reply
+from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of, message_as_json
+from connectors.gateway.rules.message_limits import check_limits, keep_mailbox, limited, note_full, post_message
+from connectors.gateway.rules.message_models import (
+    AckRequest,
+    DeliveredAnswer,
+    DrainedAnswer,
+    DrainFilter,
+    ExtendedAnswer,
+    ExtendRequest,
+    LeaseEndAnswer,
+    MessageEnvelope,
+    NackRequest,
+    SendFilter,
+)
+from connectors.gateway.rules.message_policy import check_message
+from connectors.gateway.rules.queue_room import check_room
+from connectors.gateway.services.audit_log import why_refused
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
+from connectors.gateway.web.admission import WhyRefused
+from connectors.gateway.web.answers import json_answer, refuse_rejected
+from connectors.gateway.web.idempotency import request_uuid
+from connectors.gateway.web.models import ERRORS
+from connectors.gateway.web.policy import Action, Caller
+from connectors.live.settled_feed import SettledRecord
+from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
+from schemas.streams.mailboxes.message import LEASED, Message, MessageRow, posting_record, verified_message
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
+
+MESSAGES: Final = "/api/hub/messages"
+RequestId = Annotated[
+    str | None,
+    Header(
+        alias="X-Request-ID",
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="A request with an id that was used before is the same request and gets the same messages.",
+    ),
+]
+"""The header, 1 to 255 visible ASCII characters."""
+
+
+def message_operations(hub: Hub) -> tuple[Operation, ...]:
+    """Return the operations: to send, to take, and then those of leases."""
+    leases = (AcknowledgeMessages(hub), GiveBackMessages(hub), ExtendLease(hub))
+    return (SendMessage(hub), TakeMessages(hub), *leases)
+
+
+def new_message(
+    caller: Caller,
+    envelope: MessageEnvelope,
+    text: str,
+    message_id: str,
+    broadcast_id: str | None = None,
+    blob: BlobReference | None = None,
+) -> Message:
+    """Return the message of a request. `text` is its payload as canonical JSON."""
+    content = (envelope.type, text, JSON_CONTENT)
+    sides = (caller.principal, envelope.recipient)
+    return verified_message(
+        message_id,
+        *sides,
+        *content,
+        from_task=caller.task_id,
+        broadcast_id=broadcast_id,
+        in_reply_to=envelope.in_reply_to,
+        thread=envelope.thread,
+        blob=blob,
+        **envelope.in_the_log(),
+    )
+
+
+class SendMessage(Operation):
+    """Put a message into the mailbox of its recipient, which by default is the hub.
+
+    The answer comes when the message is stored. The answer is 404 for an unknown recipient, and 403 when
+    the caller may not write to the recipient. It is 409 when the idempotency key was used for another
+    message, and 429 when too many messages wait for a listener.
+
+    With `deliver_after_s`, the recipient sees the message after that time. With `expires_in_s`, a message
+    that nobody has taken by then ends as expired. Both count from the time when the log stores the message.
+
+    `blob` is the digest of a large content that was uploaded before, and that only the recipient gets. The
+    answer is 404 for an unknown blob, and 409 for one that was removed or will be soon: upload it again.
+
+    With `wait_reply`, the request waits for a message of the recipient in the caller's mailbox whose
+    `in_reply_to` is this message, takes it, and answers with it. Without a reply in time the answer is 202;
+    the reply will be in the mailbox. A repeated request with the same idempotency key waits again, and gets
+    the same reply. With `reply_lease`, the reply is leased for so many seconds, and `lease_id` names the
+    lease. Unless it is acknowledged in time, the reply is in the mailbox again.
+    """
+
+    NAME = "send_message"
+    PATH = MESSAGES
+    ACTION = Action.MESSAGE_SEND
+    ANSWER = DeliveredAnswer
+    BODY = MessageEnvelope
+    QUERY = SendFilter
+    RESPONSES: ClassVar = {202: {"model": DeliveredAnswer, "description": "No reply came in time."}, **ERRORS}
+    IS_BOUNDED = True
+
+    @property
+    def why_refused(self) -> WhyRefused:
+        """Name recipient and type beside the fault."""
+        return why_refused
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return the message's record. A message with a blob, and one whose reply is awaited, are unusual."""
+        if asked.body.blob is not None or asked.query.wait_reply:
+            raise Unusual
+        self._check(asked)
+        message = self._message(asked, None)
+        keep_mailbox(self.hub, message)
+        asked.known = message
+        return (posting_record(limited(self.hub, message), **asked.origin),)
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Tell the message's id."""
+        note_full(self.hub, asked.known, settled[0])
+        return Answer(_delivered(asked), refuse_rejected(settled[0]).verdict)
+
+    def ended(self, asked: Asked) -> None:
+        """Let others use the message's id."""
+        self.hub.under_way.mailboxes.pop(asked.known.message_id, None)
+
+    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+        """Send a message with a blob, and wait for the reply."""
+        hub, body, wanted = self.hub, asked.body, asked.query
+        self._check(asked)
+        is_new = hub.mailboxes.mailbox_of(str(asked.made)) is None
+        blob = None if body.blob is None else await reference_to(hub, body.blob, body.recipient, is_new=is_new)
+        message, said = self._message(asked, blob), _delivered(asked)
+        if not wanted.wait_reply:
+            return json_answer(said, verdict=(await post_message(hub, message, asked.origin)).verdict)
+        mailboxes = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
+        with hub.mailbox_waits.waiting(mailboxes, is_taker=False) as wait:
+            settled = await post_message(hub, message, asked.origin)
+            reply = await wait_reply(
+                hub,
+                wait,
+                message.message_id,
+                message.recipient,
+                wanted.wait_reply,
+                asked.origin,
+                partial(is_gone, is_probed=wanted.reply_lease is None),
+                wanted.reply_lease,
+            )
+        if reply is None:
+            return json_answer(said, 202, settled.verdict)
+        if reply.status == LEASED:
+            said["lease_id"] = reply.request_id
+        return json_answer({**said, "reply": message_as_json(hub, reply)}, verdict=settled.verdict)
+
+    def _check(self, asked: Asked) -> None:
+        check_message(self.hub, asked.caller, asked.body.recipient, asked.body.type, self.route)
+
+    def _message(self, asked: Asked, blob: BlobReference | None) -> Message:
+        """Return the message. Raises ApiError (429) if a new one exceeds a limit."""
+        text = canonical(asked.body.payload).decode("utf-8")
+        message = new_message(asked.caller, asked.body, text, str(asked.made), blob=blob)
+        if asked.key is None or self.hub.mailboxes.mailbox_of(message.message_id) is None:
+            check_room(self.hub, message.sender, message.recipient)
+            check_limits(self.hub, message)
+        return message
+
+
+def _delivered(asked: Asked) -> dict[str, Any]:
+    return {"delivered": asked.body.deliver_after_s is None, "message_id": str(asked.made)}
+
+
+class _Taken(NamedTuple):
+    taking: Taking
+    mailbox: Mailbox
+    request_id: str
+
+
+class TakeMessages(Operation):
+    """Take at most `limit` messages out of the caller's mailbox, the most urgent first.
+
+    The list is empty when no message waits. With `wait`, the request waits up to so many seconds for the
+    first one. Only one request gets each message. The bodies of one answer have `limits.answer_bytes` at
+    most, unless there is only one. The field `left` is the number of messages that still wait. A request
+    with the `X-Request-ID` of an earlier one gets the same messages again.
+
+    With `lease`, the messages are leased for so many seconds. A message that is not acknowledged in this
+    time (`ack`) is handed out again, before newer ones of its priority. It is dead when it was handed out
+    `gateway.max_attempts` times.
+    """
+
+    NAME = "drain_messages"
+    METHOD = "GET"
+    PATH = MESSAGES
+    ACTION = Action.MESSAGE_DRAIN
+    ANSWER = DrainedAnswer
+    QUERY = DrainFilter
+    KEY: ClassVar = RequestId
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return the claim or the lease, if a message waits. Repeated requests and long answers are unusual."""
+        hub = self.hub
+        if asked.key is not None:
+            raise Unusual
+        hub.appender.check()
+        taking, now_us = self._taking(asked), hub.log_clock.now_us()
+        mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
+        if mailbox is None:
+            raise Unusual
+        # Others wait for room, or for a sign of the client.
+        is_small = answer_bytes_of(hub, mailbox, taking.limit, taking.bytes_most) <= SMALL_BYTES
+        if not is_small or (taking.lease_s is None and not asked.is_heard()):
+            raise Unusual
+        asked.known = _Taken(taking, mailbox, taking.request_id(0))
+        return (taking_record(hub, *asked.known),)
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Hand out the messages that the log gave to this request."""
+        refuse_rejected(settled[0])
+        taken, is_lost = taken_by(self.hub, *asked.known)
+        if is_lost:
+            raise Unusual  # other readers were faster
+        return Answer(taken_as_json(self.hub, asked.known.taking, taken))
+
+    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+        """Wait for the first message, and give a repeated request what it got before."""
+        taking = self._taking(asked)
+        # A lease comes back by itself from a client that has gone.
+        taken = await take_messages(self.hub, taking, partial(is_gone, is_probed=taking.lease_s is None))
+        return json_answer(taken_as_json(self.hub, taking, taken))
+
+    def _taking(self, asked: Asked) -> Taking:
+        settings, wanted, key = self.hub.settings, asked.query, asked.key
+        return Taking(
+            mailboxes=own_mailboxes(asked.caller, settings.gateway.mailbox_per_token),
+            origin=asked.origin,
+            made=request_uuid(asked.caller.requester, None if key is None else f"drain/{key}"),
+            is_repeatable=key is not None,
+            limit=wanted.limit,
+            bytes_most=settings.limits.answer_bytes,
+            lease_s=wanted.lease,
+            wait_s=wanted.wait,
+        )
+
+
+class _LeaseOperation(Operation):
+    """An operation on leased messages, with a record for each."""
+
+    ACTION = Action.MESSAGE_DRAIN
+    ANSWER: ClassVar[type[BaseModel]] = LeaseEndAnswer
+
+    @abstractmethod
+    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
+        """Return the record about one message."""
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return a record for each message that is in one of the caller's mailboxes."""
+        wanted = list(dict.fromkeys(asked.body.message_ids))
+        places = places_of(self.hub, self._mailboxes(asked), wanted)
+        if len(places) < len(wanted) and not asked.is_fresh:
+            raise Behind
+        asked.known = wanted, list(places)
+        return [self.record(asked, place, one) for one, place in places.items()]
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Tell which messages were changed, and why the others were not."""
+        wanted, known = asked.known
+        ends = lease_ends(wanted, known, settled)
+        refused = [
+            {"message_id": one, "reason": reason, "message": why} for one, (reason, why) in ends.refused.items()
+        ]
+        verdict = ACCEPTED if ends.is_new else DUPLICATE if ends.done else None
+        return Answer({"done": ends.done, "refused": refused, **self.more(asked, ends)}, verdict)
+
+    def more(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
+        """Return more fields of the answer."""
+        return {}
+
+    def _mailboxes(self, asked: Asked) -> tuple[Mailbox, ...]:
+        return own_mailboxes(asked.caller, self.hub.settings.gateway.mailbox_per_token)
+
+
+class AcknowledgeMessages(_LeaseOperation):
+    """Acknowledge leased messages, so that they are never handed out again.
+
+    It also works after the end of the lease, until a message is handed out again. `refused` lists the
+    messages of which the caller no longer has the lease. Acknowledging again changes nothing.
+    """
+
+    NAME = "acknowledge_messages"
+    PATH = f"{MESSAGES}/ack"
+    BODY = AckRequest
+
+    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
+        """Return the acknowledgement."""
+        return ack_record(*mailbox, message_id, asked.body.lease_id, **asked.origin)
+
+
+class GiveBackMessages(_LeaseOperation):
+    """Give leased messages back, to be handed out again at once, or to be dead after the last attempt.
+
+    `reason` is shown with a message that is dead. `refused` lists the messages of which the caller no
+    longer has the lease. Giving a message back again changes nothing.
+    """
+
+    NAME = "give_back_messages"
+    PATH = f"{MESSAGES}/nack"
+    BODY = NackRequest
+
+    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
+        """Return the record that gives the message back."""
+        return nack_record(*mailbox, message_id, asked.body.lease_id, asked.body.reason, **asked.origin)
+
+
+class ExtendLease(_LeaseOperation):
+    """Set a new end for the lease of messages, `lease` seconds from now.
+
+    `refused` lists the messages of which the caller no longer has the lease. A request that is repeated
+    with the same idempotency key changes nothing.
+    """
+
+    NAME = "extend_lease"
+    PATH = f"{MESSAGES}/extend"
+    ANSWER = ExtendedAnswer
+    BODY = ExtendRequest
+
+    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
+        """Return the extension."""
+        lease_id, lease_ms = asked.body.lease_id, asked.body.lease * 1000
+        ce_id = str(uuid.uuid5(asked.made, message_id))
+        return extension_record(*mailbox, message_id, lease_id, lease_ms, ce_id=ce_id, **asked.origin)
+
+    def more(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
+        """Tell the earliest end of the leases; None without a message."""
+        keys = ["/".join((*mailbox, one)) for one in ends.done for mailbox in self._mailboxes(asked)]
+        rows = [self.hub.live_view.get(MessageRow, key) for key in keys]
+        found = [row.lease_until for row in rows if row is not None and row.lease_until is not None]
+        return {"deadline": iso_moment(min(found)) if found else None}
