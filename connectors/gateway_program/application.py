@@ -13,6 +13,7 @@ from connectors.gateway.agents.agent_routes import add_agent_routes
 from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
 from connectors.gateway.contracts.contract_routes import add_contract_routes
+from connectors.gateway.engine.engine import Engine
 from connectors.gateway.engine.operation_routes import add_operation
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
@@ -71,7 +72,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_contract_routes(app, hub.settings)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
-    send, take, *leases = message_operations(hub)
+    send, take, *leases = operations = message_operations(hub)
     add_operation(routes, gate, send)
     add_message_routes(routes, hub)
     add_operation(routes, gate, take)
@@ -96,6 +97,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_mqtt_agent_routes(routes, hub)
     add_xml_routes(routes, hub)
     add_pump_routes(routes, hub)
+    app.state.engine = Engine(hub, gate, operations)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     return app
 

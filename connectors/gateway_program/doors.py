@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from connectors.dashboard.application import Dashboard
+from connectors.gateway.engine.engine import Engine
 from connectors.gateway.services.hub import Hub
 from connectors.gateway_program.application import build_application
 from connectors.out_of_band.door import OutOfBandDoor
@@ -30,6 +31,7 @@ class Door:
         send_buffer_bytes: The size of the kernel's send buffer for each connection; None for the default.
         socket_path: The Unix socket to listen on instead of host and port; None for a door with a port. Only
             one gateway at a time has the socket.
+        engine: Serves usual requests of the door in the place of the application. None: there is none.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Door:
     lifespan: Literal["on", "off"] = "off"
     send_buffer_bytes: int | None = None
     socket_path: Path | None = None
+    engine: Engine | None = None
 
 
 def doors_of(hub: Hub) -> list[Door]:
@@ -50,7 +53,8 @@ def doors_of(hub: Hub) -> list[Door]:
     this function before `Hub.open`, because applications register callbacks of the live view.
     """
     gateway, dashboard, agent_mcp = hub.settings.gateway, hub.settings.dashboard, hub.settings.agent_mcp
-    doors = [Door("hub", build_application(hub), gateway.host, gateway.port, "gateway.port")]
+    app = build_application(hub)
+    doors = [Door("hub", app, gateway.host, gateway.port, "gateway.port", engine=app.state.engine)]
     if dashboard.port:
         page = Dashboard(hub)
         door = Door("dashboard", page.app, dashboard.host, dashboard.port, "dashboard.port", page.opened, "on")

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import structlog
 import uvicorn
 
+from connectors.gateway.engine.direct_http import DirectHttp
 from connectors.gateway.web.bounded_http import BoundedHttp, TlsEntry
 from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget
 from connectors.gateway_program.descriptors import accepted_at_once, fit_to_descriptors
@@ -63,7 +64,9 @@ class HttpServer(uvicorn.Server):
 
     def _protocol(self, **options: Any) -> BoundedHttp | TlsEntry:
         """Return the protocol of a new connection."""
-        http = partial(BoundedHttp, budget=self._budget, listener=self._door.name, **options)
+        engine = self._door.engine
+        kind = BoundedHttp if engine is None else partial(DirectHttp, engine=engine)
+        http = partial(kind, budget=self._budget, listener=self._door.name, **options)
         if self._tls is None:
             return http()
         return TlsEntry(self._budget, self._door.name, self._tls, http)

@@ -85,6 +85,9 @@ class Metrics:
         self._verdicts = counter(
             "verdicts", "Records that the live view has settled, since it started.", "verdict", "reason"
         )
+        self._direct = counter(
+            "direct_requests", "Requests that the engine began, by how they ended.", "result"
+        )
         self._calls = counter("mcp_calls", "Calls of MCP tools, by how they ended.", "tool", "result")
         self._readers = Gauge(
             "trunkline_event_readers", "Connections that follow events now.", ["door"], registry=self._registry
@@ -100,6 +103,10 @@ class Metrics:
     def called(self, tool: str, result: str) -> None:
         """Count a call of an MCP tool. `result` is `ok` or the reason of the failure, such as `malformed`."""
         self._calls.labels(tool, result).inc()
+
+    def direct(self, result: str) -> None:
+        """Count a request that the engine began. `result` is `answered`, `refused` or `passed_on`."""
+        self._direct.labels(result).inc()
 
     def readers(self, door: str, more: int) -> None:
         """Add `more` to the number of open event streams at a door: 1 when a stream begins, -1 when it ends."""
