@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, Self
 
 import httpx
@@ -127,10 +127,15 @@ CALM: Final = {"http": http_trips, "mqtt": mqtt_trips, "mcp": mcp_trips, "file":
 
 
 class Window:
-    """The round trips that began in some turns: their times by principal, and what failed. Thread-safe."""
+    """The round trips that began in some turns: their times by principal, and what failed. Thread-safe.
+
+    Attributes:
+        health_ms: The times of GET /healthz meanwhile.
+    """
 
     def __init__(self) -> None:
         self.took_ms: defaultdict[str, list[float]] = defaultdict(list)
+        self.health_ms: list[float] = []
         self.failures: Counter[str] = Counter()
 
     def all_ms(self) -> list[float]:
@@ -139,7 +144,7 @@ class Window:
 
 
 class CalmClients:
-    """All principals of `CALM`, each on a thread of its own. A context manager.
+    """All principals of `CALM`, and somebody who asks for /healthz, each on a thread. A context manager.
 
     Attributes:
         window: Gets the round trips that begin from now on. None: they are not kept.
@@ -158,10 +163,15 @@ class CalmClients:
             trips = {
                 name: opened.enter_context(make(self._settings, self._operator)) for name, make in CALM.items()
             }
+            health = opened.enter_context(
+                httpx.Client(base_url=self._settings.gateway_url, timeout=WITHIN_S, trust_env=False)
+            )
             self._open = opened.pop_all()
         for name, trip in trips.items():
             thread = threading.Thread(target=self._run, args=(name, trip), name=f"calm-{name}", daemon=True)
             self._threads.append(thread)
+        self._threads.append(threading.Thread(target=self._ask_health, args=(health,), daemon=True))
+        for thread in self._threads:
             thread.start()
         return self
 
@@ -170,6 +180,14 @@ class CalmClients:
         for thread in self._threads:
             thread.join(2 * WITHIN_S)
         self._open.close()
+
+    def _ask_health(self, client: httpx.Client) -> None:
+        while not self._stop.wait(PAUSE_S):
+            window, began = self.window, time.monotonic()
+            with suppress(httpx.HTTPError):  # it counts with the time that it took
+                client.get("/healthz")
+            if window is not None:
+                window.health_ms.append((time.monotonic() - began) * 1000)
 
     def _run(self, name: str, trip: Trip) -> None:
         while not self._stop.wait(PAUSE_S):

@@ -18,7 +18,8 @@ the control's turns; `worst_ratio` divides by that in the calm ones. The limit i
 latter has the flooder's own processor time in it. `memory_share` is the gateway's memory after the flood,
 divided by 1.2 times that before it and 4 kB for each record that was added meanwhile. `refusal_share` is the
 number of rows of refusals that the flood left in the ledger, divided by what the bounded rate of refusals
-allows. Limits that were not held are in `not_held`, and the exit code is 1.
+allows. `healthz_delay_ms` is the p99 of GET /healthz in the flood's turns minus that in the control's. Limits
+that were not held are in `not_held`, and the exit code is 1.
 
     ./trunkline bench flood --json
 """
@@ -53,7 +54,12 @@ from trunkline_agent.mcp.signing import new_key_pair
 from trunkline_agent.wire.verdicts import REJECTED
 
 DOORS: Final = tuple(name for name in TURNS if name != BURN)
-AT_MOST: Final = {"worst_control_ratio": 2.0, "worst_memory_share": 1.0, "worst_refusal_share": 1.0}
+AT_MOST: Final = {
+    "worst_control_ratio": 2.0,
+    "worst_memory_share": 1.0,
+    "worst_refusal_share": 1.0,
+    "worst_healthz_delay_ms": 100.0,
+}
 WARM_S: Final = 8.0
 RECOVERY_S: Final = 60.0
 END_S: Final = 120.0
@@ -209,6 +215,9 @@ def figures(found: Door, counts: Mapping[str, int], records: int) -> dict[str, A
     calm_ratio, control_ratio = p99_ratio(found.flood, found.calm), p99_ratio(found.flood, found.control)
     answers: Counter[str] = sum((Counter(turn.answers) for turn in found.turns), Counter())
     seconds = sum(turn.seconds for turn in found.turns)
+    turns = {"calm": found.calm, "flood": found.flood, "control": found.control}
+    health = {name: quantile(one.health_ms, 0.99) for name, one in turns.items() if one.health_ms}
+    delay_ms = round(health["flood"] - health["control"], 1) if len(health) == len(turns) else None
     return {
         "calm": trips(found.calm),
         "control": trips(found.control),
@@ -217,6 +226,8 @@ def figures(found: Door, counts: Mapping[str, int], records: int) -> dict[str, A
         "p99_control_ratio": control_ratio,
         "worst_ratio": max(calm_ratio.values(), default=None),
         "worst_control_ratio": max(control_ratio.values(), default=None),
+        "healthz_p99_ms": {name: round(one, 1) for name, one in health.items()},
+        "healthz_delay_ms": delay_ms,
         "failures": dict(found.flood.failures),
         "answers": dict(answers),
         "sent_per_s": round(answers.total() / seconds) if seconds else None,
@@ -270,7 +281,7 @@ def measure(args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     }
     worst = {
         f"worst_{name}": max((one[name] for one in result.values() if one[name] is not None), default=None)
-        for name in ("memory_share", "refusal_share")
+        for name in ("memory_share", "refusal_share", "healthz_delay_ms")
     }
     failures = {f"{door}, calm: {why}" for door, found in doors.items() for why in found.calm.failures}
     return {
