@@ -6,11 +6,16 @@ A producer with one request in flight keeps the order of each partition, so only
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import structlog
+
 from schemas.wire.record import Record
+
+log = structlog.stdlib.get_logger(__name__)
 
 
 class OwnRecord:
@@ -50,10 +55,11 @@ class OwnRecord:
 class OwnRecords:
     """The records on their way, by partition in the order in which they were sent.
 
-    Thread-safe for any publishers, which take turns by themselves, and one reader.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._waiting: dict[int, deque[OwnRecord]] = {}
 
     def expect(
@@ -61,17 +67,39 @@ class OwnRecords:
     ) -> None:
         """Wait for a record that is about to be sent."""
         sent.header_values, sent.value = header_values, value
-        self._waiting.setdefault(partition, deque()).append(sent)
+        with self._lock:
+            waiting = self._waiting.setdefault(partition, deque())
+            # For as long as Kafka stores nothing, the reader removes none of those that have failed.
+            while waiting and waiting[0].done():
+                waiting.popleft()
+            waiting.append(sent)
 
     def seen(self, record: Record) -> OwnRecord | None:
         """Return the record on its way that the reader has got now. None: it is of somebody else."""
-        waiting = self._waiting.get(record.partition)
-        while waiting:
-            oldest = waiting[0]
-            if oldest.done():  # it has failed
-                waiting.popleft()
-                continue
-            if oldest.value != record.value or oldest.header_values != record.header_values:
-                return None
-            return waiting.popleft()
+        with self._lock:
+            waiting = self._waiting.get(record.partition)
+            while waiting:
+                oldest = waiting[0]
+                if oldest.done():  # it has failed
+                    waiting.popleft()
+                    continue
+                if oldest.value != record.value or oldest.header_values != record.header_values:
+                    return None
+                return waiting.popleft()
         return None
+
+    def take_all(self) -> list[OwnRecord]:
+        """Return all records on their way, and expect none of them any more."""
+        with self._lock:
+            found = [sent for waiting in self._waiting.values() for sent in waiting if not sent.done()]
+            self._waiting.clear()
+        return found
+
+
+def settle_own(settled: Iterable[tuple[OwnRecord, Any]]) -> None:
+    """Hand over what the reader made of records. An error of who is told is logged, and holds up no other."""
+    for sent, found in settled:
+        try:
+            sent.settle(found)
+        except Exception:
+            log.exception("own_record_failed")

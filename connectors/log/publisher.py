@@ -96,6 +96,9 @@ class Append(Future[Position]):
             raise BackboneUnreachable(f"Kafka did not acknowledge within {timeout} s") from None
 
 
+_Promise = Append | OwnRecord
+
+
 class Publisher:
     """A Kafka producer for the one topic. Thread-safe; use it as a context manager, or end it with `close`.
 
@@ -130,10 +133,11 @@ class Publisher:
         self._cut_beyond = settings.limits.payload_bytes if cut_beyond is None else cut_beyond
         self._room = threading.Condition()
         self._outstanding_bytes = 0
+        self._blocked = 0  # calls that wait for room
         self._failure: Exception | None = None
         # Held while a record is handed over, so that two threads cannot swap their records.
         self._order = threading.Lock()
-        self._pending: deque[tuple[float, Append | OwnRecord]] = deque()  # with its deadline, oldest first
+        self._pending: deque[tuple[float, _Promise]] = deque()  # with its deadline, oldest first
         self._closed = threading.Event()
         self._client_error: KafkaError | None = None
         reach_kafka(kafka)
@@ -174,11 +178,11 @@ class Publisher:
         self._hand_over(append, record, size, answered)
         return append
 
-    def send(self, record: OutgoingRecord, done: Callable[[Any], None]) -> None:
+    def send(self, record: OutgoingRecord, done: Callable[[Any], None], *, may_block: bool = True) -> bool:
         """Send `record` to Kafka, and call `done` once: with what the reader made of it, or with an error.
 
-        The reader calls it when the record has come back (`own`), or this publisher's thread. Otherwise as
-        `append`; its errors are those of an `Append`.
+        The reader calls it when the record has come back (`own`), or this publisher's thread, or this method.
+        Otherwise as `append`. Without `may_block`, False, and nothing is sent, if the call would have to wait.
         """
         record = oversized(record, self._cut_beyond)
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
@@ -188,11 +192,9 @@ class Publisher:
             if error is not None:
                 self._refused(sent, record, size, error)
 
-        self._hand_over(sent, record, size, answered)
+        return self._hand_over(sent, record, size, answered, may_block)
 
-    def _refused(
-        self, promise: Append | OwnRecord, record: OutgoingRecord, size: int, error: KafkaError
-    ) -> None:
+    def _refused(self, promise: _Promise, record: OutgoingRecord, size: int, error: KafkaError) -> None:
         """Handle an error of Kafka for one record."""
         self._fail(KafkaException(error))
         if not promise.done():
@@ -204,34 +206,34 @@ class Publisher:
                 promise.set_exception(self._reason(KafkaException(error)))
 
     def _hand_over(
-        self, promise: Append | OwnRecord, record: OutgoingRecord, size: int, answered: _Answered
-    ) -> None:
-        with self._order:
-            if not self._take_room(size):
-                self._fail(self._failure or TimeoutError("too much waits to be sent"))
-                promise.set_exception(self._unreachable(self._failure))
-                return
-            try:
-                with self._room:  # a failure happens before this or after it, and purges the producer's queue
-                    if self._failure is not None:
-                        raise self._failure
-                    self._send(record, answered, promise)
-            except (KafkaException, BufferError, ValueError, TimeoutError) as error:
-                self._give_room(size)
-                why = self._reason(error)
-                if not isinstance(why, RecordRefused):
-                    self._fail(error)
-                promise.set_exception(why)
-                return
-            self._pending.append((time.monotonic() + self._kafka.delivery_timeout_s, promise))
+        self, promise: _Promise, record: OutgoingRecord, size: int, answered: _Answered, may_block: bool = True
+    ) -> bool:
+        if not self._take_room(size, may_block):
+            if self._failure is None and not may_block:
+                return False
+            self._fail(self._failure or TimeoutError("too much waits to be sent"))
+            promise.set_exception(self._unreachable(self._failure))
+            return True
+        with self._order:  # but not while somebody is told, who may send the next record at once
+            error = self._produced(promise, record, answered)
+        if error is not None:
+            self._give_room(size)
+            if not isinstance(why := self._reason(error), RecordRefused):
+                self._fail(error)
+            promise.set_exception(why)
+        return True
 
-    def has_room(self, record: OutgoingRecord) -> bool:
-        """Return whether `append` of this record would now return at once, without a wait for earlier records.
-
-        Also True if this publisher has failed: then `append` returns a failed future at once.
-        """
-        size = len(record.value) + _RECORD_OVERHEAD_BYTES
-        return self._failure is not None or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES
+    def _produced(self, promise: _Promise, record: OutgoingRecord, answered: _Answered) -> Exception | None:
+        """Give a record to the producer. Return the error if it does not take it."""
+        try:
+            with self._room:  # a failure happens before this or after it, and purges the producer's queue
+                if self._failure is not None:
+                    raise self._failure
+                self._send(record, answered, promise)
+        except (KafkaException, BufferError, ValueError, TimeoutError) as error:
+            return error
+        self._pending.append((time.monotonic() + self._kafka.delivery_timeout_s, promise))
+        return None
 
     def append_cut(self, record: OutgoingRecord) -> Append:
         """Append only the first KiB of a record that Kafka has refused for its size, and return its future."""
@@ -326,7 +328,7 @@ class Publisher:
                 self._producer.close()  # otherwise its threads live until the next garbage collection
                 raise librdkafka_unreachable(self._kafka, known or why, f", topic {self._kafka.topic!r}")
 
-    def _send(self, record: OutgoingRecord, answered: _Answered, promise: Append | OwnRecord) -> None:
+    def _send(self, record: OutgoingRecord, answered: _Answered, promise: _Promise) -> None:
         partition = record.partition
         if partition is None:
             partition = partition_for(record.key, self._kafka.partitions)
@@ -343,14 +345,20 @@ class Publisher:
             on_delivery=answered,
         )
 
-    def _take_room(self, size: int) -> bool:
+    def _take_room(self, size: int, may_block: bool) -> bool:
         deadline = time.monotonic() + self._kafka.delivery_timeout_s
         with self._room:
+            # Behind those that wait already, or small records would leave no room for a large one.
+            if not may_block and self._blocked:
+                return False
             while self._failure is None:
                 if not self._outstanding_bytes or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES:
                     self._outstanding_bytes += size
                     return True
-                if not self._room.wait(max(0.0, deadline - time.monotonic())):
+                self._blocked += 1
+                is_free = may_block and self._room.wait(max(0.0, deadline - time.monotonic()))
+                self._blocked -= 1
+                if not is_free:
                     return False
         return False
 

@@ -100,12 +100,14 @@ class LogAppender:
         return self._away
 
     def check(self) -> Publisher:
-        """Return the publisher, or raise BackboneUnreachable if Kafka is known to be unreachable.
+        """Return the publisher. Raise BackboneUnreachable if Kafka is known to be away, or the view ended.
 
         A handler calls this method before it does other work for a request that appends a record, because
         `settle` would then fail at once. It does not ask Kafka, so it does not block.
         """
         publisher, away = self._publisher, self.away
+        if self._live_view.failure is not None:
+            away = "the live view has stopped"  # and gives no verdict
         if away is not None or publisher is None:
             raise BackboneUnreachable(f"nothing can be appended now: {away or 'the publisher has failed'}")
         return publisher
@@ -171,9 +173,7 @@ class LogAppender:
 
         why = f"the record was not settled within {self._timeout_s:g} s"
         timer = loop.call_later(self._timeout_s, lambda: end(BackboneUnreachable(why)))
-        if publisher.has_room(record):
-            publisher.send(record, came_back)
-        else:
+        if not publisher.send(record, came_back, may_block=False):
             self._hands.submit(publisher.send, record, came_back)
 
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
@@ -247,16 +247,15 @@ class LogAppender:
         self._log_clock.sample(record.ce_id)
         self._calls += 1
         call, self._under_way[self._calls] = self._calls, time.monotonic()
+        append = Append()
+        append.add_done_callback(lambda _: self._under_way.pop(call, None))
         try:
-            if publisher.has_room(record):
-                append = publisher.append(record)
-            else:
-                handing = asyncio.wrap_future(self._hands.submit(publisher.append, record))
-                append = await asyncio.wait_for(handing, self._timeout_s)
+            if not publisher.send(record, append.came_back, may_block=False):
+                sending = self._hands.submit(publisher.send, record, append.came_back)
+                await asyncio.wait_for(asyncio.wrap_future(sending), self._timeout_s)
         except BaseException:
             self._under_way.pop(call, None)
             raise
-        append.add_done_callback(lambda _: self._under_way.pop(call, None))
         return append
 
     def _watch_over(self) -> None:

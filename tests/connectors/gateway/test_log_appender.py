@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from connectors.gateway.services.log_appender import LogAppender
+from schemas.settings.settings import GatewaySettings, Settings
+from schemas.wire.record import OutgoingRecord
+from trunkline_agent.errors import BackboneUnreachable
 
 LOOKS = 100_000
 
@@ -35,3 +43,47 @@ def test_whether_kafka_is_away_can_be_asked_while_appends_begin_and_end(backbone
         done.set()
         other.join(10)
         sys.setswitchinterval(usual)
+
+
+RECORD = OutgoingRecord("job/0a1b2c3d", "id", "http", "ada", "job.event", b"{}")
+
+
+class SilentPublisher:
+    """A publisher whose records come back when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Callable[[Any], None]] = []
+
+    def send(self, record: OutgoingRecord, done: Callable[[Any], None], *, may_block: bool = True) -> bool:
+        """As of the publisher."""
+        self.sent.append(done)
+        return True
+
+
+@pytest.mark.requirement("ST-98")
+def test_a_record_that_does_not_come_back_is_an_error_in_time_and_nothing_when_it_comes_late() -> None:
+    settings = Settings(gateway=GatewaySettings(settle_timeout_s=0.1))
+    publisher, told = SilentPublisher(), list[Any]()
+    view: Any = SimpleNamespace(failure=None)
+
+    async def settle() -> None:
+        appender = LogAppender(settings, view)
+        appender.settle_then(RECORD, told.append)
+        assert [type(one) for one in told] == [BackboneUnreachable] and not publisher.sent
+        told.clear()
+        appender._away, appender._publisher = None, publisher  # type: ignore[assignment]
+        for _ in range(2):
+            appender.settle_then(RECORD, told.append)
+        publisher.sent[0]("settled")
+        assert told == ["settled"]
+        async with asyncio.timeout(10):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+        assert isinstance(told[1], BackboneUnreachable) and appender.away == "Kafka does not answer"
+        for late in publisher.sent:
+            late("late")
+            late(BackboneUnreachable("late"))
+        await asyncio.sleep(0.2)
+        assert len(told) == 2 and appender.away is None
+
+    asyncio.run(settle())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from connectors.log import publisher as publishers
 from connectors.log.own_records import OwnRecord, OwnRecords
 from connectors.log.publisher import Position, Publisher, RecordRefused
 from connectors.log.topic_consumer import LogTail
@@ -126,3 +128,50 @@ def test_records_that_do_not_come_back_in_time_are_errors_and_the_publisher_has_
         publisher.send(outgoing(1), found.append)
         wait_until(lambda: publisher.failed and found, what="the failure")
     assert isinstance(found[0], Exception)
+
+
+def test_what_is_told_that_its_record_was_refused_may_send_the_next_one(backbone_settings: Settings) -> None:
+    found, limit = list[Any](), backbone_settings.kafka.record_limit_bytes
+    with Publisher(backbone_settings, own=OwnRecords(), cut_beyond=2 * limit) as publisher:
+
+        def refused(error: Any) -> None:
+            found.append(error)
+            if len(found) < 3:
+                publisher.send(outgoing(len(found), value=b"x" * (limit + 1)), refused)
+
+        # As a thread of its own, so that a deadlock is a failure of this test alone.
+        sending = threading.Thread(target=publisher.send, args=(outgoing(0, value=b"x" * (limit + 1)), refused))
+        sending.daemon = True
+        sending.start()
+        sending.join(10)
+        assert not sending.is_alive() and [type(one) for one in found] == [RecordRefused] * 3
+
+
+def test_a_call_that_must_not_block_waits_for_no_room_and_takes_none_from_those_that_do(
+    backbone_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers, "OUTSTANDING_LIMIT_BYTES", 1_000_000)
+    found, large = list[Any](), b"x" * 600_000
+    kafka = backbone_settings.kafka.model_copy(update={"delivery_timeout_s": 3.0})
+    settings = backbone_settings.model_copy(update={"kafka": kafka})
+    with Publisher(settings, own=OwnRecords(), cut_beyond=1_000_000) as publisher:
+        publisher.send(outgoing(1, value=large), found.append)
+        waiting = threading.Thread(target=publisher.send, args=(outgoing(2, value=large), found.append))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        began = time.monotonic()
+        for value in (large, b"{}"):  # the small one would take the room of the one that waits
+            assert not publisher.send(outgoing(3, value=value), found.append, may_block=False)
+        assert time.monotonic() - began < 1
+        waiting.join(20)
+
+
+@pytest.mark.requirement("ST-98")
+def test_records_that_failed_are_forgotten_also_while_none_comes_back() -> None:
+    own = OwnRecords()
+    for number in range(1000):
+        sent = OwnRecord(lambda _: None, lambda: None)
+        own.expect(0, sent, (b"%d" % number,), b"value")
+        sent.set_exception(ValueError())
+    assert len(own._waiting[0]) == 1
