@@ -27,6 +27,8 @@ class UnderWay:
         self._most = most
         self._count: Counter[str] = Counter()
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._ended: deque[str] = deque()
+        self._is_ending = False
         self.mailboxes: dict[str, tuple[str, str]] = {}
 
     def begin(self, principal: str, start: Callable[[], None]) -> None:
@@ -41,7 +43,22 @@ class UnderWay:
             self._waiting.setdefault(principal, deque()).append(start)
 
     def end(self, principal: str) -> None:
-        """Note that a record is no longer under way. Its place goes to the oldest one that waits."""
+        """Note that a record is no longer under way. Its place goes to the oldest one that waits.
+
+        A record that begins so may fail at once, and end within this call. That takes no more of the stack,
+        because thousands may fail one after the other.
+        """
+        self._ended.append(principal)
+        if self._is_ending:
+            return
+        self._is_ending = True
+        try:
+            while self._ended:
+                self._give_on(self._ended.popleft())
+        finally:
+            self._is_ending = False
+
+    def _give_on(self, principal: str) -> None:
         waiting = self._waiting.get(principal)
         if waiting:
             start = waiting.popleft()

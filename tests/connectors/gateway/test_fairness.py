@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 
@@ -129,3 +130,20 @@ def test_nothing_is_kept_of_principals_without_records_under_way() -> None:
         return len(under_way._waiting) + len(under_way._count)
 
     assert asyncio.run(kept()) == 0
+
+
+@pytest.mark.requirement("ST-98")
+def test_however_many_requests_wait_their_records_may_all_fail_at_once() -> None:
+    under_way, ended = UnderWay(most=1), list[int]()
+
+    def fail(number: int) -> None:
+        ended.append(number)
+        under_way.end("loud")
+
+    under_way.begin("loud", lambda: None)
+    for number in range(5000):
+        under_way.begin("loud", partial(fail, number))
+    under_way.begin("calm", lambda: None)
+    under_way.end("loud")
+    assert ended == list(range(5000))
+    assert under_way._waiting == {} and under_way._count == {"calm": 1}
