@@ -42,7 +42,7 @@ class DirectHttp(BoundedHttp):
         super().__init__(**options)
         self._engine = engine
         self._exchange: Exchange | None = None
-        self._has_served = False
+        self._served = 0
         self._ends = False
 
     def data_received(self, data: bytes) -> None:
@@ -56,8 +56,11 @@ class DirectHttp(BoundedHttp):
         if self._exchange is not None and not self.transport.is_closing():
             return Phase.ANSWERING, self._exchange
         phase, request = super().phase()
-        is_idle = phase is Phase.HEAD and self._has_served and not self.unread
-        return (Phase.IDLE if is_idle else phase), request
+        if request is None and self._served:
+            request = self._served
+            if phase is Phase.HEAD and not self.unread:
+                phase = Phase.IDLE
+        return phase, request
 
     def shutdown(self) -> None:
         """Close the connection, after the answer that is under way. uvicorn calls it when the server ends."""
@@ -101,11 +104,13 @@ class DirectHttp(BoundedHttp):
         data = exchange.request + bytes(self.unread)
         self.unread.clear()
         super().data_received(data)
+        if self._ends:
+            super().shutdown()
 
     def _begin(self, data: bytes) -> bool:
         """Begin a request. Return False, and do nothing, if it is not usual."""
         end = data.find(_END)
-        if not 0 < end <= HEAD_BYTES or self.flow.write_paused or self.transport.is_closing():
+        if not 0 < end <= HEAD_BYTES - len(_END) or self.flow.write_paused or self.transport.is_closing():
             return False
         line_end = data.find(b"\r\n")
         operation, query = self._engine.find(data[:line_end])
@@ -131,7 +136,8 @@ class DirectHttp(BoundedHttp):
             return False
         self._unset_keepalive_if_required()
         self.reading = "nothing"
-        self._has_served = True
+        self._served += 1
+        self.cycle = None  # type: ignore[assignment]  # an earlier request, which says nothing of this one
         self._exchange = exchange
         self._engine.begin(exchange)
         return True

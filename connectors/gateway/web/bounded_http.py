@@ -128,7 +128,7 @@ class BoundedHttp(StrictHttp):
         cycle = self.cycle
         if self.transport.is_closing():
             return Phase.CLOSING, None
-        if self.flow.write_paused and not cycle.scope.get(IS_STREAM):
+        if self.flow.write_paused and not (cycle is not None and cycle.scope.get(IS_STREAM)):
             return Phase.UNREAD, cycle
         if self.reading == "head":
             return (Phase.HEAD if cycle is None or self.unread else Phase.IDLE), cycle

@@ -82,13 +82,15 @@ def rest(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def served(app: Any, settings: GatewaySettings | None = None, idle_timeout_s: int = 5) -> Iterator[Served]:
-    """Serve an application for the length of the block, with the limits of these settings."""
+def served(
+    app: Any, settings: GatewaySettings | None = None, idle_timeout_s: int = 5, engine: Any = None
+) -> Iterator[Served]:
+    """Serve an application for the length of the block, with the limits of these settings, behind an engine."""
     made: list[Served] = []
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        door = Door("test", app, LOOPBACK, 0, "test")
+        door = Door("test", app, LOOPBACK, 0, "test", engine=engine)
         budgets = Budgets(settings or GatewaySettings(), 1, loop.time)
 
         def sweep() -> None:
