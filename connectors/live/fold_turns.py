@@ -59,7 +59,12 @@ class FoldTurns:
                 return False
             self.batches.append(batch)
             if len(self.batches) == 1:
-                self._loop.call_soon_threadsafe(fold)
+                try:
+                    self._loop.call_soon_threadsafe(fold)
+                except RuntimeError:  # it has ended
+                    self._loop = None
+                    self.batches.clear()
+                    return False
             return True
 
     def done(self, batch: Batch, fold: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from connectors.live.settled_feed import SettledFeed, SettledRecord, SettledWait
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.live.view_reader import progress_of_tables
 from connectors.log.log_end import LogEnd
-from connectors.log.own_records import OwnRecord, OwnRecords
+from connectors.log.own_records import OwnRecord, OwnRecords, settle_own
 from connectors.log.publisher import Position
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
@@ -47,8 +48,9 @@ from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 log = structlog.stdlib.get_logger(__name__)
 
 _POLL_S: Final = 0.2
-# So many records are folded in one step of an event loop.
+# So many records are folded in one step of an event loop. None begins after so long: some take milliseconds.
 _STEP_RECORDS: Final = 100
+_STEP_S: Final = 0.01
 _REACH_S: Final = 10.0
 _STALLED_S: Final = 60.0
 _CLOSE_S: Final = 10.0
@@ -140,8 +142,8 @@ class LiveView(LiveRows):
     def fold_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fold on an event loop from now on, until `leave_loop`. The view's thread then only fetches records.
 
-        So who waits on the loop for a record gets it without a change of threads. A step of the loop folds 100
-        records at most.
+        So who waits on the loop for a record gets it without a change of threads. A step folds 100 records at
+        most, and begins none after 10 ms.
         """
         self._turns.use(loop)
 
@@ -329,30 +331,37 @@ class LiveView(LiveRows):
         """Fold some records of the oldest batch. The event loop calls it until there is no batch."""
         batch = self._turns.batches[0]
         try:
-            self._fold(batch, _STEP_RECORDS)
+            self._fold(batch, _STEP_RECORDS, time.monotonic() + _STEP_S)
         except Exception as error:
             log.exception("live_view_failed")
             self._give_up(error)
             batch.records.clear()
         self._turns.done(batch, self._fold_on_loop)
 
-    def _fold(self, batch: Batch, most: int = POLL_RECORDS) -> None:
-        """Settle up to `most` records of a batch, and tell all that wait for them."""
+    def _fold(self, batch: Batch, most: int = POLL_RECORDS, until: float = inf) -> None:
+        """Settle `most` records of a batch, or those begun before `until`, and tell all that wait for them."""
+        if self._closing.is_set():  # none may be settled after one that was not
+            batch.records.clear()
+            return
         settled: list[SettledRecord] = []
         passed_over: list[Position] = []
         reached: dict[int, int] = {}
         own: list[tuple[OwnRecord, SettledRecord | Exception]] = []
-        while batch.records and most:
-            record, most = batch.records.popleft(), most - 1
-            found = self._state.apply(record, self._changed)
-            reached[record.partition] = record.offset + 1
-            if (sent := self.own.seen(record)) is not None:
-                own.append((sent, found or BackboneUnreachable("the record was settled before this start")))
-            if found is None:
-                passed_over.append(Position(record.partition, record.offset))
-            else:
-                check_switch(found.type, found.verdict, found.value)
-                settled.append(found)
+        try:
+            while batch.records and most and (not reached or time.monotonic() < until):
+                record, most = batch.records.popleft(), most - 1
+                found = self._state.apply(record, self._changed)
+                reached[record.partition] = record.offset + 1
+                if (sent := self.own.seen(record)) is not None:
+                    own.append((sent, found or BackboneUnreachable("the record was settled before this start")))
+                if found is None:
+                    passed_over.append(Position(record.partition, record.offset))
+                else:
+                    check_switch(found.type, found.verdict, found.value)
+                    settled.append(found)
+        except Exception as error:
+            settle_own((sent, BackboneUnreachable(f"the live view has stopped: {error}")) for sent, _ in own)
+            raise
         if not batch.records:
             self._seen_ends.update(batch.ends)
             reached = batch.reached
@@ -369,11 +378,7 @@ class LiveView(LiveRows):
             self._next.update(reached)
             self._progress.notify_all()
         self._waits.keep(settled, passed_over)
-        for sent, known in own:
-            try:
-                sent.settle(known)
-            except Exception:
-                log.exception("on_settled_failed")
+        settle_own(own)
         self._pace.count(len(settled))
 
     def _changed(self, change: AppliedChange) -> None:
@@ -392,3 +397,4 @@ class LiveView(LiveRows):
         with self._progress:
             self._progress.notify_all()
         self._waits.fail(error)
+        settle_own((sent, error) for sent in self.own.take_all())

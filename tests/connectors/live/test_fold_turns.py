@@ -97,3 +97,12 @@ def test_a_thread_that_closes_waits_for_no_loop() -> None:
         assert not thread.is_alive()
 
     asyncio.run(serve())
+
+
+def test_after_the_end_of_a_loop_that_nobody_left_the_thread_folds_again() -> None:
+    folding, loop = Folding(), asyncio.new_event_loop()
+    folding.turns.use(loop)
+    loop.close()
+    for first in (0, 5):
+        folding.fetch(first, 5)
+    assert folding.folded == [(number, threading.get_ident()) for number in range(10)]
