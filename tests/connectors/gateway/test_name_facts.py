@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from connectors.gateway.fairness.name_facts import NameFacts
 from connectors.reactor.known_recipients import has_mailbox
 from connectors.reactor.limits_of_principals import limits_of
 from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import Row
 from schemas.streams.control.limits import LimitRow
 from schemas.streams.mailboxes.message import MessageRow
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
@@ -53,3 +55,20 @@ def test_a_fact_that_was_made_of_older_rows_is_not_kept() -> None:
 
     assert facts.of(changing, "a") == "old"
     assert not facts._known
+
+
+@pytest.mark.parametrize("fact", [has_mailbox, limits_of])
+def test_a_fact_is_forgotten_when_any_row_changes_that_it_asks_for(fact: Callable[..., Any]) -> None:
+    asked = list[type[Row]]()
+
+    def get(row_type: Any, key: str, /) -> None:
+        asked.append(row_type)
+
+    facts = NameFacts(get)
+    facts.of(fact, "bo")
+    for row_type in set(asked):
+        facts.of(fact, "bo")
+        before = len(asked)
+        facts.changed(AppliedChange(row_type.VIEW, "k", 1, None))
+        facts.of(fact, "bo")
+        assert len(asked) > before, row_type
