@@ -152,9 +152,11 @@ def test_an_answer_while_the_server_ends_is_the_last_of_its_connection() -> None
         server.server.should_exit = True
         held = server.only_connection()
         wait_until(lambda: held._ends, what="the end of the server")
+        began = time.monotonic()
         held.loop.call_soon_threadsafe(answer, engine.begun[0])
         found = rest(connection)
         assert b"connection: close" in found and found.endswith(b"direct")
+        assert time.monotonic() - began < 3
 
 
 def test_an_answer_for_a_client_that_left_goes_nowhere() -> None:

@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from schemas.log_access.event_topic import admin_client
-from tests.broker_processes import ProgramProcess, wait_until, with_kafka
+from tests.broker_processes import LOOPBACK, ProgramProcess, wait_until, with_kafka
 from tests.connectors.gateway.hub_access import (
     JOBS,
     PRINCIPALS,
@@ -23,8 +24,11 @@ from tests.connectors.gateway.hub_access import (
     add_principal,
     register,
 )
+from tests.connectors.gateway.hub_stack import MESSAGES
 
 PICKERS, JOB_COUNT = 16, 60
+# If each failed within the end of the one before, they would exceed the stack.
+SENDS = 240
 # At once: long before a request runs into its time-out, also on a busy machine.
 SETTLE_S, AT_ONCE_S = 4.0, 2.5
 
@@ -88,6 +92,29 @@ def test_a_kafka_that_hangs_costs_a_bounded_wait_and_then_answers_at_once(
             assert answer.status_code == 503 and seconds < AT_ONCE_S, seconds
             assert _took(lambda: operator.get("/healthz"))[1] < 1
         wait_until(lambda: operator.post(JOBS, json={"description": "y"}).status_code == 201, 60, "a new job")
+
+
+@pytest.mark.requirement("ST-98")
+def test_hundreds_of_messages_of_one_sender_that_wait_when_kafka_hangs_are_each_answered_once(
+    backbone_settings, start_gateway, kafka_broker
+):
+    gateway = start_gateway(_impatient(backbone_settings))
+    body = b'{"recipient": "hub", "type": "note"}'
+    with ExitStack() as opened, gateway.client() as operator:
+        token = add_principal(operator, "ann", "worker")
+        head = f"POST {MESSAGES} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        address = (LOOPBACK, gateway.settings.gateway.port)
+        with kafka_broker.standing_still():
+            asking = [opened.enter_context(socket.create_connection(address, 20)) for _ in range(SENDS)]
+            for one in asking:
+                one.sendall(head.encode() + body)
+            for one in asking:
+                answer = one.recv(65536)
+                assert answer.startswith(b"HTTP/1.1 503 ") and answer.count(b"HTTP/1.1") == 1
+            assert operator.get("/healthz").status_code == 200
+        asked = {"recipient": "hub", "type": "note"}
+        wait_until(lambda: operator.post(MESSAGES, json=asked).status_code == 200, 60, "a new message")
 
 
 def test_a_gateway_that_is_killed_comes_back_with_all_that_it_answered(start_gateway):

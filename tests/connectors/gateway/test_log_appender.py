@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from connectors.gateway.services.log_appender import LogAppender
+from connectors.log.publisher import Position
 from schemas.settings.settings import GatewaySettings, Settings
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
@@ -87,3 +88,24 @@ def test_a_record_that_does_not_come_back_is_an_error_in_time_and_nothing_when_i
         assert len(told) == 2 and appender.away is None
 
     asyncio.run(settle())
+
+
+def test_the_event_loop_waits_for_no_room_at_the_publisher() -> None:
+    here, sent_by = threading.get_ident(), list[int]()
+
+    class FullPublisher(SilentPublisher):
+        def send(self, record: OutgoingRecord, done: Callable[[Any], None], *, may_block: bool = True) -> bool:
+            if may_block:
+                sent_by.append(threading.get_ident())
+                done(SimpleNamespace(position=Position(0, 0)))
+            return may_block
+
+    async def settle() -> None:
+        appender = LogAppender(Settings(), SimpleNamespace(failure=None))  # type: ignore[arg-type]
+        appender._away, appender._publisher = None, FullPublisher()  # type: ignore[assignment]
+        await appender.settle(RECORD)
+        assert (await appender.append(RECORD)).result(10) == Position(0, 0)
+        appender._hands.shutdown()
+
+    asyncio.run(settle())
+    assert len(sent_by) == 2 and here not in sent_by
