@@ -60,6 +60,17 @@ def test_a_principal_begins_one_request_in_a_step_and_connections_are_read_in_be
     assert len(found) == len(set(found)) == 5
 
 
+def test_nothing_is_kept_and_no_step_is_asked_for_when_all_requests_have_begun() -> None:
+    async def kept() -> int:
+        turns = FairTurns()
+        await asyncio.gather(*(turns.wait(name) for name in ("a", "a", "b", "c", "a")))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return len(turns._waiting) + len(turns._begun)
+
+    assert asyncio.run(kept()) == 0
+
+
 def test_a_request_that_is_alone_waits_for_nothing_also_after_others() -> None:
     async def alone() -> None:
         turns = FairTurns()
