@@ -171,3 +171,22 @@ def test_an_answer_for_a_client_that_left_goes_nowhere() -> None:
         for late in (held.pass_on, answer):
             held.loop.call_soon_threadsafe(late, engine.begun[0])
         wait_until(lambda: held._exchange is None, what="the late answer")
+
+
+def test_requests_in_pieces_and_several_in_one_packet_are_answered_in_their_order_by_the_careful_path() -> None:
+    engine = HeldEngine(answer)
+    last = get(b"Connection: close", line=b"GET /last HTTP/1.1")
+    with served(careful, engine=engine) as server:
+        for sent, piece in ((get() + last, 7), (get() + get() + last, 0), (get()[:-1] + get()[-1:] + last, 1)):
+            found = server.exchange(sent, piece)
+            assert found.count(b"HTTP/1.1 200") == found.count(b"careful") == sent.count(b"HTTP/1.1")
+        with server.connect() as connection:
+            connection.sendall(get())
+            assert connection.recv(65536).endswith(b"direct")
+            connection.sendall(get()[:9])
+            held = server.only_connection()
+            wait_until(lambda: held.unread, what="the first piece")
+            assert held.phase()[0] is Phase.HEAD
+            connection.sendall(get()[9:])
+            assert connection.recv(65536).endswith(b"careful")
+    assert len(engine.begun) == 1
