@@ -73,6 +73,7 @@ def test_a_record_is_done_when_the_reader_has_it_and_not_when_kafka_has(
         reads.set()
         position = append.result(20)
         wait_until(lambda: len(found) == 100, what="all records")
+        wait_until(lambda: publisher._outstanding_bytes == 0, what="room for others")
     assert {one.value for one in found} == {b'{"n":%d}' % number for number in range(100)}
     (last,) = (one for one in seen if one.value == b'{"n":100}')
     assert position == Position(last.partition, last.offset)
