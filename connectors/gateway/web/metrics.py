@@ -81,7 +81,8 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
-        self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._by_route: dict[str, Histogram] = {}
+        self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._verdicts = counter(
             "verdicts", "Records that the live view has settled, since it started.", "verdict", "reason"
         )
@@ -102,11 +103,11 @@ class Metrics:
 
     def called(self, tool: str, result: str) -> None:
         """Count a call of an MCP tool. `result` is `ok` or the reason of the failure, such as `malformed`."""
-        self._calls.labels(tool, result).inc()
+        self._count(self._calls, tool, result)
 
     def direct(self, result: str) -> None:
         """Count a request that the engine began. `result` is `answered`, `refused` or `passed_on`."""
-        self._direct.labels(result).inc()
+        self._count(self._direct, result)
 
     def readers(self, door: str, more: int) -> None:
         """Add `more` to the number of open event streams at a door: 1 when a stream begins, -1 when it ends."""
@@ -118,13 +119,18 @@ class Metrics:
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an HTTP request and its duration in seconds. `route` is the route's path template."""
-        found = self._answered.get((method, route, status))
+        self._count(self._requests, method, route, str(status))
+        found = self._by_route.get(route)
         if found is None:
-            # A look-up by labels takes longer than all else. There are only so many routes.
-            found = (self._requests.labels(method, route, str(status)), self._seconds.labels(route))
-            self._answered[method, route, status] = found
-        found[0].inc()
-        found[1].observe(seconds)
+            found = self._by_route[route] = self._seconds.labels(route)
+        found.observe(seconds)
+
+    def _count(self, counter: Counter, *labels: str) -> None:
+        found = self._counters.get((counter, labels))
+        if found is None:
+            # A look-up by labels takes longer than all else. There are only so many labels.
+            found = self._counters[counter, labels] = counter.labels(*labels)
+        found.inc()
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
         """Count settled records by verdict and reason.
@@ -132,7 +138,7 @@ class Metrics:
         The live view's thread calls this method with each batch of settled records.
         """
         for record in records:
-            self._verdicts.labels(record.verdict, record.reason or "").inc()
+            self._count(self._verdicts, record.verdict, record.reason or "")
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus, as bytes.
