@@ -25,7 +25,13 @@ from connectors.gateway.messages.deliveries import (
 )
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of, message_as_json
-from connectors.gateway.rules.message_limits import check_limits, keep_mailbox, limited, note_full, post_message
+from connectors.gateway.rules.message_limits import (
+    check_limits,
+    keep_mailbox,
+    limited_posting,
+    note_full,
+    post_message,
+)
 from connectors.gateway.rules.message_models import (
     AckRequest,
     DeliveredAnswer,
@@ -51,7 +57,7 @@ from connectors.gateway.web.policy import Action, Caller
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
-from schemas.streams.mailboxes.message import LEASED, Message, MessageRow, posting_record, verified_message
+from schemas.streams.mailboxes.message import LEASED, Message, MessageRow, verified_message
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import canonical
@@ -141,7 +147,7 @@ class SendMessage(Operation):
         message = self._message(asked, None)
         keep_mailbox(self.hub, message)
         asked.known = message
-        return (posting_record(limited(self.hub, message), **asked.origin),)
+        return (limited_posting(self.hub, message, **asked.origin),)
 
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
         """Tell the message's id."""

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 
 from connectors.gateway.pump.pump_answers import newest_question, opens_thread, own_thread, place_of
 from connectors.gateway.pump.pump_leases import HUMAN
-from connectors.gateway.rules.message_limits import check_limits, limited, note_full
+from connectors.gateway.rules.message_limits import check_limits, limited_posting, note_full
 from connectors.gateway.rules.message_models import SentMessage
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
@@ -41,7 +41,6 @@ from schemas.streams.mailboxes.message import (
     REPAIRS_MOST,
     Message,
     MessageRow,
-    posting_record,
     verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE
@@ -231,9 +230,7 @@ async def _posted(hub: Hub, messages: list[Message], principal: str) -> tuple[li
         ApiError: The fold rejected a message.
         Faulty: All listeners were removed.
     """
-    records = [
-        posting_record(limited(hub, message), door=XML_DOOR, principal=principal) for message in messages
-    ]
+    records = [limited_posting(hub, message, door=XML_DOOR, principal=principal) for message in messages]
     verdicts, posted = set(), []
     async with hub.under_way.one(principal):
         all_settled = await hub.appender.settle_all(records)

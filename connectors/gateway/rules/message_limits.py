@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Final, Unpack
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.log_appender import gather_all
@@ -13,6 +13,7 @@ from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.streams.refused.refusal import RefusalReason
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED, SEQ_CONFLICT
 
 ROUTE: Final = "POST /api/hub/messages"
@@ -79,9 +80,9 @@ def _recorded(hub: Hub, sender: str, route: str) -> Iterator[None]:
         raise
 
 
-def limited(hub: Hub, message: Message) -> Message:
-    """Return a message with the limits of its recipient's mailbox, ready to be posted."""
-    return message.model_copy(update=hub.limits.of(message.recipient).of_mailbox)
+def limited_posting(hub: Hub, message: Message, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record that posts a message, with the limits of its recipient's mailbox."""
+    return posting_record(message, hub.limits.of(message.recipient).of_mailbox, **origin)
 
 
 def note_full(hub: Hub, message: Message, settled: SettledRecord) -> None:
@@ -114,7 +115,7 @@ async def post_message(hub: Hub, message: Message, origin: Origin) -> SettledRec
     async with hub.under_way.one(message.sender):
         keep_mailbox(hub, message)
         try:
-            settled = await hub.appender.settle(posting_record(limited(hub, message), **origin))
+            settled = await hub.appender.settle(limited_posting(hub, message, **origin))
         finally:
             hub.under_way.mailboxes.pop(message.message_id, None)
     note_full(hub, message, settled)

@@ -9,6 +9,7 @@ A message whose lease has expired counts as unread. A delayed message is not in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
 from pydantic import Field, model_validator
@@ -265,20 +266,35 @@ class Message(WireBody):
         check_times(self.deliver_after_ms, self.expires_in_ms)
         return self
 
-    def value(self) -> bytes:
-        """Return the message as canonical JSON without null fields, which becomes the value of the record."""
-        return canonical_plain(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+    def value(self, limits: Mapping[str, int | None] | None = None) -> bytes:
+        """Return the message as canonical JSON without null fields, which becomes the value of the record.
+
+        `limits` are values of `pending_most` and `bytes_most` in the place of its own. `None`: its own.
+        """
+        fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for name, most in (limits or {}).items():
+            fields.pop(name, None)
+            if most is not None:
+                fields[name] = most
+        return canonical_plain(fields)
 
 
-def posting_record(message: Message, **origin: Unpack[Origin]) -> OutgoingRecord:
+def posting_record(
+    message: Message, limits: Mapping[str, int | None] | None = None, **origin: Unpack[Origin]
+) -> OutgoingRecord:
     """Return the record `message.posted`, ready to append, which posts a message to its recipient's mailbox.
 
     The mailbox is that of `message.recipient` in `message.realm`. The `ce_id` is the message's id. The fold
-    rejects another message with the same id as `seq_conflict`. `origin` is `door`, which appends the record,
-    and `principal`.
+    rejects another message with the same id as `seq_conflict`.
+
+    Args:
+        message: the message.
+        limits: `pending_most` and `bytes_most` in the place of those of the message. `None`: those.
+        origin: `door`, which appends the record, and `principal`.
     """
     stream = stream_key(MAILBOX, f"{message.realm}/{message.recipient}")
-    return message.record(MESSAGE_POSTED, stream, ce_id=message.message_id, **origin)
+    value = message.value(limits)
+    return OutgoingRecord(stream, message.message_id, type=MESSAGE_POSTED, value=value, **origin)
 
 
 def milliseconds_of(seconds: float | None) -> int | None:
