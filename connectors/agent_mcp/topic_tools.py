@@ -15,15 +15,22 @@ from connectors.agent_mcp.tool_arguments import ListTopics, PublishMessage, Subs
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.topics import (
     message_id_of,
-    publish,
+    publication,
+    published,
     status_of,
-    subscribe,
+    subscription,
     topics_page,
-    unsubscribe,
 )
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.idempotency import request_uuid
-from schemas.streams.topic.topic_registry import SUBSCRIBED, Publication, TopicMessageRow
+from schemas.streams.topic.topic_registry import (
+    SUBSCRIBED,
+    Publication,
+    Subscription,
+    TopicMessageRow,
+    Unsubscription,
+    subscription_record,
+)
 
 
 class TopicTools:
@@ -39,8 +46,9 @@ class TopicTools:
         largest number of subscribers (409) or the agent that of topics (429), and BackboneUnreachable if the
         record was not settled in time.
         """
-        request = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
-        await subscribe(self._hub, asked.topic, agent, request, "subscribe", door=DOOR, principal=agent)
+        body = Subscription.model_validate(_change(agent, asked))
+        with subscription(self._hub, body, "subscribe", door=DOOR, principal=agent) as record:
+            await self._hub.appender.settle_accepted(record)
         return self._state(asked.topic, agent)
 
     async def unsubscribe(self, agent: str, asked: Unsubscribe) -> dict[str, Any]:
@@ -49,8 +57,8 @@ class TopicTools:
         Raises ApiError (404) for an unknown topic, and BackboneUnreachable if the record was not settled in
         time.
         """
-        request = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
-        await unsubscribe(self._hub, asked.topic, agent, request, door=DOOR, principal=agent)
+        body = Unsubscription.model_validate(_change(agent, asked))
+        await self._hub.appender.settle_accepted(subscription_record(body, door=DOOR, principal=agent))
         return self._state(asked.topic, agent)
 
     async def publish_message(self, agent: str, asked: PublishMessage) -> dict[str, Any]:
@@ -84,7 +92,9 @@ class TopicTools:
                 **asked.in_the_log(),
             }
         )
-        found = await publish(self._hub, body, "publish_message", door=DOOR, principal=agent)
+        record = publication(self._hub, body, "publish_message", door=DOOR, principal=agent)
+        await self._hub.appender.settle_accepted(record)
+        found = await published(self._hub, body)
         return {"messageId": body.message_id, "recipientCount": found.recipients, "full": found.full}
 
     async def list_topics(self, agent: str, asked: ListTopics) -> dict[str, Any]:
@@ -103,3 +113,9 @@ class TopicTools:
 
     def _state(self, topic: str, agent: str) -> dict[str, Any]:
         return {"topic": topic, "subscribed": status_of(self._hub, topic, agent) == SUBSCRIBED}
+
+
+def _change(agent: str, asked: Subscribe | Unsubscribe) -> dict[str, str]:
+    """Return the fields of the record's body."""
+    request_id = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
+    return {"topic": asked.topic, "subscriber": agent, "request_id": request_id}

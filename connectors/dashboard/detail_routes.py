@@ -13,11 +13,14 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from connectors.dashboard.entrance import Entrance
 from connectors.dashboard.mailbox_board import MailboxBoard
 from connectors.dashboard.task_board import TaskBoard
-from connectors.gateway.messages.dead_messages import replay
+from connectors.gateway.engine.operation import Asked
+from connectors.gateway.engine.operation_routes import serve_carefully
+from connectors.gateway.messages.dead_messages import ReplayMessage
+from connectors.gateway.messages.deliveries import never_gone
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import json_answer, not_found
-from connectors.gateway.web.idempotency import IdempotencyKey, write_of
+from connectors.gateway.web.idempotency import IdempotencyKey
 from connectors.gateway.web.models import LIST_LIMIT, NAME_PATTERN
 from connectors.gateway.web.policy import Action, decide
 from trunkline_agent.wire.ids import NAME_LIMIT
@@ -85,7 +88,7 @@ def _add_mailbox(app: FastAPI, hub: Hub, entrance: Entrance, mailboxes: MailboxB
 
 
 def _add_replay(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
-    owner_of = owner_of_mailbox(hub)
+    owner_of, operation = owner_of_mailbox(hub), ReplayMessage(hub)
 
     @app.post(_REPLAY)
     async def replay_message(
@@ -98,7 +101,9 @@ def _add_replay(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         """
         caller = request.state.caller = entrance.admit(request, _REPLAY)
         entrance.check_change(request, caller, _REPLAY, Action.MESSAGE_REPLAY, await owner_of(request))
-        return await replay(hub, write_of(request, key), (realm, name), message_id)
+        path = {"realm": realm, "name": name, "message_id": message_id}
+        asked = Asked(caller, None, None, key, lambda: False, path)
+        return await serve_carefully(operation, asked, never_gone)
 
 
 def _add_agents_and_tasks(app: FastAPI, entrance: Entrance, tasks: TaskBoard) -> None:

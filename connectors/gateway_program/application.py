@@ -14,17 +14,18 @@ from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
 from connectors.gateway.agents.participant_routes import add_participant_routes
 from connectors.gateway.contracts.contract_routes import add_contract_routes
 from connectors.gateway.engine.engine import Engine
+from connectors.gateway.engine.operation import Operation
 from connectors.gateway.engine.operation_routes import add_operation
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
-from connectors.gateway.messages.dead_messages import add_dead_message_routes
+from connectors.gateway.messages.broadcast_operations import BroadcastMessage, ReadAudit
+from connectors.gateway.messages.dead_messages import ListDeadMessages, ReplayMessage
 from connectors.gateway.messages.limit_routes import add_limit_routes
+from connectors.gateway.messages.mailbox_stream import add_follow_route
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
-from connectors.gateway.messages.message_routes import add_message_routes
-from connectors.gateway.messages.own_mailbox_routes import add_follow_route, add_read_route
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
 from connectors.gateway.messages.schedule_routes import add_schedule_routes
-from connectors.gateway.messages.topic_routes import add_topic_routes
+from connectors.gateway.messages.topic_operations import topic_operations
 from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
 from connectors.gateway.services.hub import Hub
@@ -71,14 +72,16 @@ def build_application(hub: Hub) -> FastAPI:
     add_api_page(app)
     add_contract_routes(app, hub.settings)
     routes = Routes(app)
+    operations: list[Operation] = []
+
+    def add(*found: Operation) -> None:
+        operations.extend(found)
+        for operation in found:
+            add_operation(routes, gate, operation)
+
     # Starlette tries the routes in this order, so the most used ones come first.
-    send, take, *leases = operations = message_operations(hub)
-    add_operation(routes, gate, send)
-    add_message_routes(routes, hub)
-    add_operation(routes, gate, take)
-    add_read_route(routes, hub)
-    for operation in leases:
-        add_operation(routes, gate, operation)
+    send, *others = message_operations(hub)
+    add(send, BroadcastMessage(hub), ReadAudit(hub), *others)
     add_follow_route(routes, hub, gate)
     add_job_routes(routes, hub)
     add_stream_routes(routes, hub, gate)
@@ -86,9 +89,9 @@ def build_application(hub: Hub) -> FastAPI:
     add_principal_routes(routes, hub)
     add_mailbox_routes(routes, hub)
     add_limit_routes(routes, hub)
-    add_dead_message_routes(routes, hub)
+    add(ListDeadMessages(hub), ReplayMessage(hub))
     add_blob_routes(routes, hub)
-    add_topic_routes(routes, hub)
+    add(*topic_operations(hub))
     add_schedule_routes(routes, hub)
     add_webhook_routes(routes, hub)
     add_agent_routes(routes, hub)

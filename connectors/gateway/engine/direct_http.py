@@ -113,7 +113,7 @@ class DirectHttp(BoundedHttp):
         if not 0 < end <= HEAD_BYTES - len(_END) or self.flow.write_paused or self.transport.is_closing():
             return False
         line_end = data.find(b"\r\n")
-        operation, query = self._engine.find(data[:line_end])
+        operation, path, query = self._engine.find(data[:line_end])
         if operation is None or not _QUERY(query) or not _PLAIN(data, line_end, end):
             return False
         headers: dict[bytes, bytes] = {}
@@ -131,7 +131,7 @@ class DirectHttp(BoundedHttp):
             or int(length) != len(data) - end - len(_END)
         ):
             return False
-        exchange = Exchange(self, operation, data, headers, query, data[end + len(_END) :])
+        exchange = Exchange(self, operation, data, path, headers, query, data[end + len(_END) :])
         if not self._engine.admit(exchange):
             return False
         self._unset_keepalive_if_required()

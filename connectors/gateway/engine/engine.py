@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from connectors.gateway.engine.operation import Asked, Exchange, Operation, Unusual
+from connectors.gateway.engine.operation import Answer, Asked, CarefulOperation, Exchange, Operation, Unusual
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Gate, answered
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, error_answer
@@ -30,6 +30,9 @@ from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 _VERSION: Final = b" HTTP/1.1"
+# Of a path. One with other characters is unusual.
+_SEGMENT: Final = rb"([A-Za-z0-9._~-]+)"
+_PARAMETER: Final = re.compile(rb"{\w+}")
 _JSON: Final = (b"application/json", b"application/json; charset=utf-8")
 _KEY: Final = re.compile(rb"[!-~]{1,255}").fullmatch
 _HEAD: Final = b"content-length: %d\r\ncontent-type: application/json\r\n"
@@ -52,16 +55,27 @@ class Engine:
     def __init__(self, hub: Hub, gate: Gate, operations: Iterable[Operation]) -> None:
         self._hub = hub
         self._gate = gate
-        self._operations = {one.route.encode(): one for one in operations}
+        direct = [one for one in operations if not isinstance(one, CarefulOperation)]
+        self._operations = {one.route.encode(): one for one in direct}
+        # Each path with parameters is a group with the name of its operation.
+        self._named = {one.NAME: one for one in direct if one.parameters}
+        self._match = re.compile(b"|".join(map(_pattern_of, self._named.values()))).fullmatch
         self._may: dict[tuple[Caller, Action], bool] = {}
-        self._refusals: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def find(self, request_line: bytes) -> tuple[Operation | None, bytes]:
-        """Return the operation that a request line asks for, None for no usual one, and its query."""
+    def find(self, request_line: bytes) -> tuple[Operation | None, Sequence[bytes], bytes]:
+        """Return the operation of a request line, the values of the path's parameters, and the query.
+
+        The operation is None for a request line that the careful path must read.
+        """
         if not request_line.endswith(_VERSION):
-            return None, b""
+            return None, (), b""
         target, _, query = request_line[: -len(_VERSION)].partition(b"?")
-        return self._operations.get(target), query
+        operation = self._operations.get(target)
+        if operation is None and (match := self._match(target)) is not None:
+            operation, first = self._named[str(match.lastgroup)], match.lastindex or 0
+            return operation, match.groups()[first : first + len(operation.parameters)], query
+        return operation, (), query
 
     def admit(self, exchange: Exchange) -> bool:
         """Find the caller of a request and check its right. Return False if the careful path must do that."""
@@ -79,19 +93,22 @@ class Engine:
         self._hub.turns.begin(exchange.caller.principal, partial(self._plan, exchange))
 
     def _is_allowed(self, caller: Caller, action: Action) -> bool:
+        """Return whether a caller may do an action, at least with its own things."""
         found = self._may.get((caller, action))
         if found is None:
             if len(self._may) >= _RIGHTS:
                 self._may.clear()
-            is_free = not needs_owner(caller, action)
-            found = self._may[caller, action] = is_free and decide(caller, action).allowed
+            found = self._may[caller, action] = needs_owner(caller, action) or decide(caller, action).allowed
         return found
 
     def _plan(self, exchange: Exchange) -> None:
-        operation = exchange.operation
+        operation, caller = exchange.operation, exchange.caller
         try:
-            exchange.asked = self._asked(exchange)
-            records = operation.plan(exchange.asked)
+            asked = exchange.asked = self._asked(exchange)
+            action = operation.ACTION
+            if needs_owner(caller, action) and not decide(caller, action, operation.owner(asked)).allowed:
+                raise Unusual
+            records = operation.plan(asked)
         except Unusual:
             self._pass_on(exchange)
         except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
@@ -99,31 +116,39 @@ class Engine:
         else:
             append = partial(self._append, exchange, records)
             if operation.IS_BOUNDED:
-                self._hub.under_way.begin(exchange.caller.principal, append)
+                self._hub.under_way.begin(caller.principal, append)
             else:
                 append()
 
     def _asked(self, exchange: Exchange) -> Asked:
         """Return what a request asks for. Raises Unusual if any value is not valid."""
-        operation, headers, body, query = exchange.operation, exchange.headers, None, None
-        if operation.BODY is not None:
-            if headers.get(b"content-type") not in _JSON or len(exchange.body) > self._gate.body_limit_bytes:
-                raise Unusual
-            try:
-                body = operation.BODY.model_validate(decode(exchange.body)[0])
-            except (MalformedJsonError, ValidationError):
-                raise Unusual from None
-        elif exchange.body:
-            raise Unusual
+        operation, query = exchange.operation, None
+        try:
+            path = {
+                name: kind.validate_python(value.decode("ascii"))
+                for (name, kind), value in zip(operation.parameters.items(), exchange.path, strict=True)
+            }
+            body = self._body(exchange)
+        except (MalformedJsonError, ValidationError):
+            raise Unusual from None
         if operation.QUERY is not None:
             query = _query(operation.QUERY, exchange.query)
         elif exchange.query:
             raise Unusual
-        key = headers.get(operation.key_header.lower().encode())
+        key = exchange.headers.get(operation.key_header)
         if key is not None and not _KEY(key):
             raise Unusual
         said = None if key is None else key.decode("ascii")
-        return Asked(exchange.caller, body, query, said, exchange.connection.is_heard)
+        return Asked(exchange.caller, body, query, said, exchange.connection.is_heard, path)
+
+    def _body(self, exchange: Exchange) -> BaseModel | None:
+        operation = exchange.operation
+        if not exchange.body and not (operation.BODY is not None and operation.NEEDS_BODY):
+            return None
+        is_json = exchange.headers.get(b"content-type") in _JSON
+        if operation.BODY is None or not is_json or len(exchange.body) > self._gate.body_limit_bytes:
+            raise Unusual
+        return operation.BODY.model_validate(decode(exchange.body)[0])
 
     def _append(self, exchange: Exchange, records: Sequence[OutgoingRecord]) -> None:
         exchange.settled = [None] * len(records)
@@ -149,26 +174,44 @@ class Engine:
                 if isinstance(one, Exception):
                     raise one
             answer = operation.answer(asked, settled)
+            if not isinstance(answer, Answer):
+                self._start(self._await(exchange, answer))
+                return
             body = orjson.dumps(answer.document)
         except Unusual:
             self._pass_on(exchange)
         except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
             self._refuse(exchange, error)
         else:
-            head = _HEAD % len(body)
-            if answer.verdict is not None:
-                head = _VERDICT % answer.verdict.encode() + head
-            exchange.connection.answer(200, head, body)
-            self._note(exchange, 200, "answered")
+            self._answer(exchange, body, answer.verdict)
+
+    async def _await(self, exchange: Exchange, answer: Awaitable[Answer]) -> None:
+        try:
+            document, verdict = await answer
+            body = orjson.dumps(document)
+        except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
+            await self._refused(exchange, error)
+        else:
+            self._answer(exchange, body, verdict)
+
+    def _answer(self, exchange: Exchange, body: bytes, verdict: str | None) -> None:
+        head = _HEAD % len(body)
+        if verdict is not None:
+            head = _VERDICT % verdict.encode() + head
+        exchange.connection.answer(200, head, body)
+        self._note(exchange, 200, "answered")
 
     def _pass_on(self, exchange: Exchange) -> None:
         self._hub.metrics.direct("passed_on")
         exchange.connection.pass_on(exchange)
 
     def _refuse(self, exchange: Exchange, error: Exception) -> None:
-        task = asyncio.get_running_loop().create_task(self._refused(exchange, error))
-        self._refusals.add(task)
-        task.add_done_callback(self._refusals.discard)
+        self._start(self._refused(exchange, error))
+
+    def _start(self, rest: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(rest)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _refused(self, exchange: Exchange, error: Exception) -> None:
         """Answer with an error as the careful path does, after the pause for a limit that was exceeded."""
@@ -195,6 +238,11 @@ class Engine:
         self._hub.request_lines.add(
             operation.METHOD, operation.PATH, status, seconds, exchange.caller.principal
         )
+
+
+def _pattern_of(operation: Operation) -> bytes:
+    fixed = map(re.escape, _PARAMETER.split(operation.route.encode()))
+    return b"(?P<%b>%b)" % (operation.NAME.encode(), _SEGMENT.join(fixed))
 
 
 @lru_cache(_QUERIES)

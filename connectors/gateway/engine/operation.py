@@ -1,21 +1,23 @@
 """An operation of the hub: two plain functions around records of the log (decision 0055).
 
-`plan` makes the records from a request, and `answer` makes the answer when they are settled. Neither waits.
+`plan` makes the records from a request, and `answer` makes the answer when they are settled. Neither waits, but
+`answer` may return a coroutine that does.
 """
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, get_args
 
 from fastapi import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import WhyRefused, reason_alone
+from connectors.gateway.web.admission import OwnerOf, WhyRefused, no_owner, reason_alone
 from connectors.gateway.web.idempotency import IdempotencyKey, Origin, request_uuid
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
@@ -71,11 +73,12 @@ class Asked:
         query: The query, as the operation's model. None: it has none.
         key: The idempotency key.
         is_heard: Returns whether the client was there a moment ago.
+        path: The values of the path's parameters, by their names.
         is_fresh: Whether this gateway has settled all that the log had when the request came.
         known: A note of `plan` for `answer`.
     """
 
-    __slots__ = ("_made", "body", "caller", "is_fresh", "is_heard", "key", "known", "query")
+    __slots__ = ("_made", "body", "caller", "is_fresh", "is_heard", "key", "known", "path", "query")
 
     def __init__(
         self,
@@ -84,12 +87,14 @@ class Asked:
         query: Any,
         key: str | None,
         is_heard: Callable[[], bool],
+        path: Mapping[str, Any],
     ) -> None:
         self.caller = caller
         self.body = body
         self.query = query
         self.key = key
         self.is_heard = is_heard
+        self.path = path
         self.is_fresh = False
         self.known: Any = None
         self._made: uuid.UUID | None = None
@@ -114,6 +119,7 @@ class Exchange:
         connection: Where it came from.
         operation: The operation that it asks for.
         request: Its bytes.
+        path: The values of the path's parameters, in their order.
         headers: Its headers by their names in lower case.
         query: Its query, without the question mark.
         body: Its body.
@@ -133,6 +139,7 @@ class Exchange:
         "headers",
         "left",
         "operation",
+        "path",
         "query",
         "request",
         "settled",
@@ -146,6 +153,7 @@ class Exchange:
         connection: Connection,
         operation: Operation,
         request: bytes,
+        path: Sequence[bytes],
         headers: dict[bytes, bytes],
         query: bytes,
         body: bytes,
@@ -153,6 +161,7 @@ class Exchange:
         self.connection = connection
         self.operation = operation
         self.request = request
+        self.path = path
         self.headers = headers
         self.query = query
         self.body = body
@@ -169,12 +178,14 @@ class Operation(ABC):
     Attributes:
         NAME: The name, such as `send_message`.
         METHOD: The HTTP method.
-        PATH: The path.
-        ACTION: The action that the caller needs a right to. It depends on no owner.
+        PATH: The path. Its parameters are in braces.
+        PARAMETERS: The types of the path's parameters, by their names.
+        ACTION: The action that the caller needs a right to.
         ANSWER: The model of the answer.
         BODY: The model of the body. None: there is none.
+        NEEDS_BODY: Whether a request without a body is malformed.
         QUERY: The model of the query. None: there is none.
-        KEY: The header with the idempotency key, as the type of a route's parameter.
+        KEY: The header with the idempotency key, as the type of a route's parameter. None: there is none.
         RESPONSES: Further answers, for the documents of the API.
         IS_BOUNDED: Whether the records count among those that a principal may have under way.
     """
@@ -182,9 +193,11 @@ class Operation(ABC):
     NAME: ClassVar[str]
     METHOD: ClassVar[str] = "POST"
     PATH: ClassVar[str]
+    PARAMETERS: ClassVar[dict[str, Any]] = {}
     ACTION: ClassVar[Action]
     ANSWER: ClassVar[type[BaseModel]]
     BODY: ClassVar[type[BaseModel] | None] = None
+    NEEDS_BODY: ClassVar[bool] = True
     QUERY: ClassVar[type[BaseModel] | None] = None
     KEY: ClassVar[Any] = IdempotencyKey
     RESPONSES: ClassVar[dict[int | str, dict[str, Any]]] = ERRORS
@@ -192,7 +205,12 @@ class Operation(ABC):
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self.key_header = str(get_args(self.KEY)[1].alias)
+        # No header has an empty name.
+        self.key_header = b"" if self.KEY is None else str(get_args(self.KEY)[1].alias).lower().encode()
+        # In the order of the path.
+        self.parameters = {
+            name: TypeAdapter[Any](self.PARAMETERS[name]) for name in re.findall(r"{(\w+)}", self.PATH)
+        }
 
     @property
     def route(self) -> str:
@@ -204,9 +222,21 @@ class Operation(ABC):
         """Words the recorded reason of a malformed request."""
         return reason_alone
 
+    @property
+    def owner_of(self) -> OwnerOf:
+        """Finds the owner of the thing that a request is about, before the request is validated."""
+        return no_owner
+
+    def owner(self, asked: Asked) -> str | None:
+        """Return the owner of the thing that a request is about, by what this gateway has settled.
+
+        The engine asks for it if the right of the caller depends on it. None: the careful path must find it.
+        """
+        return None
+
     @abstractmethod
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
-        """Return the records of a request.
+        """Return the records of a request. There are none if it only reads.
 
         Raises:
             Unusual: The careful path must serve the request.
@@ -214,8 +244,8 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
-        """Return the answer, from the settled records in the order of the plan.
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer | Awaitable[Answer]:
+        """Return the answer, from the settled records in the order of the plan. It may come after a wait.
 
         Raises:
             Unusual: The careful path must serve the request anew.
@@ -231,3 +261,15 @@ class Operation(ABC):
 
     def ended(self, asked: Asked) -> None:  # noqa: B027  most operations note nothing
         """Forget what `plan` has noted, because the records are settled, or will not be."""
+
+
+class CarefulOperation(Operation):
+    """An operation that only the careful path serves: `slowly` answers all its requests."""
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Raise Unusual."""
+        raise Unusual
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Raise NotImplementedError, since there is no plan."""
+        raise NotImplementedError

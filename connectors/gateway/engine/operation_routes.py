@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
-from connectors.gateway.engine.operation import Answer, Asked, Behind, Operation, Unusual
+from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
 from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import json_answer
 from connectors.gateway.web.idempotency import caller_of
@@ -17,32 +17,47 @@ from connectors.gateway.web.idempotency import caller_of
 def add_operation(routes: Routes, gate: Gate, operation: Operation) -> None:
     """Add the route of an operation. During a wait, `gate` checks the client's token."""
 
-    async def serve(request: Request, body: Any = None, wanted: Any = None, key: str | None = None) -> Response:
+    async def serve(
+        request: Request, body: Any = None, wanted: Any = None, key: str | None = None, **path: Any
+    ) -> Response:
         # Whether the client is there, only a wait can tell here.
-        asked = Asked(caller_of(request), body, wanted, key, lambda: False)
-        try:
-            answer = await _answer(operation, asked)
-        except Unusual:
-            return await operation.slowly(asked, partial(gate.is_gone, request))
-        return json_answer(answer.document, verdict=answer.verdict)
+        asked = Asked(caller_of(request), body, wanted, key, lambda: False, path)
+        return await serve_carefully(operation, asked, partial(gate.is_gone, request))
 
-    of_request = {
-        "request": Request,
-        "body": operation.BODY,
-        "wanted": None if operation.QUERY is None else Annotated[operation.QUERY, Query()],
-    }
-    parameters = [
-        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind)
-        for name, kind in of_request.items()
-        if kind is not None
-    ]
-    parameters.append(Parameter("key", Parameter.KEYWORD_ONLY, default=None, annotation=operation.KEY))
     # The framework makes the documents of the API from these.
     serve.__name__, serve.__doc__ = operation.NAME, operation.__doc__
-    serve.__signature__ = Signature(parameters, return_annotation=Response)  # type: ignore[attr-defined]
+    serve.__signature__ = Signature(_parameters(operation), return_annotation=Response)  # type: ignore[attr-defined]
     add = getattr(routes, operation.METHOD.lower())
     more = {"why_refused": operation.why_refused, "responses": operation.RESPONSES}
-    add(operation.PATH, operation.ACTION, operation.ANSWER, **more)(serve)
+    add(operation.PATH, operation.ACTION, operation.ANSWER, operation.owner_of, **more)(serve)
+
+
+def _parameters(operation: Operation) -> list[Parameter]:
+    needed = {"request": Request, **operation.PARAMETERS}
+    optional = {}
+    if operation.BODY is not None and operation.NEEDS_BODY:
+        needed["body"] = operation.BODY
+    elif operation.BODY is not None:
+        optional["body"] = operation.BODY | None
+    if operation.QUERY is not None:
+        needed["wanted"] = Annotated[operation.QUERY, Query()]
+    if operation.KEY is not None:
+        optional["key"] = operation.KEY
+    only = Parameter.KEYWORD_ONLY
+    found = [Parameter(name, only, annotation=kind) for name, kind in needed.items()]
+    return found + [Parameter(name, only, default=None, annotation=kind) for name, kind in optional.items()]
+
+
+async def serve_carefully(operation: Operation, asked: Asked, is_gone: IsGone) -> Response:
+    """Return the answer to a validated request of a caller with the right to it. For `is_gone` see `slowly`.
+
+    Raises ApiError for a refusal, and BackboneUnreachable.
+    """
+    try:
+        answer = await _answer(operation, asked)
+    except Unusual:
+        return await operation.slowly(asked, is_gone)
+    return json_answer(answer.document, verdict=answer.verdict)
 
 
 async def _answer(operation: Operation, asked: Asked) -> Answer:
@@ -62,4 +77,5 @@ async def _answer(operation: Operation, asked: Asked) -> Answer:
             settled = await hub.appender.settle_all(records)
     finally:
         operation.ended(asked)
-    return operation.answer(asked, settled)
+    answer = operation.answer(asked, settled)
+    return answer if isinstance(answer, Answer) else await answer

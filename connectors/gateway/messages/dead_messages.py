@@ -1,4 +1,4 @@
-"""The HTTP routes that list the dead messages of all mailboxes, and replay a dead message (DL-10).
+"""The operations that list the dead messages of all mailboxes, and replay a dead message (DL-10).
 
 A replay is a new message with the content of the dead one. The dead message stays as it is.
 """
@@ -7,29 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Response
 
+from connectors.gateway.engine.operation import (
+    Answer,
+    Asked,
+    Behind,
+    CarefulOperation,
+    IsGone,
+    Operation,
+    Unusual,
+)
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, newest_with_bodies
 from connectors.gateway.messages.shown_messages import blob_of, reserve_answer
 from connectors.gateway.rules.hub_models import TaskLimit
-from connectors.gateway.rules.owners import owner_of_mailbox
+from connectors.gateway.rules.owners import mailbox_owner, owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
 from connectors.gateway.rules.principal_models import MessagesAnswer
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
-from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import ApiError, json_answer, not_found
-from connectors.gateway.web.idempotency import NAMESPACE, Write, WriteRequest, caller_of
+from connectors.gateway.web.admission import OwnerOf
+from connectors.gateway.web.answers import ApiError, json_answer, not_found, refuse_rejected
+from connectors.gateway.web.idempotency import NAMESPACE
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
+from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow, posting_record
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
@@ -55,87 +66,97 @@ _COPIED: Final = (
 )
 
 
-def add_dead_message_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes that list the dead messages of all mailboxes, and replay one.
+class ListDeadMessages(CarefulOperation):
+    """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
 
-    Called once, when the gateway starts. The routes read from `hub` and append records through it.
+    The order is that of their ends, oldest first. The gateway keeps the newest 100,000 dead messages, and
+    `total` counts them; the view `mailbox` in the tables has all of them. An answer has
+    `limits.answer_bytes` at most; `left` is the number of older messages that were asked for beyond that.
     """
 
-    @routes.get(f"{MESSAGES}/dead", Action.MAILBOX_READ, MessagesAnswer)
-    async def list_dead_messages(request: Request, wanted: Annotated[TaskLimit, Query()]) -> Response:
-        """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
+    NAME = "list_dead_messages"
+    METHOD = "GET"
+    PATH = f"{MESSAGES}/dead"
+    ACTION = Action.MAILBOX_READ
+    ANSWER = MessagesAnswer
+    QUERY = TaskLimit
+    KEY = None
 
-        The order is that of their ends, oldest first. The gateway keeps the newest 100,000 dead messages, and
-        `total` counts them; the view `mailbox` in the tables has all of them. An answer has
-        `limits.answer_bytes` at most; `left` is the number of older messages that were asked for beyond that.
-        """
-        most = hub.settings.limits.answer_bytes
-        await reserve_answer(hub, caller_of(request).principal, None, wanted.limit, most)
-        return json_answer(await asyncio.to_thread(newest_dead, hub.live_view, wanted.limit, most))
-
-    @routes.post(
-        f"{MAILBOX}/messages/{{message_id}}/replay",
-        Action.MESSAGE_REPLAY,
-        ReplayedAnswer,
-        owner_of_mailbox(hub),
-    )
-    async def replay_message(
-        write: WriteRequest,
-        realm: RealmPath,
-        name: NamePath,
-        message_id: MessagePath,
-        body: NoFields | None = None,
-    ) -> Response:
-        """Post a dead message again to the same mailbox, as a new message whose `replay_of` is the dead one.
-
-        Requests without an idempotency key replay a dead message once, whoever sends them. To replay it once
-        more, send a key that was not used before. The answer is 404 for an unknown message, and 409 for one
-        that is not dead, whose `expires_at` has passed or whose blob was removed.
-        """
-        return await replay(hub, write, (realm, name), message_id)
+    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+        """Read the messages in a thread, when there is room for the answer."""
+        hub, limit, most = self.hub, asked.query.limit, self.hub.settings.limits.answer_bytes
+        await reserve_answer(hub, asked.caller.principal, None, limit, most)
+        return json_answer(await asyncio.to_thread(newest_dead, hub.live_view, limit, most))
 
 
-async def replay(hub: Hub, write: Write, mailbox: Mailbox, message_id: str) -> Response:
-    """Post a dead message again, and return the answer of the route. The caller has checked the rights.
+class ReplayMessage(Operation):
+    """Post a dead message again to the same mailbox, as a new message whose `replay_of` is the dead one.
 
-    Args:
-        hub: The hub.
-        write: The request. Without an idempotency key, the message is replayed once, whoever asks.
-        mailbox: Realm and recipient of the dead message.
-        message_id: The id of the dead message.
-
-    Raises:
-        ApiError: 404 for an unknown message. 409 for one that is not dead, has expired, or whose blob was
-        removed.
-        BackboneUnreachable: Kafka is unreachable. The same request may be made again.
+    Requests without an idempotency key replay a dead message once, whoever sends them. To replay it once
+    more, send a key that was not used before. The answer is 404 for an unknown message, and 409 for one
+    that is not dead, whose `expires_at` has passed or whose blob was removed.
     """
-    key = "/".join((*mailbox, message_id))
-    new_id = _replay_id(write, key)
-    answer = {"replayed": True, "message_id": new_id}
-    try:
-        message = _replay(hub, key, new_id)
-    except ApiError:
-        # Another gateway may have settled the message's end, or this request, a moment ago.
-        hub.appender.check()
-        await hub.fresh.catch_up()
-        message = _replay(hub, key, new_id)
-    if message is None:
-        return json_answer(answer, verdict=DUPLICATE)
-    if message.blob is not None:
-        await reference_to(hub, message.blob.digest)
-    check_room(hub, message.sender, message.recipient)
-    settled = await hub.appender.settle_accepted(posting_record(message, **write.origin))
-    return json_answer(answer, verdict=settled.verdict)
+
+    NAME = "replay_message"
+    PATH = f"{MAILBOX}/messages/{{message_id}}/replay"
+    PARAMETERS: ClassVar = {"realm": RealmPath, "name": NamePath, "message_id": MessagePath}
+    ACTION = Action.MESSAGE_REPLAY
+    ANSWER = ReplayedAnswer
+    BODY = NoFields
+    NEEDS_BODY = False
+
+    @property
+    def owner_of(self) -> OwnerOf:
+        """Find the owner of the mailbox in the path."""
+        return owner_of_mailbox(self.hub)
+
+    def owner(self, asked: Asked) -> str | None:
+        """Return the owner of the mailbox."""
+        return mailbox_owner(self.hub, asked.caller, (asked.path["realm"], asked.path["name"]))
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return the new message's record; none if it exists. A message with a blob is unusual."""
+        key = "/".join(asked.path[one] for one in ("realm", "name", "message_id"))
+        new_id = _replay_id(asked, key)
+        try:
+            message = _replay(self.hub, key, new_id)
+        except ApiError:
+            if asked.is_fresh:
+                raise
+            # Another gateway may have settled the message's end, or this request, a moment ago.
+            raise Behind from None
+        asked.known = new_id, message
+        if message is None:
+            return ()
+        if message.blob is not None:
+            raise Unusual
+        return (self._record(asked, message),)
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Tell the new message's id."""
+        verdict = refuse_rejected(settled[0]).verdict if settled else DUPLICATE
+        return Answer({"replayed": True, "message_id": asked.known[0]}, verdict)
+
+    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+        """Replay a message with a blob."""
+        message = asked.known[1]
+        await reference_to(self.hub, message.blob.digest)
+        document, verdict = self.answer(asked, [await self.hub.appender.settle(self._record(asked, message))])
+        return json_answer(document, verdict=verdict)
+
+    def _record(self, asked: Asked, message: Message) -> OutgoingRecord:
+        check_room(self.hub, message.sender, message.recipient)
+        return posting_record(message, **asked.origin)
 
 
-def _replay_id(write: Write, key: str) -> str:
+def _replay_id(asked: Asked, key: str) -> str:
     """Return the id of the message that replays the dead message `key`.
 
     Without an idempotency key it depends on the dead message alone. Neither a double click, nor a second
     person, nor a retry at another gateway then doubles the message. If the replay dies, too, it is a dead
     message of its own that can be replayed.
     """
-    return str(uuid.uuid5(NAMESPACE if write.key is None else write.made, f"replay/{key}"))
+    return str(uuid.uuid5(NAMESPACE if asked.key is None else asked.made, f"replay/{key}"))
 
 
 def _replay(hub: Hub, key: str, new_id: str) -> Message | None:

@@ -81,7 +81,7 @@ class Taken:
     request_id: str | None = None
 
 
-async def never_gone() -> bool:
+async def never_gone(*, is_probed: bool = False) -> bool:
     """Return False, as an `IsGone` for callers that cannot tell whether their client has disconnected."""
     return False
 

@@ -17,11 +17,25 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import orjson
+from fastapi import Request, Response
 
+from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
-from connectors.gateway.web.streaming_answer import CHUNK_BYTES, PING, Reserve, server_event
+from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
+from connectors.gateway.web.admission import Gate, Routes
+from connectors.gateway.web.idempotency import caller_of
+from connectors.gateway.web.models import ERRORS
+from connectors.gateway.web.policy import Action
+from connectors.gateway.web.refusals import DOOR
+from connectors.gateway.web.streaming_answer import (
+    CHUNK_BYTES,
+    EVENT_STREAM,
+    PING,
+    LastEventId,
+    Reserve,
+    server_event,
+)
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 
 PING_S: Final = 15.0
@@ -73,6 +87,36 @@ class EncodedMessages:
         while self._bytes > _ENCODED_BYTES:
             self._bytes -= len(self._kept.popitem(last=False)[1][1])
         return encoded
+
+
+def add_follow_route(routes: Routes, hub: Hub, gate: Gate) -> None:
+    """Add the route that streams the messages of the caller's own mailboxes."""
+    per_token = hub.settings.gateway.mailbox_per_token
+    places, encoded = hub.new_stream_places(DOOR), EncodedMessages(hub)
+
+    @routes.get(
+        f"{MESSAGES}/events",
+        Action.MESSAGE_DRAIN,
+        response_class=Response,
+        responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}, **ERRORS},
+    )
+    async def follow_messages(request: Request, last_event_id: LastEventId = None) -> Response:
+        """Stream the messages of the caller's own mailbox as server-sent events `message`, oldest first.
+
+        The stream begins with the messages that wait. With the header `Last-Event-ID` it begins after that
+        event, also at another gateway. It takes no message: mark a message as read when it is done.
+        """
+        caller = caller_of(request)
+        mailboxes = own_mailboxes(caller, per_token)
+
+        def goes_on() -> bool:
+            return not hub.stopping.is_set() and gate.still_holds(request)
+
+        return places.answer(
+            caller,
+            lambda reserve: mailbox_events(encoded, mailboxes, last_event_id, goes_on, reserve),
+            EVENT_STREAM,
+        )
 
 
 async def mailbox_events(

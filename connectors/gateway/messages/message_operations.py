@@ -1,4 +1,4 @@
-"""The operations of messages that the engine serves: sending, taking and leases (HH-06, DL-01 to 03)."""
+"""The operations of messages of one mailbox: sending, taking, marking and leases (HH-06, DL-01 to 03)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ from connectors.gateway.rules.message_models import (
     LeaseEndAnswer,
     MessageEnvelope,
     NackRequest,
+    ReadAnswer,
+    ReadRequest,
     SendFilter,
 )
 from connectors.gateway.rules.message_policy import check_message
 from connectors.gateway.rules.queue_room import check_room
+from connectors.gateway.rules.read_marks import mark_records, marks_of, plan_marks
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
@@ -76,9 +79,9 @@ RequestId = Annotated[
 
 
 def message_operations(hub: Hub) -> tuple[Operation, ...]:
-    """Return the operations: to send, to take, and then those of leases."""
+    """Return the operations: to send, to take, to mark as read, and then those of leases."""
     leases = (AcknowledgeMessages(hub), GiveBackMessages(hub), ExtendLease(hub))
-    return (SendMessage(hub), TakeMessages(hub), *leases)
+    return (SendMessage(hub), TakeMessages(hub), MarkMessagesRead(hub), *leases)
 
 
 def new_message(
@@ -274,6 +277,34 @@ class TakeMessages(Operation):
             lease_s=wanted.lease,
             wait_s=wanted.wait,
         )
+
+
+class MarkMessagesRead(Operation):
+    """Mark messages of the caller's own mailbox as read, so that no drain gets them.
+
+    The answer lists the ids that are read now, that could not be marked, and that are unknown. Marking the
+    same messages again changes nothing, with or without an idempotency key.
+    """
+
+    NAME = "mark_messages_read"
+    PATH = f"{MESSAGES}/read"
+    ACTION = Action.MESSAGE_MARK
+    ANSWER = ReadAnswer
+    BODY = ReadRequest
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return a mark for each message that is not read yet."""
+        mailboxes = own_mailboxes(asked.caller, self.hub.settings.gateway.mailbox_per_token)
+        asked.known = plan_marks(self.hub, mailboxes, asked.body.message_ids)
+        return mark_records(asked.known, **asked.origin)
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Tell the ids by their result."""
+        marks = marks_of(asked.known, settled)
+        read = {*marks.marked, *marks.read_before}
+        said = {"read": [one for one in dict.fromkeys(asked.body.message_ids) if one in read]}
+        verdict = ACCEPTED if marks.marked else DUPLICATE if read else None
+        return Answer({**said, "not_marked": marks.not_marked, "unknown": marks.unknown}, verdict)
 
 
 class _LeaseOperation(Operation):

@@ -1,10 +1,12 @@
-"""Publishing to topics, changing subscriptions and listing topics, for HTTP routes and MCP tools (DL-24)."""
+"""Publishing to topics, changing subscriptions and listing topics, for the doors (DL-24)."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Unpack
 
 import msgspec
@@ -12,9 +14,8 @@ import msgspec
 from connectors.gateway.rules.hub_policy import is_known_recipient, tokens_at_us
 from connectors.gateway.rules.message_limits import check_rate, subscription_counted
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import ApiError, not_found, refuse_rejected, too_many
+from connectors.gateway.web.answers import ApiError, not_found, too_many
 from connectors.gateway.web.idempotency import Origin, request_uuid
-from connectors.live.settled_feed import SettledRecord
 from schemas.streams.topic.topic_fold import subscribers_of
 from schemas.streams.topic.topic_registry import (
     SUBSCRIBED,
@@ -25,10 +26,10 @@ from schemas.streams.topic.topic_registry import (
     SubscriptionRow,
     TopicMessageRow,
     TopicRow,
-    Unsubscription,
     publication_record,
     subscription_record,
 )
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.ids import TOPIC, stream_key
 from trunkline_agent.wire.verdicts import UNKNOWN_RECIPIENT
 
@@ -38,15 +39,13 @@ _LOOK_S: Final = 0.02
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A message that was published: its record with the verdict.
+    """The numbers of a message that was published.
 
     Attributes:
-        settled: The record.
         recipients: The number of mailboxes that the message goes to.
         full: The number of further subscribers whose mailboxes are full, so that they do not get it.
     """
 
-    settled: SettledRecord
     recipients: int
     full: int
 
@@ -59,83 +58,73 @@ def message_id_of(requester: str, topic: str, key: str | None) -> str:
     return str(request_uuid(requester, None if key is None else f"topic/{topic}/{key}"))
 
 
-async def publish(hub: Hub, body: Publication, route: str, **origin: Unpack[Origin]) -> Published:
-    """Publish a message, and wait until its record is settled. The reactor then posts the copies.
+def publication(hub: Hub, body: Publication, route: str, **origin: Unpack[Origin]) -> OutgoingRecord:
+    """Return the record of a message. The reactor posts the copies when it is settled.
 
-    It counts once among the messages that its sender may send in a minute. `route` is the name of the route or
-    tool, for the record of a refusal.
+    The message counts once among those that its sender may send in a minute. `route` is the name of the route
+    or tool, for the record of a refusal.
 
-    Raises:
-        ApiError: 404 for an unknown topic, 409 for a message id that was used for another message, and 429 if
-            too many messages of the topic are not delivered yet, or the sender has sent too many.
-        BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
+    Raises ApiError (429) if too many messages of the topic are not delivered yet, or the sender has sent too
+    many. The log refuses an unknown topic, and an id that was used for another message.
     """
     topic = hub.live_view.get(TopicRow, body.topic)
-    key = f"{body.topic}/{body.message_id}"
-    is_full = topic is not None and topic.undelivered + topic.subscribers > UNDELIVERED_MOST
-    if hub.live_view.get(TopicMessageRow, key) is None:
-        if is_full:
+    if hub.live_view.get(TopicMessageRow, _key_of(body)) is None:
+        if topic is not None and topic.undelivered + topic.subscribers > UNDELIVERED_MOST:
             raise too_many("too many messages of the topic are not delivered yet")
         check_rate(hub, body.sender, len(body.body.encode()), 1, route)
-    settled = refuse_rejected(await hub.appender.settle(publication_record(body, **origin)))
-    row = hub.live_view.get(TopicMessageRow, key)
+    return publication_record(body, **origin)
+
+
+def published_at_once(hub: Hub, body: Publication) -> Published | None:
+    """Return the numbers of a settled message. None: a mailbox may be full, so they are not certain yet."""
+    row = hub.live_view.get(TopicMessageRow, _key_of(body))
     if row is None:
-        return Published(settled, 0, 0)
-    if row.recipients is not None and any(
-        hub.limits.may_be_full(name) for name in row.recipients[:_CHECKED_MOST]
-    ):
-        row = await _delivered(hub, row)
-    return Published(settled, row.recipient_count - row.refused_count, row.refused_count)
+        return Published(0, 0)
+    recipients = (row.recipients or ())[:_CHECKED_MOST]
+    return None if any(map(hub.limits.may_be_full, recipients)) else _numbers(row)
 
 
-async def _delivered(hub: Hub, row: TopicMessageRow) -> TopicMessageRow:
-    """Wait until each mailbox has taken or refused its copy, for a short time, and return the row."""
-    deadline = time.monotonic() + hub.settings.gateway.settle_timeout_s
-    while row.is_live and time.monotonic() < deadline:
-        await asyncio.sleep(_LOOK_S)
-        row = hub.live_view.get(TopicMessageRow, row.key) or row
-    return row
+async def published(hub: Hub, body: Publication) -> Published:
+    """Return the numbers of a settled message.
 
-
-async def subscribe(
-    hub: Hub, topic: str, subscriber: str, request_id: str, route: str, **origin: Unpack[Origin]
-) -> SettledRecord:
-    """Subscribe a mailbox to a topic, and wait until the record is settled. It may be a duplicate.
-
-    Args:
-        hub: The hub.
-        topic: The name of the topic, which need not exist.
-        subscriber: The name of the mailbox.
-        request_id: The id of the request.
-        route: The name of the route or tool, for the record of a refusal.
-        origin: The door and the caller.
-
-    Raises:
-        ApiError: 404 if there is no mailbox of this name, and 429 (`limit_reached`) if it has as many
-            subscriptions as it may have. 409 if the topic has the largest number of subscribers, or for a
-            request id that was used for another subscriber.
-        BackboneUnreachable: Kafka is unreachable, or the record was not settled in time.
+    If a mailbox may be full, wait until each has taken or refused its copy, for a short time.
     """
-    if not is_known_recipient(hub.live_view, subscriber, tokens_at_us=tokens_at_us(hub)):
+    found, deadline = published_at_once(hub, body), time.monotonic() + hub.settings.gateway.settle_timeout_s
+    while found is None:
+        row = hub.live_view.get(TopicMessageRow, _key_of(body))
+        if row is None or not row.is_live or time.monotonic() >= deadline:
+            return Published(0, 0) if row is None else _numbers(row)
+        await asyncio.sleep(_LOOK_S)
+    return found
+
+
+def _key_of(body: Publication) -> str:
+    return f"{body.topic}/{body.message_id}"
+
+
+def _numbers(row: TopicMessageRow) -> Published:
+    return Published(row.recipient_count - row.refused_count, row.refused_count)
+
+
+@contextmanager
+def subscription(
+    hub: Hub, body: Subscription, route: str, **origin: Unpack[Origin]
+) -> Iterator[OutgoingRecord]:
+    """Give the record of a subscription, which counts among those of the mailbox while the context is open.
+
+    `route` is the name of the route or tool, for the record of a refusal.
+
+    Raises ApiError: 404 if there is no such mailbox, and 429 (`limit_reached`) if it has as many subscriptions
+    as it may have. The log refuses one too many of the topic, and a request id that was used for another one.
+    """
+    if not is_known_recipient(hub.live_view, body.subscriber, tokens_at_us=tokens_at_us(hub)):
         why = "no mailbox of this name is known"
         hub.refusals.record(UNKNOWN_RECIPIENT, why, origin["principal"], route)
         raise ApiError(404, UNKNOWN_RECIPIENT, why)
-    body = Subscription(topic=topic, subscriber=subscriber, request_id=request_id)
-    if status_of(hub, topic, subscriber) == UNSUBSCRIBED:
-        with subscription_counted(hub, subscriber, origin["principal"], route):
-            return refuse_rejected(await hub.appender.settle(subscription_record(body, **origin)))
-    return refuse_rejected(await hub.appender.settle(subscription_record(body, **origin)))
-
-
-async def unsubscribe(
-    hub: Hub, topic: str, subscriber: str, request_id: str, **origin: Unpack[Origin]
-) -> SettledRecord:
-    """End a subscription, and wait until the record is settled. Without a subscription it is a duplicate.
-
-    For the arguments see `subscribe`. Raises ApiError (404) for an unknown topic, and as `subscribe` does.
-    """
-    body = Unsubscription(topic=topic, subscriber=subscriber, request_id=request_id)
-    return refuse_rejected(await hub.appender.settle(subscription_record(body, **origin)))
+    with ExitStack() as counted:
+        if status_of(hub, body.topic, body.subscriber) == UNSUBSCRIBED:
+            counted.enter_context(subscription_counted(hub, body.subscriber, origin["principal"], route))
+        yield subscription_record(body, **origin)
 
 
 def status_of(hub: Hub, topic: str, subscriber: str) -> str:

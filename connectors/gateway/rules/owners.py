@@ -8,7 +8,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import own_mailboxes
+from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import Caller, owner_of_task
 from connectors.gateway.web.refusals import DOOR
@@ -101,19 +101,26 @@ def owner_of_task_in_path(hub: Hub) -> OwnerOf:
 def owner_of_mailbox(hub: Hub) -> OwnerOf:
     """Return a function with which the access check finds the owner of the mailbox in a request's path.
 
-    The returned coroutine function takes the request. The caller owns the mailboxes that it may drain. Any
-    other mailbox of the realm `default` belongs to the principal of its name. The result is None for a mailbox
-    in another realm: principals exist in the default realm only, and others may use the same names.
+    The returned coroutine function takes the request, and returns what `mailbox_owner` does.
     """
 
     async def owner(request: Request) -> str | None:
         mailbox = (str(request.path_params["realm"]), str(request.path_params["name"]))
-        caller: Caller = request.state.caller
-        if mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token):
-            return caller.principal
-        return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
+        return mailbox_owner(hub, request.state.caller, mailbox)
 
     return owner
+
+
+def mailbox_owner(hub: Hub, caller: Caller, mailbox: Mailbox) -> str | None:
+    """Return the owner of a mailbox, from the point of view of a caller.
+
+    The caller owns the mailboxes that it may drain. Any other mailbox of the realm `default` belongs to the
+    principal of its name. The result is None for a mailbox in another realm: principals exist in the default
+    realm only, and others may use the same names.
+    """
+    if mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token):
+        return caller.principal
+    return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
 
 
 def owner_of_webhook(hub: Hub) -> OwnerOf:

@@ -6,14 +6,17 @@ no effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Unpack
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.web.idempotency import Origin
+from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.mailbox_requests import read_record
 from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
@@ -59,21 +62,21 @@ def is_read(row: MessageRow) -> bool:
     return row.status not in MESSAGE_PENDING
 
 
-async def mark_read(
-    hub: Hub, mailboxes: Iterable[Mailbox], message_ids: Iterable[str], *, door: str, principal: str
-) -> ReadMarks:
-    """Mark messages as read, wait until all marks are settled, and return the ids by their result.
+class MarkPlan(NamedTuple):
+    """The ids that a request wants to mark as read, the rows of those that are shown, and the unread ones."""
+
+    wanted: Iterable[str]
+    rows: Mapping[str, MessageRow]
+    unread: Sequence[str]
+
+
+def plan_marks(hub: Hub, mailboxes: Iterable[Mailbox], message_ids: Iterable[str]) -> MarkPlan:
+    """Return which messages to mark as read.
 
     Args:
         hub: The hub.
         mailboxes: The mailboxes that the principal owns. Messages in other mailboxes count as unknown.
         message_ids: The ids of the messages. An id that occurs twice counts once.
-        door: The door of the records, such as `hub`.
-        principal: The principal that marks the messages.
-
-    Raises:
-        BackboneUnreachable: Kafka is unreachable, or a mark was not settled in time. Some marks may have been
-            settled. The call can be repeated.
     """
     boxes, wanted, now_us = list(mailboxes), dict.fromkeys(message_ids), hub.log_clock.now_us()
     rows: dict[str, MessageRow] = {}
@@ -82,14 +85,36 @@ async def mark_read(
             row = hub.live_view.get(MessageRow, f"{realm}/{recipient}/{message_id}")
             if row is not None and is_shown(row, now_us):
                 rows.setdefault(message_id, row)
-    unread = [message_id for message_id, row in rows.items() if not is_read(row)]
-    settled = await hub.appender.settle_all(
-        read_record(rows[one].realm, rows[one].recipient, one, door=door, principal=principal) for one in unread
-    )
-    verdicts = {one: found.verdict for one, found in zip(unread, settled, strict=True)}
+    return MarkPlan(wanted, rows, [message_id for message_id, row in rows.items() if not is_read(row)])
+
+
+def mark_records(plan: MarkPlan, **origin: Unpack[Origin]) -> list[OutgoingRecord]:
+    """Return the records of a plan, one for each unread message."""
+    found = (plan.rows[one] for one in plan.unread)
+    return [read_record(row.realm, row.recipient, row.message_id, **origin) for row in found]
+
+
+def marks_of(plan: MarkPlan, settled: Iterable[SettledRecord]) -> ReadMarks:
+    """Return the ids by their result, from the settled records of a plan."""
+    verdicts = {one: found.verdict for one, found in zip(plan.unread, settled, strict=True)}
     return ReadMarks(
-        marked=[one for one in unread if verdicts[one] == ACCEPTED],
-        read_before=[one for one in rows if verdicts.get(one) not in (ACCEPTED, REJECTED)],
-        not_marked=[one for one in unread if verdicts[one] == REJECTED],
-        unknown=[one for one in wanted if one not in rows],
+        marked=[one for one in plan.unread if verdicts[one] == ACCEPTED],
+        read_before=[one for one in plan.rows if verdicts.get(one) not in (ACCEPTED, REJECTED)],
+        not_marked=[one for one in plan.unread if verdicts[one] == REJECTED],
+        unknown=[one for one in plan.wanted if one not in plan.rows],
     )
+
+
+async def mark_read(
+    hub: Hub, mailboxes: Iterable[Mailbox], message_ids: Iterable[str], **origin: Unpack[Origin]
+) -> ReadMarks:
+    """Mark messages as read, wait until all marks are settled, and return the ids by their result.
+
+    The arguments are those of `plan_marks`, and door and principal of the records.
+
+    Raises:
+        BackboneUnreachable: Kafka is unreachable, or a mark was not settled in time. Some marks may have been
+            settled. The call can be repeated.
+    """
+    plan = plan_marks(hub, mailboxes, message_ids)
+    return marks_of(plan, await hub.appender.settle_all(mark_records(plan, **origin)))

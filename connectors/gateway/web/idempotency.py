@@ -82,14 +82,9 @@ def caller_of(request: Request) -> Caller:
     return found
 
 
-def write_of(request: Request, key: str | None) -> Write:
-    """Return a request that changes something, from the request and its header `Idempotency-Key`."""
+async def _write(request: Request, key: IdempotencyKey = None) -> Write:
     caller = caller_of(request)
     return Write(caller, key, request_uuid(caller.requester, key))
-
-
-async def _write(request: Request, key: IdempotencyKey = None) -> Write:
-    return write_of(request, key)
 
 
 WriteRequest = Annotated[Write, Depends(_write)]
