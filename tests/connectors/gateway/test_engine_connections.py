@@ -32,9 +32,9 @@ class HeldEngine:
         self.begun: list[Exchange] = []
         self._do = do
 
-    def find(self, line: bytes) -> tuple[Any, bytes]:
+    def find(self, line: bytes) -> tuple[Any, tuple[bytes, ...], bytes]:
         """As of the engine."""
-        return (object() if line == LINE else None), b""
+        return (object() if line == LINE else None), (), b""
 
     def admit(self, exchange: Exchange) -> bool:
         """As of the engine."""

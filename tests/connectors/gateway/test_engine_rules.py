@@ -107,13 +107,13 @@ class Asking:
     ) -> None:
         self.answers, self.passed_on, self.head, self.is_operator = list[tuple[int, Any]](), 0, b"", False
         self._is_there, self._has_place = is_there, has_place
-        operation, _ = hub.engine.find(route + b" HTTP/1.1")
+        operation, path, _ = hub.engine.find(route + b" HTTP/1.1")
         assert operation is not None
         sent = {"recipient": "bo", "type": "note"} if body is None and route == SEND else body
         data = b"" if sent is None else json.dumps(sent).encode()
         headers = {b"authorization": b"Bearer " + name.encode(), b"content-type": b"application/json"}
         headers |= {} if key is None else {b"idempotency-key": key}
-        self.exchange = Exchange(self, operation, data, headers, query, data)
+        self.exchange = Exchange(self, operation, data, path, headers, query, data)
         self.is_admitted = hub.engine.admit(self.exchange)
         if self.is_admitted:
             hub.engine.begin(self.exchange)
