@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from connectors.dashboard.application import Dashboard
-from connectors.gateway.engine.engine import Engine
+from connectors.gateway.engine.operation import DoorEngine
 from connectors.gateway.services.hub import Hub
 from connectors.gateway_program.application import build_application
 from connectors.out_of_band.door import OutOfBandDoor
@@ -43,7 +43,7 @@ class Door:
     lifespan: Literal["on", "off"] = "off"
     send_buffer_bytes: int | None = None
     socket_path: Path | None = None
-    engine: Engine | None = None
+    engine: DoorEngine | None = None
 
 
 def doors_of(hub: Hub) -> list[Door]:

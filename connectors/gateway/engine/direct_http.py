@@ -1,18 +1,19 @@
 """HTTP connections whose usual requests are answered at once, without the steps of ASGI.
 
-A request is usual if it has arrived whole, has plain headers, each once, and is for an operation of the engine.
-All others go, with their bytes, to `BoundedHttp`, which words the refusals. The two answer with equal bytes.
+A request is usual if it has plain headers, each once, is for an operation of the engine, and has arrived in one
+or two parts. All others go, with their bytes, to `BoundedHttp`, which words the refusals. The two answer with
+equal bytes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from connectors.gateway.engine.engine import Engine
-from connectors.gateway.engine.operation import Exchange
+from connectors.gateway.engine.operation import DoorEngine, Exchange
 from connectors.gateway.web.bounded_http import BoundedHttp
 from connectors.gateway.web.connection_budget import Phase
 from connectors.gateway.web.strict_http import HEAD_BYTES
@@ -28,33 +29,42 @@ _UNUSUAL: Final = frozenset(
 )
 _KEPT: Final = (b"keep-alive", b"Keep-Alive")
 _LENGTH_DIGITS: Final = 7
+# Many clients send head and body in two writes, so a small body may follow within this time.
+_BODY_S: Final = 0.05
+_BODY_BYTES: Final = 64 * 1024
 
 
 class DirectHttp(BoundedHttp):
     """One HTTP connection that answers usual requests by the engine, and all others as `BoundedHttp`.
 
     Args:
-        engine: The engine.
+        engine: The engine of the door.
         options: The arguments of `BoundedHttp`.
     """
 
-    def __init__(self, *, engine: Engine, **options: Any) -> None:
+    def __init__(self, *, engine: DoorEngine, **options: Any) -> None:
         super().__init__(**options)
         self._engine = engine
         self._exchange: Exchange | None = None
         self._served = 0
+        # A head whose body may follow at once, and the timer that passes it on otherwise.
+        self._head = b""
+        self._head_timer: asyncio.TimerHandle | None = None
         self._ends = False
 
     def data_received(self, data: bytes) -> None:
         """Answer a usual request, or read the next part of another one. asyncio calls it."""
-        if self.reading == "head" and not self.unread and self._begin(data):
+        head = self._taken_head()
+        if self.reading == "head" and not self.unread and self._begin(head + data, may_wait=not head):
             return
-        super().data_received(data)
+        super().data_received(head + data)
 
     def phase(self) -> tuple[Phase, Any]:
         """Return the connection's phase, and an object that identifies the present request."""
         if self._exchange is not None and not self.transport.is_closing():
             return Phase.ANSWERING, self._exchange
+        if self._head:
+            return Phase.BODY, self._served
         phase, request = super().phase()
         if request is None and self._served:
             request = self._served
@@ -65,6 +75,7 @@ class DirectHttp(BoundedHttp):
     def shutdown(self) -> None:
         """Close the connection, after the answer that is under way. uvicorn calls it when the server ends."""
         if self._exchange is None:
+            self._pass_head_on()
             super().shutdown()
         else:
             self._ends = True
@@ -95,6 +106,10 @@ class DirectHttp(BoundedHttp):
             self.transport.close()
         self.on_response_complete()
 
+    async def sent(self) -> None:
+        """Wait until most of the answer has left, or the connection has ended."""
+        await self.flow.drain()
+
     def pass_on(self, exchange: Exchange) -> None:
         """Let `BoundedHttp` answer the present request after all."""
         self._exchange = None
@@ -107,8 +122,21 @@ class DirectHttp(BoundedHttp):
         if self._ends:
             super().shutdown()
 
-    def _begin(self, data: bytes) -> bool:
-        """Begin a request. Return False, and do nothing, if it is not usual."""
+    def _taken_head(self) -> bytes:
+        """Return the head that waits for its body, which then waits no longer."""
+        head, self._head = self._head, b""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        return head
+
+    def _pass_head_on(self) -> None:
+        head = self._taken_head()
+        if head:
+            super().data_received(head)
+
+    def _begin(self, data: bytes, *, may_wait: bool) -> bool:
+        """Begin a request, or wait for its body. Return False, and do nothing, if it is not usual."""
         end = data.find(_END)
         if not 0 < end <= HEAD_BYTES - len(_END) or self.flow.write_paused or self.transport.is_closing():
             return False
@@ -128,8 +156,14 @@ class DirectHttp(BoundedHttp):
             or not headers.keys().isdisjoint(_UNUSUAL)
             or headers.get(b"connection", b"keep-alive") not in _KEPT
             or not (length.isdigit() and len(length) <= _LENGTH_DIGITS)
-            or int(length) != len(data) - end - len(_END)
         ):
+            return False
+        lacks = int(length) - (len(data) - end - len(_END))
+        if lacks > 0 and may_wait and int(length) <= _BODY_BYTES:
+            self._unset_keepalive_if_required()
+            self._head, self._head_timer = data, self.loop.call_later(_BODY_S, self._pass_head_on)
+            return True
+        if lacks:
             return False
         exchange = Exchange(self, operation, data, path, headers, query, data[end + len(_END) :])
         if not self._engine.admit(exchange):

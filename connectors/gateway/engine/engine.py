@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -17,7 +17,15 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from connectors.gateway.engine.operation import Answer, Asked, CarefulOperation, Exchange, Operation, Unusual
+from connectors.gateway.engine.operation import (
+    Answer,
+    Asked,
+    CarefulOperation,
+    Exchange,
+    Operation,
+    Planned,
+    Unusual,
+)
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Gate, answered
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, error_answer
@@ -114,11 +122,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
             self._refuse(exchange, error)
         else:
-            append = partial(self._append, exchange, records)
-            if operation.IS_BOUNDED:
-                self._hub.under_way.begin(caller.principal, append)
-            else:
-                append()
+            settle_then(operation, asked, records, partial(self._end, exchange))
 
     def _asked(self, exchange: Exchange) -> Asked:
         """Return what a request asks for. Raises Unusual if any value is not valid."""
@@ -142,7 +146,7 @@ class Engine:
         return Asked(exchange.caller, body, query, said, exchange.connection.is_heard, path)
 
     def _body(self, exchange: Exchange) -> BaseModel | None:
-        operation = exchange.operation
+        operation: Operation = exchange.operation
         if not exchange.body and not (operation.BODY is not None and operation.NEEDS_BODY):
             return None
         is_json = exchange.headers.get(b"content-type") in _JSON
@@ -150,30 +154,9 @@ class Engine:
             raise Unusual
         return operation.BODY.model_validate(decode(exchange.body)[0])
 
-    def _append(self, exchange: Exchange, records: Sequence[OutgoingRecord]) -> None:
-        exchange.settled = [None] * len(records)
-        exchange.left = len(records)
-        for place, record in enumerate(records):
-            self._hub.appender.settle_then(record, partial(self._settled, exchange, place))
-        if not records:
-            self._end(exchange)
-
-    def _settled(self, exchange: Exchange, place: int, settled: SettledRecord | Exception) -> None:
-        exchange.settled[place] = settled
-        exchange.left -= 1
-        if not exchange.left:
-            self._end(exchange)
-
     def _end(self, exchange: Exchange) -> None:
-        operation, asked, settled = exchange.operation, exchange.asked, exchange.settled
-        if operation.IS_BOUNDED:
-            self._hub.under_way.end(exchange.caller.principal)
-        operation.ended(asked)
         try:
-            for one in settled:
-                if isinstance(one, Exception):
-                    raise one
-            answer = operation.answer(asked, settled)
+            answer = outcome(exchange.operation, exchange.asked)
             if not isinstance(answer, Answer):
                 self._start(self._await(exchange, answer))
                 return
@@ -243,6 +226,45 @@ class Engine:
 def _pattern_of(operation: Operation) -> bytes:
     fixed = map(re.escape, _PARAMETER.split(operation.route.encode()))
     return b"(?P<%b>%b)" % (operation.NAME.encode(), _SEGMENT.join(fixed))
+
+
+def settle_then(
+    operation: Planned, asked: Asked, records: Sequence[OutgoingRecord], end: Callable[[], None]
+) -> None:
+    """Append the records of a request, and call `end` when none is under way. Then call `outcome`."""
+    append = partial(_append, operation, asked, records, end)
+    if operation.IS_BOUNDED:
+        operation.hub.under_way.begin(asked.caller.principal, append)
+    else:
+        append()
+
+
+def outcome(operation: Planned, asked: Asked) -> Answer | Awaitable[Answer]:
+    """Return the answer to a request whose records are settled. Raises as `answer` and the appender do."""
+    if operation.IS_BOUNDED:
+        operation.hub.under_way.end(asked.caller.principal)
+    operation.ended(asked)
+    for one in asked.settled:
+        if isinstance(one, Exception):
+            raise one
+    return operation.answer(asked, asked.settled)
+
+
+def _append(
+    operation: Planned, asked: Asked, records: Sequence[OutgoingRecord], end: Callable[[], None]
+) -> None:
+    asked.settled, asked.left = [None] * len(records), len(records)
+    for place, record in enumerate(records):
+        operation.hub.appender.settle_then(record, partial(_settled, asked, place, end))
+    if not records:
+        end()
+
+
+def _settled(asked: Asked, place: int, end: Callable[[], None], settled: SettledRecord | Exception) -> None:
+    asked.settled[place] = settled
+    asked.left -= 1
+    if not asked.left:
+        end()
 
 
 @lru_cache(_QUERIES)

@@ -60,6 +60,9 @@ class Connection(Protocol):
     def answer(self, status: int, head: bytes, body: bytes) -> None:
         """Send the answer: its status, the lines of its headers, and its body."""
 
+    async def sent(self) -> None:
+        """Wait until most of the answer has left, or the connection has ended."""
+
     def pass_on(self, exchange: Exchange) -> None:
         """Let the careful path answer."""
 
@@ -76,9 +79,23 @@ class Asked:
         path: The values of the path's parameters, by their names.
         is_fresh: Whether this gateway has settled all that the log had when the request came.
         known: A note of `plan` for `answer`.
+        settled: The settled records, or errors, in the order of the plan.
+        left: How many are not settled yet.
     """
 
-    __slots__ = ("_made", "body", "caller", "is_fresh", "is_heard", "key", "known", "path", "query")
+    __slots__ = (
+        "_made",
+        "body",
+        "caller",
+        "is_fresh",
+        "is_heard",
+        "key",
+        "known",
+        "left",
+        "path",
+        "query",
+        "settled",
+    )
 
     def __init__(
         self,
@@ -97,6 +114,8 @@ class Asked:
         self.path = path
         self.is_fresh = False
         self.known: Any = None
+        self.settled: list[Any] = []
+        self.left = 0
         self._made: uuid.UUID | None = None
 
     @property
@@ -117,7 +136,7 @@ class Exchange:
 
     Attributes:
         connection: Where it came from.
-        operation: The operation that it asks for.
+        operation: The operation that it asks for, in the form that the door's engine has found it.
         request: Its bytes.
         path: The values of the path's parameters, in their order.
         headers: Its headers by their names in lower case.
@@ -126,8 +145,6 @@ class Exchange:
         caller: Its sender, once it is admitted.
         asked: Its validated values, once there are any.
         began: The time at which it came, by the monotonic clock.
-        settled: The settled records, in the order of the plan.
-        left: How many are not settled yet.
     """
 
     __slots__ = (
@@ -137,12 +154,10 @@ class Exchange:
         "caller",
         "connection",
         "headers",
-        "left",
         "operation",
         "path",
         "query",
         "request",
-        "settled",
     )
 
     caller: Caller
@@ -151,7 +166,7 @@ class Exchange:
     def __init__(
         self,
         connection: Connection,
-        operation: Operation,
+        operation: Any,
         request: bytes,
         path: Sequence[bytes],
         headers: dict[bytes, bytes],
@@ -166,11 +181,59 @@ class Exchange:
         self.query = query
         self.body = body
         self.began = time.monotonic()
-        self.settled: list[Any] = []
-        self.left = 0
 
 
-class Operation(ABC):
+class DoorEngine(Protocol):
+    """Serves usual requests of a door in the protocol's own callback."""
+
+    def find(self, request_line: bytes) -> tuple[Any, Sequence[bytes], bytes]:
+        """Return the operation of a request line, the values of the path's parameters, and the query.
+
+        The operation is None for a request line that the careful path must read.
+        """
+
+    def admit(self, exchange: Exchange) -> bool:
+        """Find the caller of a request and check its right. Return False if the careful path must do that."""
+
+    def begin(self, exchange: Exchange) -> None:
+        """Begin an admitted request when it is its principal's turn."""
+
+
+class Planned(ABC):
+    """Two functions around records of the log, whatever the door.
+
+    Attributes:
+        IS_BOUNDED: Whether the records count among those that a principal may have under way.
+    """
+
+    IS_BOUNDED: ClassVar[bool] = False
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+
+    @abstractmethod
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return the records of a request. There are none if it only reads.
+
+        Raises:
+            Unusual: The careful path must serve the request.
+            ApiError: It is refused.
+        """
+
+    @abstractmethod
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer | Awaitable[Answer]:
+        """Return the answer, from the settled records in the order of the plan. It may come after a wait.
+
+        Raises:
+            Unusual: The careful path must serve the request anew.
+            ApiError: The log has refused a record.
+        """
+
+    def ended(self, asked: Asked) -> None:  # noqa: B027  most operations note nothing
+        """Forget what `plan` has noted, because the records are settled, or will not be."""
+
+
+class Operation(Planned):
     """One operation of the hub: what it is called, who may ask for it, and the two functions.
 
     The docstring of the class is its description in the documents of the API.
@@ -187,7 +250,6 @@ class Operation(ABC):
         QUERY: The model of the query. None: there is none.
         KEY: The header with the idempotency key, as the type of a route's parameter. None: there is none.
         RESPONSES: Further answers, for the documents of the API.
-        IS_BOUNDED: Whether the records count among those that a principal may have under way.
     """
 
     NAME: ClassVar[str]
@@ -201,10 +263,9 @@ class Operation(ABC):
     QUERY: ClassVar[type[BaseModel] | None] = None
     KEY: ClassVar[Any] = IdempotencyKey
     RESPONSES: ClassVar[dict[int | str, dict[str, Any]]] = ERRORS
-    IS_BOUNDED: ClassVar[bool] = False
 
     def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+        super().__init__(hub)
         # No header has an empty name.
         self.key_header = b"" if self.KEY is None else str(get_args(self.KEY)[1].alias).lower().encode()
         # In the order of the path.
@@ -234,33 +295,12 @@ class Operation(ABC):
         """
         return None
 
-    @abstractmethod
-    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
-        """Return the records of a request. There are none if it only reads.
-
-        Raises:
-            Unusual: The careful path must serve the request.
-            ApiError: It is refused.
-        """
-
-    @abstractmethod
-    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer | Awaitable[Answer]:
-        """Return the answer, from the settled records in the order of the plan. It may come after a wait.
-
-        Raises:
-            Unusual: The careful path must serve the request anew.
-            ApiError: The log has refused a record.
-        """
-
     async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
         """Return the answer to a request that is unusual for this operation, such as one that waits.
 
         `is_gone` tells whether the client has left, after a wait; with `is_probed` also one whose link is dead.
         """
         raise NotImplementedError
-
-    def ended(self, asked: Asked) -> None:  # noqa: B027  most operations note nothing
-        """Forget what `plan` has noted, because the records are settled, or will not be."""
 
 
 class CarefulOperation(Operation):

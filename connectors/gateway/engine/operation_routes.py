@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
-from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
+from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Planned, Unusual
 from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import json_answer
 from connectors.gateway.web.idempotency import caller_of
@@ -54,13 +54,14 @@ async def serve_carefully(operation: Operation, asked: Asked, is_gone: IsGone) -
     Raises ApiError for a refusal, and BackboneUnreachable.
     """
     try:
-        answer = await _answer(operation, asked)
+        answer = await carried_out(operation, asked)
     except Unusual:
         return await operation.slowly(asked, is_gone)
     return json_answer(answer.document, verdict=answer.verdict)
 
 
-async def _answer(operation: Operation, asked: Asked) -> Answer:
+async def carried_out(operation: Planned, asked: Asked) -> Answer:
+    """Return the answer to a request, whose records are appended and settled. For coroutines."""
     hub = operation.hub
     try:
         records = operation.plan(asked)

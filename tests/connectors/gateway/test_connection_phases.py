@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from connectors.gateway.engine.operation import Exchange
 from connectors.gateway.web.bounded_http import BODY_PROGRESS
 from connectors.gateway.web.connection_budget import Phase
 from schemas.settings.settings import GatewaySettings
@@ -56,6 +57,47 @@ def test_pipelined_requests_wait_in_bounded_memory_and_are_answered_in_turn() ->
         while found.count(b"\r\n\r\nok") < 3000:
             found += connection.recv(65536)
         assert app.begun >= 3000
+
+
+class AtOnce:
+    """An engine that answers each request at once, with a body of so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.bodies = size, list[bytes]()
+
+    def find(self, request_line: bytes) -> tuple[Any, bytes]:
+        """Every request is for it."""
+        return True, b""
+
+    def admit(self, exchange: Exchange) -> bool:
+        """Everybody may."""
+        return True
+
+    def begin(self, exchange: Exchange) -> None:
+        """Answer."""
+        self.bodies.append(exchange.body)
+        body = bytes(self.size)
+        exchange.connection.answer(200, b"content-length: %d\r\n" % len(body), body)
+
+
+@pytest.mark.requirement("ST-97")
+def test_a_body_that_follows_its_head_is_served_directly_and_a_later_one_carefully() -> None:
+    app, engine = Gated(), AtOnce(2)
+    app.gate.set()
+    head = post(b"Content-Length: 4", body=b"")
+    with served(app, engine=engine) as server, server.connect() as connection:
+        connection.sendall(head + b"bo")
+        held: Any = server.only_connection()
+        wait_until(lambda: held._head or app.begun, what="the head")
+        connection.sendall(b"dy")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert engine.bodies == [b"body"] or app.begun == 1
+        begun = app.begun
+        connection.sendall(head + b"bo")
+        wait_until(lambda: app.begun == begun + 1, what="the careful path")
+        assert held.phase()[0] in (Phase.BODY, Phase.IDLE)
+        connection.sendall(b"dy")
+        assert b"200" in connection.recv(65536)
 
 
 class Asking:
