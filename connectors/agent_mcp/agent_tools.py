@@ -15,6 +15,15 @@ from typing import Any, Final
 
 import orjson
 
+from connectors.agent_mcp.planned_tools import (
+    MarkTool,
+    PlannedTool,
+    SendTool,
+    StatusTool,
+    ToolCall,
+    check_length,
+    new_message,
+)
 from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT
 from connectors.agent_mcp.tool_arguments import (
     BroadcastMessage,
@@ -24,31 +33,28 @@ from connectors.agent_mcp.tool_arguments import (
     SendToAgent,
     UpdateMyStatus,
 )
+from connectors.gateway.engine.operation import Answer, Asked, Unusual
+from connectors.gateway.engine.operation_routes import carried_out
 from connectors.gateway.messages.blobs import reference_to
-from connectors.gateway.messages.shown_messages import answer_bytes_of, reserve_bytes
-from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
-from connectors.gateway.rules.message_limits import check_limits, check_rate, post_message, post_to_all
-from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
+from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of, reserve_bytes
+from connectors.gateway.rules.hub_policy import broadcast_recipients
+from connectors.gateway.rules.message_limits import check_rate, post_to_all
+from connectors.gateway.rules.read_marks import is_read, is_shown
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.gateway.web.idempotency import Origin, request_uuid
-from connectors.gateway.web.policy import Caller
-from schemas.streams.agents.participants import AgentUpdated, ParticipantRow, participant_record
+from connectors.live.settled_feed import SettledRecord
+from schemas.fold.life_cycles import STOPPED
+from schemas.streams.agents.participants import PRESENT, ParticipantRow
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     PRIORITIES,
     UNREAD,
-    Message,
     MessageBodyRow,
     MessageRow,
-    verified_message,
 )
 from schemas.streams.mailboxes.message_text import shown_text
-from schemas.streams.principal.principals import AGENT
-from trunkline_agent.wire.verdicts import TOO_LARGE, UNKNOWN_RECIPIENT
+from schemas.wire.record import OutgoingRecord
 
-KIND: Final = "message"
-TEXT: Final = "text/plain"
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 # Names and capabilities of an agent, roughly.
 _AGENT_BYTES: Final = 512
@@ -57,6 +63,8 @@ _EVENT_BYTES: Final = 256 * 1024
 _EVENT_MOST: Final = 960 * 1024
 # A mailbox of this size is read within a millisecond or two.
 _AT_ONCE: Final = 1000
+# So many messages or agents, without their texts, are a small answer.
+_FEW: Final = 100
 
 
 class AgentTools:
@@ -70,6 +78,14 @@ class AgentTools:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._send = SendTool(hub)
+        self.planned: dict[str, PlannedTool] = {
+            "discover_agents": ReadingTool(hub, lambda _, asked: self.few_agents(asked)),
+            "send_to_agent": self._send,
+            "get_my_messages": ReadingTool(hub, self.few_messages),
+            "mark_read": MarkTool(hub),
+            "update_my_status": StatusTool(hub),
+        }
 
     async def discover_agents(self, agent: str, asked: DiscoverAgents) -> dict[str, Any]:
         """Return the agents that have the wanted status and capability, sorted by name.
@@ -80,15 +96,18 @@ class AgentTools:
         """
         listed = self._hub.lists.participants_with
         found = await asyncio.to_thread(listed, asked.status, asked.capability)
-        rows = [row for row in found if asked.after is None or row.agent_name > asked.after]
-        shown: list[dict[str, Any]] = []
-        left = answer_bytes(self._hub)
-        for row in rows:
-            left -= len(row.task.encode()) + _AGENT_BYTES
-            if shown and left < 0:
-                break
-            shown.append(_agent_as_json(row))
-        return {"agents": shown, "left": len(rows) - len(shown)}
+        return _agents_as_json(found, asked, answer_bytes(self._hub))
+
+    def few_agents(self, asked: DiscoverAgents) -> dict[str, Any]:
+        """Return what `discover_agents` does, without a thread. Raises Unusual if not all of them are few."""
+        lists = self._hub.lists
+        if asked.status == STOPPED or lists.participants.count([PRESENT]) > _FEW:
+            raise Unusual
+        found = lists.participants_with(asked.status, asked.capability)
+        answer = _agents_as_json(found, asked, min(SMALL_BYTES // 2, answer_bytes(self._hub)))
+        if answer["left"]:
+            raise Unusual
+        return answer
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
         """Put a message into the mailbox of another agent, and return the message's id when it is settled.
@@ -104,34 +123,12 @@ class AgentTools:
                 idempotency key that was used for another message, or a blob that was removed.
             BackboneUnreachable: Kafka is unreachable, or the message was not settled in time.
         """
-        caller = Caller(agent, AGENT)
-        decision = evaluate_message(self._hub.live_view, caller, asked.target_agent_id, KIND)
-        if not decision.allowed:
-            self._hub.refusals.record(UNKNOWN_RECIPIENT, decision.reason, agent, "send_to_agent")
-            raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
-        check_length(self._hub, asked.message)
-        message_id = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
-        known = self._hub.mailboxes.mailbox_of(message_id)
-        blob = (
-            None
-            if asked.blob is None
-            else await reference_to(self._hub, asked.blob, asked.target_agent_id, is_new=known is None)
-        )
-        message = _new_message(
-            agent,
-            asked.target_agent_id,
-            asked.message,
-            message_id,
-            in_reply_to=asked.in_reply_to,
-            thread=asked.thread,
-            blob=blob,
-            **asked.in_the_log(),
-        )
-        if known is None:
-            check_limits(self._hub, message, "send_to_agent")
-        await post_message(self._hub, message, {"door": DOOR, "principal": agent})
-        row = self._message(asked.target_agent_id, message_id)
-        return {"messageId": message_id, "timestamp": None if row is None else row.posted_at // 1000}
+        call = ToolCall(agent, asked)
+        if asked.blob is not None:
+            self._send.check(call)
+            is_new = self._hub.mailboxes.mailbox_of(str(call.made)) is None
+            call.known = await reference_to(self._hub, asked.blob, asked.target_agent_id, is_new=is_new)
+        return dict((await carried_out(self._send, call)).document)
 
     async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
         """Put a message into the mailbox of the operator and of each participant, except the sender `agent`.
@@ -153,7 +150,7 @@ class AgentTools:
         for name in recipients:
             message_id = str(request_uuid(str(broadcast_id), name))
             about = {"broadcast_id": str(broadcast_id), "blob": blob, **asked.in_the_log()}
-            messages.append(_new_message(agent, name, asked.message, message_id, **about))
+            messages.append(new_message(agent, name, asked.message, message_id, **about))
         body_bytes = len(asked.message.encode()) * len(messages)
         check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
         origin: Origin = {"door": DOOR, "principal": agent}
@@ -195,7 +192,34 @@ class AgentTools:
         ids: list[str],
         is_chosen: Callable[[MessageRow], bool] | None,
     ) -> dict[str, Any]:
-        found = (self._message(agent, message_id) for message_id in ids)
+        rows, wanted = self._found(agent, asked, ids, is_chosen)
+        shown = within_event(as_many_as_fit(self._hub, wanted[: asked.limit]))
+        return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
+
+    def few_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
+        """Return what `get_my_messages` does, without a wait. Raises Unusual if the answer would be long."""
+        ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
+        if len(ids) > _AT_ONCE:
+            raise Unusual
+        rows, wanted = self._found(agent, asked, ids)
+        shown, left = [], min(SMALL_BYTES // 2, answer_bytes(self._hub))
+        for row in wanted[: asked.limit]:
+            shown.append(message_as_json(self._hub, row))
+            left -= len(shown[-1]["content"].encode())
+            if left < 0 or len(shown) > _FEW:
+                raise Unusual
+        return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
+
+    def _found(
+        self,
+        agent: str,
+        asked: GetMyMessages,
+        ids: list[str],
+        is_chosen: Callable[[MessageRow], bool] | None = None,
+    ) -> tuple[list[MessageRow], list[MessageRow]]:
+        """Return the messages that the agent may see, and those that it asked for, in order."""
+        get, mailbox = self._hub.live_view.get, f"{DEFAULT_REALM}/{agent}/"
+        found = [get(MessageRow, mailbox + message_id) for message_id in ids]
         now_us = self._hub.log_clock.now_us()
         rows = [row for row in found if row is not None and is_shown(row, now_us)]
         wanted = [
@@ -206,8 +230,7 @@ class AgentTools:
             and (asked.since is None or row.posted_at >= asked.since * 1000)
         ]
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
-        shown = within_event(as_many_as_fit(self._hub, wanted[: asked.limit]))
-        return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
+        return rows, wanted
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
         """Mark messages in the agent's own mailbox as read, and return how many this call marked.
@@ -217,10 +240,7 @@ class AgentTools:
         that are leased to somebody or final already, for example expired; a repetition does not change that.
         Ids that were marked before are in neither list.
         """
-        marks = await mark_read(
-            self._hub, [(DEFAULT_REALM, agent)], asked.message_ids, door=DOOR, principal=agent
-        )
-        return {"marked": len(marks.marked), "unknown": marks.unknown, "notMarked": marks.not_marked}
+        return dict((await carried_out(self.planned["mark_read"], ToolCall(agent, asked))).document)
 
     async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
         """Append a record with the agent's new status and capabilities, and wait until the record is settled.
@@ -228,24 +248,7 @@ class AgentTools:
         If `asked.status` or `asked.capabilities` is None, it stays as it is. Returns `{"success": True}`.
         Raises ApiError if the fold rejects the record, for example because the agent has stopped.
         """
-        body = AgentUpdated(
-            agent_name=agent,
-            request_id=str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)),
-            status=asked.status,
-            capabilities=asked.capabilities,
-        )
-        refuse_rejected(await self._hub.appender.settle(participant_record(body, door=DOOR, principal=agent)))
-        return {"success": True}
-
-    def _message(self, recipient: str, message_id: str) -> MessageRow | None:
-        return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{recipient}/{message_id}")
-
-
-def check_length(hub: Hub, text: str) -> None:
-    """Raise ApiError (413) if the text of a message is longer than the setting `limits.payload_bytes`."""
-    limit, size = hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
-    if size > limit:
-        raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
+        return dict((await carried_out(self.planned["update_my_status"], ToolCall(agent, asked))).document)
 
 
 def _is_free(row: MessageRow) -> bool:
@@ -259,6 +262,22 @@ def answer_bytes(hub: Hub) -> int:
     """
     most = hub.settings.limits.answer_bytes // 2
     return min(most, _EVENT_BYTES) if IS_EVENT.get() else most
+
+
+class ReadingTool(PlannedTool):
+    """A tool that changes nothing. `read` gets agent and arguments, and raises Unusual for a long answer."""
+
+    def __init__(self, hub: Hub, read: Callable[[str, Any], dict[str, Any]]) -> None:
+        super().__init__(hub)
+        self._read = read
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return no record, because reading changes nothing."""
+        return ()
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Return what the tool reads."""
+        return Answer(self._read(asked.caller.principal, asked.body))
 
 
 def as_many_as_fit(hub: Hub, rows: Sequence[MessageRow]) -> list[dict[str, Any]]:
@@ -338,9 +357,16 @@ def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
     }
 
 
-def _new_message(sender: str, recipient: str, text: str, message_id: str, **optional: Any) -> Message:
-    """Return a message with a text; `optional` are further fields."""
-    return verified_message(message_id, sender, recipient, KIND, text, TEXT, **optional)
+def _agents_as_json(found: Iterable[ParticipantRow], asked: DiscoverAgents, left: int) -> dict[str, Any]:
+    """Return the first agents, at least one, that fit into `left` bytes, and the number of the others."""
+    rows = [row for row in found if asked.after is None or row.agent_name > asked.after]
+    shown: list[dict[str, Any]] = []
+    for row in rows:
+        left -= len(row.task.encode()) + _AGENT_BYTES
+        if shown and left < 0:
+            break
+        shown.append(_agent_as_json(row))
+    return {"agents": shown, "left": len(rows) - len(shown)}
 
 
 def _agent_as_json(row: ParticipantRow) -> dict[str, Any]:

@@ -8,10 +8,12 @@ idempotency key, and gets the same messages or the same reply.
 from __future__ import annotations
 
 import time
-import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools, answer_bytes, message_as_json, within_event
+from connectors.agent_mcp.mcp_tool import ToolArguments
+from connectors.agent_mcp.planned_tools import LeaseTool, PlannedTool, ToolCall
 from connectors.agent_mcp.signed_requests import DOOR, IS_GONE
 from connectors.agent_mcp.tool_arguments import (
     AckMessages,
@@ -21,14 +23,25 @@ from connectors.agent_mcp.tool_arguments import (
     NackMessage,
     WaitForMessages,
 )
-from connectors.gateway.messages.deliveries import LeaseEnds, Taking, change_leases, take_messages
+from connectors.gateway.engine.operation import Answer, Asked, Unusual
+from connectors.gateway.engine.operation_routes import carried_out
+from connectors.gateway.messages import message_operations
+from connectors.gateway.messages.deliveries import (
+    Taken,
+    Taking,
+    take_messages,
+    taken_by,
+    taking_record,
+)
 from connectors.gateway.messages.replies import wait_reply
+from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
-from connectors.gateway.web.answers import unavailable
+from connectors.gateway.web.answers import refuse_rejected, unavailable
 from connectors.gateway.web.idempotency import Origin, request_uuid
-from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
+from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.wire.record import OutgoingRecord
 
 
 class DeliveryTools:
@@ -37,6 +50,12 @@ class DeliveryTools:
     def __init__(self, hub: Hub, tools: AgentTools) -> None:
         self._hub = hub
         self._tools = tools
+        self.planned: dict[str, PlannedTool] = {
+            "lease_messages": TakeTool(hub),
+            "ack_messages": LeaseTool(hub, message_operations.AcknowledgeMessages(hub)),
+            "nack_message": LeaseTool(hub, message_operations.GiveBackMessages(hub)),
+            "extend_lease": LeaseTool(hub, message_operations.ExtendLease(hub)),
+        }
 
     async def wait_for_messages(self, agent: str, asked: WaitForMessages) -> dict[str, Any]:
         """Return the unread messages of the agent's mailbox, as `get_my_messages` does, once there is one.
@@ -70,75 +89,29 @@ class DeliveryTools:
             ApiError: 409 for an idempotency key that was used for another lease, 503 if the gateway stops.
             BackboneUnreachable: Kafka is unreachable, or the lease was not settled in time.
         """
-        key = None if asked.idempotency_key is None else f"lease/{asked.idempotency_key}"
-        taking = Taking(
-            mailboxes=_own(agent),
-            origin=_by(agent),
-            made=request_uuid(f"{DOOR}/{agent}", key),
-            is_repeatable=key is not None,
-            limit=asked.limit,
-            bytes_most=answer_bytes(self._hub),
-            lease_s=asked.lease_seconds,
-            wait_s=asked.timeout_seconds,
-        )
-        taken = await take_messages(self._hub, taking)
-        shown = [
-            {
-                **message_as_json(self._hub, row),
-                "attempt": row.attempts,
-                "deadline": (row.lease_until or 0) // 1000,
-            }
-            for row in taken.rows
-        ]
-        left = self._hub.mailboxes.ready(taking.mailboxes[0], self._hub.log_clock.now_us())
-        return {"messages": within_event(shown), "leaseId": taken.request_id, "left": left}
+        taking = _taking(self._hub, ToolCall(agent, asked))
+        return _taken_as_json(self._hub, taking, await take_messages(self._hub, taking))
 
     async def ack_messages(self, agent: str, asked: AckMessages) -> dict[str, Any]:
         """Acknowledge leased messages. `done` lists those that are final now, `refused` the others.
 
         Raises BackboneUnreachable if Kafka is unreachable, or an ack was not settled in time.
         """
-        ends = await change_leases(
-            self._hub,
-            _own(agent),
-            asked.message_ids,
-            lambda mailbox, one: ack_record(*mailbox, one, asked.lease_id, **_by(agent)),
-        )
-        return _shown(ends)
+        return await self._changed("ack_messages", agent, asked)
 
     async def nack_message(self, agent: str, asked: NackMessage) -> dict[str, Any]:
         """Give a leased message back with a reason. It is in `done`, or in `refused` if the lease is over.
 
         Raises BackboneUnreachable if Kafka is unreachable, or the nack was not settled in time.
         """
-        ends = await change_leases(
-            self._hub,
-            _own(agent),
-            [asked.message_id],
-            lambda mailbox, one: nack_record(*mailbox, one, asked.lease_id, asked.reason, **_by(agent)),
-        )
-        return _shown(ends)
+        return await self._changed("nack_message", agent, asked)
 
     async def extend_lease(self, agent: str, asked: ExtendLease) -> dict[str, Any]:
         """Set a new end for the lease of messages. They are in `done`, or in `refused` if the lease is over.
 
         Raises BackboneUnreachable if Kafka is unreachable, or an extension was not settled in time.
         """
-        made = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
-        ends = await change_leases(
-            self._hub,
-            _own(agent),
-            asked.message_ids,
-            lambda mailbox, one: extension_record(
-                *mailbox,
-                one,
-                asked.lease_id,
-                asked.lease_seconds * 1000,
-                ce_id=str(uuid.uuid5(made, one)),
-                **_by(agent),
-            ),
-        )
-        return _shown(ends)
+        return await self._changed("extend_lease", agent, asked)
 
     async def ask_agent(self, agent: str, asked: AskAgent) -> dict[str, Any]:
         """Send a message as `send_to_agent` does, and wait for the reply, which is taken out of the mailbox.
@@ -160,6 +133,64 @@ class DeliveryTools:
         reply = None if row is None else within_event([message_as_json(self._hub, row)])[0]
         return {**sent, "reply": reply}
 
+    async def _changed(self, tool: str, agent: str, asked: ToolArguments) -> dict[str, Any]:
+        return dict((await carried_out(self.planned[tool], ToolCall(agent, asked))).document)
+
+
+class TakeTool(PlannedTool):
+    """`lease_messages`. A call that may wait, may be repeated or has a long answer is unusual."""
+
+    def is_usual(self, asked: Asked) -> bool:
+        """Return whether few messages are there, and the call neither waits for others nor has a key."""
+        if asked.body.timeout_seconds or asked.key is not None:
+            return False
+        taking = _taking(self.hub, asked)
+        mailbox = taking.mailboxes[0]
+        return (
+            self.hub.mailboxes.ready(mailbox, self.hub.log_clock.now_us()) > 0
+            and 2 * answer_bytes_of(self.hub, mailbox, taking.limit, taking.bytes_most) <= SMALL_BYTES
+        )
+
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return the record of the lease, if a message waits."""
+        taking = _taking(self.hub, asked)
+        mailbox = taking.mailboxes[0]
+        if not self.hub.mailboxes.ready(mailbox, self.hub.log_clock.now_us()):
+            raise Unusual
+        asked.known = taking, mailbox, taking.request_id(0)
+        return (taking_record(self.hub, *asked.known),)
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Return the messages that the log gave to this call."""
+        refuse_rejected(settled[0])
+        taken, is_lost = taken_by(self.hub, *asked.known)
+        if is_lost:
+            raise Unusual  # other readers were faster
+        return Answer(_taken_as_json(self.hub, asked.known[0], taken))
+
+
+def _taking(hub: Hub, asked: Asked) -> Taking:
+    key = None if asked.key is None else f"lease/{asked.key}"
+    return Taking(
+        mailboxes=_own(asked.caller.principal),
+        origin=asked.origin,
+        made=request_uuid(f"{DOOR}/{asked.caller.principal}", key),
+        is_repeatable=key is not None,
+        limit=asked.body.limit,
+        bytes_most=answer_bytes(hub),
+        lease_s=asked.body.lease_seconds,
+        wait_s=asked.body.timeout_seconds,
+    )
+
+
+def _taken_as_json(hub: Hub, taking: Taking, taken: Taken) -> dict[str, Any]:
+    shown = [
+        {**message_as_json(hub, row), "attempt": row.attempts, "deadline": (row.lease_until or 0) // 1000}
+        for row in taken.rows
+    ]
+    left = hub.mailboxes.ready(taking.mailboxes[0], hub.log_clock.now_us())
+    return {"messages": within_event(shown), "leaseId": taken.request_id, "left": left}
+
 
 def _own(agent: str) -> tuple[Mailbox, ...]:
     return ((DEFAULT_REALM, agent),)
@@ -167,8 +198,3 @@ def _own(agent: str) -> tuple[Mailbox, ...]:
 
 def _by(agent: str) -> Origin:
     return {"door": DOOR, "principal": agent}
-
-
-def _shown(ends: LeaseEnds) -> dict[str, Any]:
-    refused = [{"id": one, "reason": reason, "message": why} for one, (reason, why) in ends.refused.items()]
-    return {"done": ends.done, "refused": refused}

@@ -26,9 +26,16 @@ from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.blob_tools import BlobTools
 from connectors.agent_mcp.delivery_tools import DeliveryTools
+from connectors.agent_mcp.direct_calls import DirectCalls
 from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import reported_progress, tool_error, tool_result
-from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, body_limit_bytes
+from connectors.agent_mcp.signed_requests import (
+    DOOR,
+    PRINCIPAL,
+    CallSignatures,
+    SignedRequests,
+    body_limit_bytes,
+)
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
 from connectors.agent_mcp.topic_tools import TopicTools
@@ -91,7 +98,7 @@ class AgentMcp:
     """The agent MCP server's ASGI application `app`. The hub need not be open yet.
 
     Create it before `Hub.open`, because it registers a callback of the live view. Call `opened` after
-    `Hub.open`. The server of `app` must run the application's ASGI lifespan.
+    `Hub.open`. The server of `app` must run the application's ASGI lifespan. `direct` answers usual calls.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -99,7 +106,8 @@ class AgentMcp:
         self._keys = AgentKeys()
         hub.live_view.on_change(self._keys.changed, self._keys.follows)
         tools = AgentTools(hub)
-        self._tools = (tools, DeliveryTools(hub, tools), TopicTools(hub), BlobTools(hub))
+        deliveries = DeliveryTools(hub, tools)
+        self._tools = (tools, deliveries, TopicTools(hub), BlobTools(hub))
         self._described = types.ListToolsResult(tools=TOOLS)
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
@@ -142,6 +150,9 @@ class AgentMcp:
         # Do not redirect a path with an additional slash.
         routes.router.redirect_slashes = False
         self.app = AccessLog(routes, hub.metrics, hub.request_lines, hub.answer_memory)
+        planned = tools.planned | deliveries.planned
+        signatures = CallSignatures(hub, self._keys)
+        self.direct = DirectCalls(hub, signatures, names, MCP_PATH, planned, self._called, self._fault)
 
     def opened(self) -> None:
         """Load the agents' keys from the live view. Call it once, when the hub is open and before requests."""
@@ -175,6 +186,13 @@ class AgentMcp:
         tool: Callable[[str, Any], Awaitable[dict[str, Any]]] = getattr(owner, params.name)
         try:
             return tool_result(await tool(agent, model.model_validate(params.arguments or {})))
+        except Exception as error:  # noqa: BLE001  worded for the client
+            return await self._fault(agent, params.name, error)
+
+    async def _fault(self, agent: str, tool: str, error: Exception) -> types.CallToolResult:
+        """Return the result of a call that has failed, after the pause for a limit that was exceeded."""
+        try:
+            raise error
         except ValidationError as error:
             return tool_error(MALFORMED, first_fault(error))
         except ApiError as error:
@@ -188,10 +206,7 @@ class AgentMcp:
         except Exception as error:  # noqa: BLE001  its text may quote confidential input
             where = traceback.extract_tb(error.__traceback__)[-1]
             log.error(
-                "tool_failed",
-                tool=params.name,
-                error=type(error).__name__,
-                where=f"{where.name}:{where.lineno}",
+                "tool_failed", tool=tool, error=type(error).__name__, where=f"{where.name}:{where.lineno}"
             )
             return tool_error(INTERNAL, "the gateway failed; its log says where")
 

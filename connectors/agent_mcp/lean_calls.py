@@ -48,18 +48,12 @@ class LeanCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call of a tool, or pass the request on."""
         document = scope[DOCUMENT]
-        if not (_is_call(document) and await self._is_usual(Request(scope))):
+        if not (is_call(document) and await self._is_usual(Request(scope))):
             await self._app(scope, receive, send)
             return
         params = types.CallToolRequestParams.model_validate(document["params"], by_name=False)
         found = await self._call(scope[PRINCIPAL], params)
-        # In the order of the library's fields. All content of our tools is text.
-        result = {
-            "content": [{"text": getattr(one, "text", ""), "type": "text"} for one in found.content],
-            "isError": bool(found.is_error),
-            "structuredContent": found.structured_content,
-        }
-        answer = orjson.dumps({"jsonrpc": "2.0", "id": document["id"], "result": result})
+        answer = call_answer(document["id"], found)
         await Response(answer, headers={"Content-Type": "application/json"})(scope, receive, send)
 
     async def _is_usual(self, request: Request) -> bool:
@@ -75,7 +69,18 @@ class LeanCalls:
         )
 
 
-def _is_call(document: Any) -> bool:
+def call_answer(number: Any, found: types.CallToolResult) -> bytes:
+    """Return the answer to a call, whose id is `number`."""
+    # In the order of the library's fields. All content of our tools is text.
+    result = {
+        "content": [{"text": getattr(one, "text", ""), "type": "text"} for one in found.content],
+        "isError": bool(found.is_error),
+        "structuredContent": found.structured_content,
+    }
+    return orjson.dumps({"jsonrpc": "2.0", "id": number, "result": result})
+
+
+def is_call(document: Any) -> bool:
     """Return whether a decoded body is one call of a tool, with nothing but its name and arguments."""
     if type(document) is not dict or document.keys() != _CALL or document["jsonrpc"] != "2.0":
         return False

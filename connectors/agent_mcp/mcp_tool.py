@@ -12,6 +12,7 @@ from mcp import types
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel, to_snake
 
+_text: Final = json.JSONEncoder(ensure_ascii=False).encode
 PROGRESS_S: Final = 15.0
 """The seconds between two signs of life of a call that waits. Hosts give up after 60 s without one."""
 
@@ -66,12 +67,14 @@ def described_tools(
     return found
 
 
-def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
-    """Return the MCP result of a successful call, with `answer` as structured content and as JSON text.
+def result_text(answer: dict[str, Any]) -> str:
+    """Return the JSON text of a result, for clients that do not read structured content."""
+    return _text(answer)
 
-    The text is for clients that do not read structured content.
-    """
-    text = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
+
+def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
+    """Return the MCP result of a successful call, with `answer` as structured content and as JSON text."""
+    text = types.TextContent(type="text", text=result_text(answer))
     return types.CallToolResult(content=[text], structured_content=answer)
 
 

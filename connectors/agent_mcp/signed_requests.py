@@ -17,6 +17,7 @@ from typing import Any, Final
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
@@ -26,8 +27,10 @@ from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, m
 from connectors.gateway.web.bounded_http import note_principal
 from connectors.gateway.web.host_names import NOT_KNOWN, HostNames, name_and_port, shown
 from connectors.gateway.web.strict_request import NotRead, StrictRequest, replayed
+from connectors.live.settled_feed import SettledRecord
 from schemas.streams.agents.participants import AgentCalled, participant_record
 from schemas.streams.refused.refusal import RefusalReason
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.mcp.signing import (
     AGENT_HEADER,
@@ -40,6 +43,7 @@ from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 from trunkline_agent.wire.verdicts import ACCEPTED, MALFORMED, POLICY, REJECTED, TOO_LARGE, UNAUTHORIZED
 
 DOOR: Final = "mcp"
+SIGNED_HEADERS: Final = (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
 # The keys of an ASGI scope for the agent that signed the request, for the decoded body (None without a body),
 # and for the tool that it calls, else None.
 PRINCIPAL: Final = "trunkline_principal"
@@ -65,6 +69,61 @@ def body_limit_bytes(payload_bytes: int) -> int:
     return _ESCAPES * payload_bytes + _AROUND_BYTES
 
 
+class CallSignatures:
+    """The check of the signatures of requests, and the answers to those that are refused.
+
+    Args:
+        hub: The hub, for its refusals.
+        keys: The public keys of the agents.
+    """
+
+    def __init__(self, hub: Hub, keys: AgentKeys) -> None:
+        self._hub = hub
+        self._keys = keys
+
+    def check(self, body: bytes, agent_name: str, timestamp: str, signature: str) -> bytes:
+        """Return the signature of a request, from its three headers. Raises ApiError (403)."""
+        if not is_name(agent_name):
+            raise _forbidden(f"{AGENT_HEADER} is not a valid name")
+        why_not = self._keys.verify_signature(agent_name, timestamp, body, signature)
+        if why_not is not None:
+            raise _forbidden(why_not)
+        return signature_bytes(signature) or b""
+
+    def refusal(self, error: ApiError, agent_name: str | None) -> Response:
+        """Record a refusal, and return its answer. `agent_name` is the agent that signed, None if unknown."""
+        reasons: tuple[RefusalReason, ...] = (UNAUTHORIZED, MALFORMED, TOO_LARGE)
+        for reason in reasons:
+            if error.reason == reason and not isinstance(error, NotRead):
+                self._hub.refusals.record(reason, str(error.detail), agent_name, _ROUTE)
+        headers = dict(error.headers or {})
+        return error_response(error.status_code, error.reason, str(error.detail), headers)
+
+
+def called_record(agent_name: str, signature: bytes, tool: str) -> OutgoingRecord:
+    """Return the record of the signature of a call that changes something."""
+    digest = hashlib.sha256(signature).hexdigest()
+    called = AgentCalled(agent_name=agent_name, signature=digest, tool=tool if is_name(tool) else "unknown")
+    return participant_record(called, door=DOOR, principal=agent_name)
+
+
+def check_noted(found: SettledRecord | Exception) -> None:
+    """Check a settled `called_record`, or the error of the appender.
+
+    Raises ApiError: 403 for a signature that was recorded before, 503 while Kafka is away.
+    """
+    if isinstance(found, BackboneUnreachable):
+        raise unavailable(str(found))
+    if isinstance(found, TrunklineError):
+        raise ApiError(500, INTERNAL, str(found))
+    if isinstance(found, Exception):
+        raise found
+    if found.verdict == REJECTED:  # the agent has stopped, and its keys are about to be removed
+        raise _forbidden(found.why or "this agent does not take part")
+    if found.verdict != ACCEPTED:
+        raise _forbidden("this signature was used before: sign each call anew")
+
+
 class SignedRequests:
     """ASGI middleware that passes on only requests with a valid signature of an agent, and answers all others.
 
@@ -73,7 +132,7 @@ class SignedRequests:
 
     Args:
         app: The application that gets the admitted requests.
-        hub: The hub, for its log appender, limits and refusals.
+        hub: The hub, for its log appender and limits.
         keys: The public keys of the agents.
         only_reads: Returns whether the tool with this name changes nothing. A signature is valid for one call
             of any other tool.
@@ -93,7 +152,7 @@ class SignedRequests:
         self._app = app
         self._paths = paths
         self._hub = hub
-        self._keys = keys
+        self._signatures = CallSignatures(hub, keys)
         self._only_reads = only_reads
         self._names = names
         self._limit_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
@@ -121,10 +180,7 @@ class SignedRequests:
             if tool is not None and not self._only_reads(tool):
                 await self._note_call(agent_name, signature, tool)
         except ApiError as error:
-            self._note_refusal(error, agent_name)
-            headers = dict(error.headers or {})
-            answer = error_response(error.status_code, error.reason, str(error.detail), headers)
-            await answer(scope, receive, send)
+            await self._signatures.refusal(error, agent_name)(scope, receive, send)
             return
         scope[PRINCIPAL] = agent_name
         # The transports read the owner of a session from this.
@@ -152,44 +208,25 @@ class SignedRequests:
     def _signer(self, request: Request, body: bytes) -> tuple[str, bytes]:
         """Return the agent that signed the request, and the signature. Raises ApiError (403)."""
         values = {}
-        for name in (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
+        for name in SIGNED_HEADERS:
             found = request.headers.getlist(name)
             if len(found) != 1:
                 raise _forbidden(f"the request must have the header {name} exactly once")
             values[name] = found[0]
-        agent_name, signature = values[AGENT_HEADER], values[SIGNATURE_HEADER]
-        if not is_name(agent_name):
-            raise _forbidden(f"{AGENT_HEADER} is not a valid name")
-        why_not = self._keys.verify_signature(agent_name, values[TIMESTAMP_HEADER], body, signature)
-        if why_not is not None:
-            raise _forbidden(why_not)
-        return agent_name, signature_bytes(signature) or b""
+        return values[AGENT_HEADER], self._signatures.check(body, *values.values())
 
     async def _note_call(self, agent_name: str, signature: bytes, tool: str) -> None:
         """Record the signature of a call that changes something.
 
         Raises ApiError: 403 for a signature that was recorded before, 503 while Kafka is away.
         """
-        digest = hashlib.sha256(signature).hexdigest()
-        called = AgentCalled(agent_name=agent_name, signature=digest, tool=tool if is_name(tool) else "unknown")
-        record = participant_record(called, door=DOOR, principal=agent_name)
+        found: SettledRecord | Exception
         try:
             async with self._hub.under_way.one(agent_name):
-                settled = await self._hub.appender.settle(record)
-        except BackboneUnreachable as error:
-            raise unavailable(str(error)) from None
+                found = await self._hub.appender.settle(called_record(agent_name, signature, tool))
         except TrunklineError as error:
-            raise ApiError(500, INTERNAL, str(error)) from None
-        if settled.verdict == REJECTED:  # the agent has stopped, and its keys are about to be removed
-            raise _forbidden(settled.why or "this agent does not take part")
-        if settled.verdict != ACCEPTED:
-            raise _forbidden("this signature was used before: sign each call anew")
-
-    def _note_refusal(self, error: ApiError, agent_name: str | None) -> None:
-        reasons: tuple[RefusalReason, ...] = (UNAUTHORIZED, MALFORMED, TOO_LARGE)
-        for reason in reasons:
-            if error.reason == reason and not isinstance(error, NotRead):
-                self._hub.refusals.record(reason, str(error.detail), agent_name, _ROUTE)
+            found = error
+        check_noted(found)
 
 
 def _decoded(body: bytes) -> dict[str, Any] | None:

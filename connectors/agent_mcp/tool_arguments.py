@@ -223,6 +223,11 @@ class NackMessage(ToolArguments):
     message_id: Annotated[Name, Field(description="The id of a message of this lease.")]
     reason: Annotated[Note, Field(description="Why, in a few words.")] = ""
 
+    @property
+    def message_ids(self) -> list[str]:
+        """The one message, as the operation on leases has it."""
+        return [self.message_id]
+
 
 class ExtendLease(ToolArguments):
     """Take more time for leased messages: so many seconds from now."""
@@ -231,6 +236,11 @@ class ExtendLease(ToolArguments):
     message_ids: _LeasedIds
     lease_seconds: _Lease = 60
     idempotency_key: _Key = None
+
+    @property
+    def lease(self) -> int:
+        """The duration, as the operation on leases has it."""
+        return self.lease_seconds
 
 
 class MarkRead(ToolArguments):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from connectors.agent_mcp.agent_tools import KIND, TEXT, check_length
+from connectors.agent_mcp.planned_tools import KIND, TEXT, check_length
 from connectors.agent_mcp.signed_requests import DOOR
 from connectors.agent_mcp.tool_arguments import ListTopics, PublishMessage, Subscribe, Unsubscribe
 from connectors.gateway.messages.blobs import reference_to

@@ -64,9 +64,8 @@ def doors_of(hub: Hub) -> list[Door]:
         from connectors.agent_mcp.door import AgentMcp
 
         mcp = AgentMcp(hub)
-        doors.append(
-            Door("agent_mcp", mcp.app, agent_mcp.host, agent_mcp.port, "agent_mcp.port", mcp.opened, "on")
-        )
+        at = (agent_mcp.host, agent_mcp.port, "agent_mcp.port")
+        doors.append(Door("agent_mcp", mcp.app, *at, mcp.opened, "on", engine=mcp.direct))
     commands = OutOfBandDoor(hub)
     path, setting = hub.settings.command_socket, "xml_pump.command_socket"
     doors.append(Door("commands", commands.app, "", 0, setting, socket_path=path))

@@ -268,34 +268,6 @@ def lease_ends(wanted: Sequence[str], known: Sequence[str], settled: Sequence[Se
     )
 
 
-RecordOf = Callable[[Mailbox, str], OutgoingRecord]
-"""Returns the record about one leased message, from its mailbox and its id."""
-
-
-async def change_leases(
-    hub: Hub, mailboxes: Sequence[Mailbox], message_ids: Sequence[str], record_of: RecordOf
-) -> LeaseEnds:
-    """Append one record for each leased message, wait until all are settled, and return the result.
-
-    Args:
-        hub: The hub.
-        mailboxes: The caller's own mailboxes. Messages in other mailboxes count as unknown.
-        message_ids: The ids of the messages. An id that occurs twice counts once.
-        record_of: Makes the record of an ack, a nack or an extension.
-
-    Raises:
-        BackboneUnreachable: Kafka is unreachable, or a record was not settled in time. Some records may be
-            settled. The same request may be made again.
-    """
-    wanted = list(dict.fromkeys(message_ids))
-    places = places_of(hub, mailboxes, wanted)
-    if len(places) < len(wanted):
-        await _catch_up(hub)
-        places = places_of(hub, mailboxes, wanted)
-    settled = await hub.appender.settle_all(record_of(place, one) for one, place in places.items())
-    return lease_ends(wanted, list(places), settled)
-
-
 def places_of(hub: Hub, mailboxes: Sequence[Mailbox], message_ids: Sequence[str]) -> dict[str, Mailbox]:
     """Return for each known message the mailbox among these that has it."""
     return {

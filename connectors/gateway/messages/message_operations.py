@@ -307,7 +307,7 @@ class MarkMessagesRead(Operation):
         return Answer({**said, "not_marked": marks.not_marked, "unknown": marks.unknown}, verdict)
 
 
-class _LeaseOperation(Operation):
+class LeaseOperation(Operation):
     """An operation on leased messages, with a record for each."""
 
     ACTION = Action.MESSAGE_DRAIN
@@ -344,7 +344,7 @@ class _LeaseOperation(Operation):
         return own_mailboxes(asked.caller, self.hub.settings.gateway.mailbox_per_token)
 
 
-class AcknowledgeMessages(_LeaseOperation):
+class AcknowledgeMessages(LeaseOperation):
     """Acknowledge leased messages, so that they are never handed out again.
 
     It also works after the end of the lease, until a message is handed out again. `refused` lists the
@@ -360,7 +360,7 @@ class AcknowledgeMessages(_LeaseOperation):
         return ack_record(*mailbox, message_id, asked.body.lease_id, **asked.origin)
 
 
-class GiveBackMessages(_LeaseOperation):
+class GiveBackMessages(LeaseOperation):
     """Give leased messages back, to be handed out again at once, or to be dead after the last attempt.
 
     `reason` is shown with a message that is dead. `refused` lists the messages of which the caller no
@@ -376,7 +376,7 @@ class GiveBackMessages(_LeaseOperation):
         return nack_record(*mailbox, message_id, asked.body.lease_id, asked.body.reason, **asked.origin)
 
 
-class ExtendLease(_LeaseOperation):
+class ExtendLease(LeaseOperation):
     """Set a new end for the lease of messages, `lease` seconds from now.
 
     `refused` lists the messages of which the caller no longer has the lease. A request that is repeated
