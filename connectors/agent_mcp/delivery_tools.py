@@ -25,7 +25,7 @@ from connectors.agent_mcp.tool_arguments import (
 )
 from connectors.gateway.engine.operation import Answer, Asked, Unusual
 from connectors.gateway.engine.operation_routes import carried_out
-from connectors.gateway.messages import message_operations
+from connectors.gateway.messages import lease_operations
 from connectors.gateway.messages.deliveries import (
     Taken,
     Taking,
@@ -52,9 +52,9 @@ class DeliveryTools:
         self._tools = tools
         self.planned: dict[str, PlannedTool] = {
             "lease_messages": TakeTool(hub),
-            "ack_messages": LeaseTool(hub, message_operations.AcknowledgeMessages(hub)),
-            "nack_message": LeaseTool(hub, message_operations.GiveBackMessages(hub)),
-            "extend_lease": LeaseTool(hub, message_operations.ExtendLease(hub)),
+            "ack_messages": LeaseTool(hub, lease_operations.AcknowledgeMessages(hub)),
+            "nack_message": LeaseTool(hub, lease_operations.GiveBackMessages(hub)),
+            "extend_lease": LeaseTool(hub, lease_operations.ExtendLease(hub)),
         }
 
     async def wait_for_messages(self, agent: str, asked: WaitForMessages) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from connectors.agent_mcp.signed_requests import DOOR
 from connectors.agent_mcp.tool_arguments import SendToAgent
 from connectors.gateway.engine.operation import Answer, Asked, Planned
 from connectors.gateway.messages.deliveries import lease_ends
-from connectors.gateway.messages.message_operations import LeaseOperation
+from connectors.gateway.messages.lease_operations import LeaseOperation
 from connectors.gateway.rules.hub_policy import evaluate_message
 from connectors.gateway.rules.message_limits import check_limits, keep_mailbox, limited_posting, note_full
 from connectors.gateway.rules.read_marks import mark_records, marks_of, plan_marks

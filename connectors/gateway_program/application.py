@@ -20,6 +20,7 @@ from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
 from connectors.gateway.messages.broadcast_operations import BroadcastMessage, ReadAudit
 from connectors.gateway.messages.dead_messages import ListDeadMessages, ReplayMessage
+from connectors.gateway.messages.lease_operations import lease_operations
 from connectors.gateway.messages.limit_routes import add_limit_routes
 from connectors.gateway.messages.mailbox_stream import add_follow_route
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
@@ -81,7 +82,7 @@ def build_application(hub: Hub) -> FastAPI:
 
     # Starlette tries the routes in this order, so the most used ones come first.
     send, *others = message_operations(hub)
-    add(send, BroadcastMessage(hub), ReadAudit(hub), *others)
+    add(send, BroadcastMessage(hub), ReadAudit(hub), *others, *lease_operations(hub))
     add_follow_route(routes, hub, gate)
     add_job_routes(routes, hub)
     add_stream_routes(routes, hub, gate)

@@ -1,23 +1,17 @@
-"""The operations of messages of one mailbox: sending, taking, marking and leases (HH-06, DL-01 to 03)."""
+"""The operations of messages of one mailbox: sending, taking and marking (HH-06, DL-01)."""
 
 from __future__ import annotations
 
-import uuid
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from fastapi import Header, Response
-from pydantic import BaseModel
 
-from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
+from connectors.gateway.engine.operation import Answer, Asked, IsGone, Operation, Unusual
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.deliveries import (
-    LeaseEnds,
     Taking,
-    lease_ends,
-    places_of,
     take_messages,
     taken_as_json,
     taken_by,
@@ -33,15 +27,10 @@ from connectors.gateway.rules.message_limits import (
     post_message,
 )
 from connectors.gateway.rules.message_models import (
-    AckRequest,
     DeliveredAnswer,
     DrainedAnswer,
     DrainFilter,
-    ExtendedAnswer,
-    ExtendRequest,
-    LeaseEndAnswer,
     MessageEnvelope,
-    NackRequest,
     ReadAnswer,
     ReadRequest,
     SendFilter,
@@ -59,10 +48,8 @@ from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
-from schemas.streams.mailboxes.message import LEASED, Message, MessageRow, verified_message
+from schemas.streams.mailboxes.message import LEASED, Message, verified_message
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
-from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
@@ -79,9 +66,8 @@ RequestId = Annotated[
 
 
 def message_operations(hub: Hub) -> tuple[Operation, ...]:
-    """Return the operations: to send, to take, to mark as read, and then those of leases."""
-    leases = (AcknowledgeMessages(hub), GiveBackMessages(hub), ExtendLease(hub))
-    return (SendMessage(hub), TakeMessages(hub), MarkMessagesRead(hub), *leases)
+    """Return the operations: to send, to take, and to mark as read."""
+    return (SendMessage(hub), TakeMessages(hub), MarkMessagesRead(hub))
 
 
 def new_message(
@@ -305,98 +291,3 @@ class MarkMessagesRead(Operation):
         said = {"read": [one for one in dict.fromkeys(asked.body.message_ids) if one in read]}
         verdict = ACCEPTED if marks.marked else DUPLICATE if read else None
         return Answer({**said, "not_marked": marks.not_marked, "unknown": marks.unknown}, verdict)
-
-
-class LeaseOperation(Operation):
-    """An operation on leased messages, with a record for each."""
-
-    ACTION = Action.MESSAGE_DRAIN
-    ANSWER: ClassVar[type[BaseModel]] = LeaseEndAnswer
-
-    @abstractmethod
-    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
-        """Return the record about one message."""
-
-    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
-        """Return a record for each message that is in one of the caller's mailboxes."""
-        wanted = list(dict.fromkeys(asked.body.message_ids))
-        places = places_of(self.hub, self._mailboxes(asked), wanted)
-        if len(places) < len(wanted) and not asked.is_fresh:
-            raise Behind
-        asked.known = wanted, list(places)
-        return [self.record(asked, place, one) for one, place in places.items()]
-
-    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
-        """Tell which messages were changed, and why the others were not."""
-        wanted, known = asked.known
-        ends = lease_ends(wanted, known, settled)
-        refused = [
-            {"message_id": one, "reason": reason, "message": why} for one, (reason, why) in ends.refused.items()
-        ]
-        verdict = ACCEPTED if ends.is_new else DUPLICATE if ends.done else None
-        return Answer({"done": ends.done, "refused": refused, **self.more(asked, ends)}, verdict)
-
-    def more(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
-        """Return more fields of the answer."""
-        return {}
-
-    def _mailboxes(self, asked: Asked) -> tuple[Mailbox, ...]:
-        return own_mailboxes(asked.caller, self.hub.settings.gateway.mailbox_per_token)
-
-
-class AcknowledgeMessages(LeaseOperation):
-    """Acknowledge leased messages, so that they are never handed out again.
-
-    It also works after the end of the lease, until a message is handed out again. `refused` lists the
-    messages of which the caller no longer has the lease. Acknowledging again changes nothing.
-    """
-
-    NAME = "acknowledge_messages"
-    PATH = f"{MESSAGES}/ack"
-    BODY = AckRequest
-
-    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
-        """Return the acknowledgement."""
-        return ack_record(*mailbox, message_id, asked.body.lease_id, **asked.origin)
-
-
-class GiveBackMessages(LeaseOperation):
-    """Give leased messages back, to be handed out again at once, or to be dead after the last attempt.
-
-    `reason` is shown with a message that is dead. `refused` lists the messages of which the caller no
-    longer has the lease. Giving a message back again changes nothing.
-    """
-
-    NAME = "give_back_messages"
-    PATH = f"{MESSAGES}/nack"
-    BODY = NackRequest
-
-    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
-        """Return the record that gives the message back."""
-        return nack_record(*mailbox, message_id, asked.body.lease_id, asked.body.reason, **asked.origin)
-
-
-class ExtendLease(LeaseOperation):
-    """Set a new end for the lease of messages, `lease` seconds from now.
-
-    `refused` lists the messages of which the caller no longer has the lease. A request that is repeated
-    with the same idempotency key changes nothing.
-    """
-
-    NAME = "extend_lease"
-    PATH = f"{MESSAGES}/extend"
-    ANSWER = ExtendedAnswer
-    BODY = ExtendRequest
-
-    def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
-        """Return the extension."""
-        lease_id, lease_ms = asked.body.lease_id, asked.body.lease * 1000
-        ce_id = str(uuid.uuid5(asked.made, message_id))
-        return extension_record(*mailbox, message_id, lease_id, lease_ms, ce_id=ce_id, **asked.origin)
-
-    def more(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
-        """Tell the earliest end of the leases; None without a message."""
-        keys = ["/".join((*mailbox, one)) for one in ends.done for mailbox in self._mailboxes(asked)]
-        rows = [self.hub.live_view.get(MessageRow, key) for key in keys]
-        found = [row.lease_until for row in rows if row is not None and row.lease_until is not None]
-        return {"deadline": iso_moment(min(found)) if found else None}

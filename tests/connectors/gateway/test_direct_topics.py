@@ -13,6 +13,7 @@ import pytest
 from connectors.gateway.engine.engine import Engine
 from connectors.gateway.engine.operation import Operation
 from connectors.gateway.messages.dead_messages import ReplayMessage
+from connectors.gateway.messages.lease_operations import lease_operations
 from connectors.gateway.messages.message_operations import message_operations
 from connectors.gateway.messages.topic_operations import TOPICS, topic_operations
 from schemas.settings.settings import PROJECT_ROOT
@@ -231,7 +232,7 @@ def test_both_ways_list_the_same_and_keep_the_same_limits(hub: HubStack) -> None
 
 def test_the_engine_finds_the_operation_of_each_path_and_no_other() -> None:
     hub: Any = None
-    operations = (*message_operations(hub), *topic_operations(hub), ReplayMessage(hub))
+    operations = (*message_operations(hub), *lease_operations(hub), *topic_operations(hub), ReplayMessage(hub))
     engine = Engine(hub, hub, operations)
     found = {
         operation.route: values

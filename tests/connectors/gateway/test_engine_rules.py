@@ -16,6 +16,7 @@ import pytest
 from connectors.gateway.engine.engine import Engine
 from connectors.gateway.engine.operation import Exchange
 from connectors.gateway.fairness.refusal_pace import BURST
+from connectors.gateway.messages.lease_operations import lease_operations
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
 from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.web.admission import Gate
@@ -67,7 +68,8 @@ class HeldHub(FoldedHub):
         self.under_log: list[tuple[OutgoingRecord, Callable[[Any], None]]] = []
         self.join("bo", public_key(1))
         self.gate = Gate(self, self, 1000, print, self.turns, self.pace)  # type: ignore[arg-type]
-        self.engine = Engine(self, self.gate, message_operations(self))  # type: ignore[arg-type]
+        operations = (*message_operations(self), *lease_operations(self))  # type: ignore[arg-type]
+        self.engine = Engine(self, self.gate, operations)  # type: ignore[arg-type]
 
     def identify(self, authorization: str) -> Caller | Unidentified:
         """As of the identities. The token is a name."""
