@@ -180,8 +180,9 @@ def test_the_value_of_no_token_is_on_disk_in_the_log_in_kafka_or_in_any_argument
         line = " ".join(process.info["cmdline"] or [])
         assert not [token for token in tokens if token in line]
     for task in tasks:
-        assert hub.client(task.token, 1).post(f"{TASKS}/{task.id}/complete", json={}).status_code == 200
-        assert hub.client(task.token).get(MESSAGES).status_code == 401
+        agent = hub.client(task.token, 1)
+        assert agent.post(f"{TASKS}/{task.id}/complete", json={}).status_code == 200
+        assert agent.get(MESSAGES).status_code == 401
         hub.wait_recycled(task.id)
     places = [hub.settings.data_path, kafka_broker.log_path.parent, hub.folder]
     files = {path for place in places for path in place.rglob("*") if path.is_file()}
