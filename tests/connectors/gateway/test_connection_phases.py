@@ -65,9 +65,9 @@ class AtOnce:
     def __init__(self, size: int) -> None:
         self.size, self.bodies = size, list[bytes]()
 
-    def find(self, request_line: bytes) -> tuple[Any, bytes]:
+    def find(self, request_line: bytes) -> tuple[Any, tuple[bytes, ...], bytes]:
         """Every request is for it."""
-        return True, b""
+        return True, (), b""
 
     def admit(self, exchange: Exchange) -> bool:
         """Everybody may."""
