@@ -57,6 +57,8 @@ class FoldTurns:
                 self._changed.wait(_LOOK_S)
             if self._loop is None:
                 return False
+            if self.batches and not batch.records:
+                return True  # the next batch says how far this poll came, and it takes no place
             self.batches.append(batch)
             if len(self.batches) == 1:
                 try:

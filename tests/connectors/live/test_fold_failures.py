@@ -100,7 +100,7 @@ def test_a_step_of_the_loop_ends_after_some_milliseconds_whatever_its_records_co
 
     view.open()
     try:
-        with Publisher(backbone_settings, linger_ms=100) as publisher:
+        with Publisher(backbone_settings, linger_ms=1000) as publisher:
             asyncio.run(serve(publisher))
     finally:
         view.close()
