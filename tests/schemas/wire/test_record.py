@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 
 import msgspec
@@ -102,3 +103,10 @@ def test_an_id_of_content_is_the_same_for_the_same_parts_and_no_others(a: list[b
 @pytest.mark.requirement("CM-01")
 def test_what_a_door_cannot_key_has_a_stream_of_that_door() -> None:
     assert refused_stream("mqtt") == "refused/mqtt"
+
+
+def test_equal_records_that_are_appended_one_after_the_other_have_different_times() -> None:
+    record = OutgoingRecord("job/0a1b2c3d", "id", "http", "operator", "job.event", b"{}")
+    times = {dict(record.headers())["ce_time"] for _ in range(100)}
+    assert len(times) == 100
+    assert all(re.fullmatch(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z", one) for one in times)
