@@ -174,7 +174,7 @@ class LiveView(LiveRows):
     def on_change(
         self, callback: Callable[[AppliedChange], None], follows: Iterable[type[Row]] | None = None
     ) -> None:
-        """Register a function that the view's thread calls for each row that a record adds, changes or removes.
+        """Register a function that the fold calls for each row that a record adds, changes or removes.
 
         Register it before `open`, which also calls it for the records that it settles. Rows loaded from tables
         are not reported. The function must return quickly. Its exceptions are logged and ignored.
@@ -187,7 +187,7 @@ class LiveView(LiveRows):
             self._callbacks[view].append(callback)
 
     def on_settled(self, callback: Callable[[Sequence[SettledRecord]], None]) -> None:
-        """Register a function that the view's thread calls with each batch of newly settled records, in order.
+        """Register a function that the fold calls with each batch of newly settled records, in order.
 
         Register it before `open`. It must return quickly. Its exceptions are logged and ignored.
         """

@@ -1,4 +1,4 @@
-"""The engine of the hub's operations: admission, turns, the log, and answers, without a coroutine.
+"""The engine of the hub's operations: admission, turns, the log, and answers, most without a coroutine.
 
 The rules are those of the careful path, which gets everything unusual. `test_direct_http.py` holds both equal.
 """
