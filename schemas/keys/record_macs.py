@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from schemas.keys.sealing import Keyring, MacKey, load_keyring
 from schemas.settings.settings import Settings, SettingsError
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.private_files import PrivateFileError, read_private, replace_file
+from trunkline_agent.wire.signing import KeyedHash
 
 # The programs that have the master keys: the gateway with its doors, reactor and launcher, and the commands.
 GATEWAY: Final = "gateway"
@@ -33,9 +35,13 @@ SIGNED_BY_AUTHOR: Final = frozenset({"job.event", "agent.said", "agent.confirmed
 _MAC_BYTES: Final = 16
 
 
+# A process sees records of a few signers.
+_hash_with: Final = lru_cache(64)(KeyedHash)
+
+
 def mac_of(key: MacKey, data: bytes) -> str:
     """Return the MAC of `data`, the input that `mac_input` makes of a record, as 32 lower-case hex digits."""
-    return hmac.digest(key.key, data, "sha256")[:_MAC_BYTES].hex()
+    return _hash_with(key.key).digest(data)[:_MAC_BYTES].hex()
 
 
 def is_mac_of(key: MacKey, data: bytes, mac: str) -> bool:

@@ -26,7 +26,7 @@ from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 from trunkline_agent.wire.ids import is_name
-from trunkline_agent.wire.signing import Signer
+from trunkline_agent.wire.signing import KeyedHash, Signer
 
 _NONCE_BYTES: Final = 12
 _KEY_BYTES: Final = 32
@@ -86,7 +86,9 @@ class Keyring:
         self.active = active
         self._ciphers = {i: AESGCM(key) for i, key in keys.items()}
         self._nonce_keys = {i: hmac.digest(key, b"trunkline nonce", "sha256") for i, key in keys.items()}
-        self._derive_keys = {i: hmac.digest(key, b"trunkline derive", "sha256") for i, key in keys.items()}
+        self._derivers = {
+            i: KeyedHash(hmac.digest(key, b"trunkline derive", "sha256")) for i, key in keys.items()
+        }
         # By the sealed text, and the job or the purpose that it is for: another may have a copy of it.
         self._signers: dict[tuple[str, str], Signer] = {}
         self._mac_keys: dict[str, MacKey] = {}
@@ -148,7 +150,7 @@ class Keyring:
         `purpose` is any text that names the use of the result, such as `task-token/<task id>`. Equal calls
         return equal bytes. They are as secret as the master key.
         """
-        return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
+        return self._derivers[self.active].digest(purpose.encode("utf-8"))
 
     def mac_key(self, signer: str) -> MacKey:
         """Return the key for the MACs of records that `signer` appends, derived from the active key."""
@@ -206,11 +208,7 @@ class Keyring:
             raise MissingKeyError(f"{lacks}, and the keys cannot be read again: {error}") from error
         if found is None or master not in found._ciphers:
             raise MissingKeyError(f"{lacks}: copy the file of the master keys to this machine, and start again")
-        self._ciphers, self._nonce_keys, self._derive_keys = (
-            found._ciphers,
-            found._nonce_keys,
-            found._derive_keys,
-        )
+        self._ciphers, self._nonce_keys, self._derivers = found._ciphers, found._nonce_keys, found._derivers
         self._oldest = None
 
     def open(self, sealed: str, purpose: str) -> bytes:

@@ -30,7 +30,7 @@ from tests.schemas.job_records import (
     written,
 )
 from tests.schemas.streams import job_model
-from trunkline_agent.wire.signing import Signer, new_secret, sign_event, signed_bytes
+from trunkline_agent.wire.signing import KeyedHash, Signer, new_secret, sign_event, signed_bytes
 from trunkline_agent.wire.strict_json import decode
 
 pytestmark = pytest.mark.requirement("JE-05")
@@ -45,6 +45,14 @@ def test_our_signer_gives_the_published_signature(vector: dict[str, str]) -> Non
     document, _ = decode(vector["event"].encode("utf-8"))
     assert signed_bytes(document) == vector["signed"].encode("utf-8")
     assert sign_event(document, vector["secret"])["data"]["hmac_sig"] == vector["hmac_sig"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 55, 63, 64, 65, 128, 5000])
+def test_the_prepared_key_gives_the_hash_of_the_standard_library(size: int) -> None:
+    key, data = bytes(range(256))[: size % 256] or b"k", b"x" * size
+    with_key = KeyedHash(key)
+    for more in (b"", b"y", data):
+        assert with_key.digest(data + more) == hmac.digest(key, data + more, "sha256")
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=NAMES)

@@ -26,30 +26,42 @@ def new_secret() -> str:
     return secrets.token_urlsafe(32)
 
 
-class Signer:
-    """A signer and verifier with one secret by HMAC-SHA256 (RFC 2104).
+class KeyedHash:
+    """HMAC-SHA256 (RFC 2104) with one key.
 
-    The results equal those of `hmac.new(secret, data, "sha256")`, at less than half the cost: the constructor
-    prepares the key once. The fold verifies every job event, so the difference is noticeable.
+    The results equal those of `hmac.digest(key, data, "sha256")`, at less than half the cost: the constructor
+    prepares the key once. For short data, other threads of Python do not run meanwhile.
     """
 
     __slots__ = ("_inner", "_outer")
 
-    def __init__(self, secret: str) -> None:
-        key = secret.encode("utf-8")
+    def __init__(self, key: bytes) -> None:
         if len(key) > _BLOCK:
             key = hashlib.sha256(key).digest()
         key = key.ljust(_BLOCK, b"\0")
         self._inner = hashlib.sha256(key.translate(_INNER))
         self._outer = hashlib.sha256(key.translate(_OUTER))
 
-    def hexdigest(self, data: bytes) -> str:
-        """Return the signature (HMAC-SHA256) of `data` as 64 lower-case hex digits."""
+    def digest(self, data: bytes) -> bytes:
+        """Return the HMAC of `data`, 32 bytes."""
         inner = self._inner.copy()
         inner.update(data)
         outer = self._outer.copy()
         outer.update(inner.digest())
-        return outer.hexdigest()
+        return outer.digest()
+
+
+class Signer(KeyedHash):
+    """A signer and verifier with one secret by HMAC-SHA256."""
+
+    __slots__ = ()
+
+    def __init__(self, secret: str) -> None:
+        super().__init__(secret.encode("utf-8"))
+
+    def hexdigest(self, data: bytes) -> str:
+        """Return the signature (HMAC-SHA256) of `data` as 64 lower-case hex digits."""
+        return self.digest(data).hex()
 
     def verifies(self, data: bytes, signature: object) -> bool:
         """Return whether `signature` is the signature of `data` under this secret.
