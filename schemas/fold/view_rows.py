@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -24,11 +24,17 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     VIEW: ClassVar[str]
     KEY: ClassVar[tuple[str, ...]]
     ORDER: ClassVar[str] = ""
+    _key_values: ClassVar[Any]
 
     @property
     def key(self) -> str:
         """The values of the columns in `KEY`, joined by slashes. They identify the row within its view."""
-        return "/".join(getattr(self, column) for column in self.KEY)
+        found: str | tuple[str, ...] = self._key_values(self)
+        return found if isinstance(found, str) else "/".join(found)
+
+    def __init_subclass__(cls) -> None:
+        if "KEY" in cls.__dict__:
+            cls._key_values = attrgetter(*cls.KEY)
 
     @property
     def is_live(self) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Final, TypedDict
 
 import msgspec
 
 from trunkline_agent.wire.ids import REFUSED, is_name, stream_key
+from trunkline_agent.wire.moments import iso_second
 
 JSON_CONTENT: Final = "application/json"
 OVERSIZE_PREFIX_BYTES: Final = 1024
@@ -134,10 +135,10 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
     @property
     def mac_input(self) -> bytes:
         """The bytes of which the record's MAC is made (`mac_input`)."""
-        size = None if self.body_bytes is None else str(self.body_bytes)
-        source = f"{self.door}/{self.principal}"
-        texts = (self.ce_id, source, self.type, size, None if size is None else self.body_sha256 or "")
-        return mac_input(self.key, *(None if one is None else one.encode() for one in texts), self.value)
+        size = None if self.body_bytes is None else str(self.body_bytes).encode()
+        digest = None if size is None else (self.body_sha256 or "").encode()
+        source = f"{self.door}/{self.principal}".encode()
+        return mac_input(self.key, self.ce_id.encode(), source, self.type.encode(), size, digest, self.value)
 
     def headers(
         self, now: datetime | None = None, mac: tuple[str, str] | None = None
@@ -152,26 +153,29 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
         """
         if now is None:
             seconds, ns = divmod(time.time_ns(), 1_000_000_000)
-            moment = f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{ns:09d}Z"
+            moment = f"{iso_second(seconds)}.{ns:09d}Z"
         else:
             moment = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         found = [
-            ("ce_specversion", "1.0"),
-            ("ce_id", self.ce_id),
-            ("ce_source", f"{self.door}/{self.principal}"),
-            ("ce_type", self.type),
-            ("ce_time", moment),
-            ("ce_subject", self.stream),
-            ("content-type", self.content_type),
+            ("ce_specversion", b"1.0"),
+            ("ce_id", self.ce_id.encode()),
+            ("ce_source", f"{self.door}/{self.principal}".encode()),
+            ("ce_type", self.type.encode()),
+            ("ce_time", moment.encode()),
+            ("ce_subject", self.stream.encode()),
+            ("content-type", self.content_type.encode()),
         ]
         if mac is not None:
-            found += zip((_MAC_KEY, _MAC), mac, strict=True)
+            found += ((_MAC_KEY, mac[0].encode()), (_MAC, mac[1].encode()))
         if self.body_bytes is not None:
-            found.append((_EXTENSION_SIZE, str(self.body_bytes)))
-            found.append((_EXTENSION_SHA256, self.body_sha256 or ""))
+            found.append((_EXTENSION_SIZE, str(self.body_bytes).encode()))
+            found.append((_EXTENSION_SHA256, (self.body_sha256 or "").encode()))
         if self.traceparent is not None:
-            found.append(("traceparent", self.traceparent))
-        return [(name, value.encode("utf-8")) for name, value in found]
+            found.append(("traceparent", self.traceparent.encode()))
+        return found
+
+
+_lengths: Final = struct.Struct(">7q").pack
 
 
 def mac_input(*parts: bytes | None) -> bytes:
@@ -184,7 +188,7 @@ def mac_input(*parts: bytes | None) -> bytes:
         parts: the key, `ce_id`, `ce_source`, `ce_type`, `ce_bodysize`, `ce_bodysha256` and the value.
     """
     lengths = [-1 if part is None else len(part) for part in parts]
-    return struct.pack(f">{len(parts)}q", *lengths) + b"".join([part for part in parts if part])
+    return _lengths(*lengths) + b"".join(filter(None, parts))
 
 
 def record_mac_input(record: Record) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from schemas.wire.record import Origin, OutgoingRecord
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
-from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 # The checks below as regular expressions, for readers of the JSON schema.
@@ -29,10 +29,17 @@ TASK_TEXT_LIMIT: Final = 32_000
 OVERLAP_LIMIT_MS: Final = 30 * 24 * 3600 * 1000
 
 
-def _name(text: str) -> str:
-    if not is_name(text):
-        raise ValueError("not a name: letters, digits, '.', '_', '-', at most 128, first a letter or digit")
-    return text
+class _Form:
+    """A check of a text by a pattern, with words of its own. pydantic makes it without calling Python."""
+
+    def __init__(self, pattern: str, words: str) -> None:
+        self._pattern = pattern
+        self._words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        form = core_schema.str_schema(pattern=self._pattern)
+        told = core_schema.custom_error_schema(form, "value_error", custom_error_context={"error": self._words})
+        return core_schema.chain_schema([handler(source), told])
 
 
 def _printable(text: str) -> str:
@@ -51,7 +58,14 @@ UtcTime = Annotated[
     str, AfterValidator(_utc_time), Field(json_schema_extra={"format": "date-time", "pattern": _UTC_TIME})
 ]
 """A time in ISO 8601 in UTC, with seconds and `Z`."""
-Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": NAME_PATTERN})]
+Name = Annotated[
+    str,
+    _Form(
+        NAME_PATTERN,
+        "not a name: letters, digits, '.', '_', '-', at most 128, first a letter or digit",
+    ),
+    Field(json_schema_extra={"pattern": NAME_PATTERN}),
+]
 """A name by CM-01."""
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
 """8 lower-case hex digits."""

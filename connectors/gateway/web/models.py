@@ -20,7 +20,7 @@ JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"
 DIGEST_PATTERN: Final = r"^[0-9a-f]{64}$"
 LIST_LIMIT: Final = 1000
 OVERLAP_LIMIT_S: Final = OVERLAP_LIMIT_MS // 1000
-NamedThing = Annotated[Name, Field(max_length=NAME_LIMIT)]
+NamedThing = Annotated[Name, Field(json_schema_extra={"maxLength": NAME_LIMIT})]
 """A name."""
 ListLimit = Annotated[int, Field(ge=1, le=LIST_LIMIT)]
 """The largest number of items in an answer."""

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
 _SECOND_US: Final = 1_000_000
+
+
+@lru_cache(256)
+def iso_second(seconds: int) -> str:
+    """Format a time in seconds since 1970 UTC as ISO 8601 without its zone, such as `2026-01-31T12:00:00`.
+
+    Raises ValueError if the year is above 9999.
+    """
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:-6]
 
 
 def iso_moment(moment_us: int) -> str:
@@ -15,8 +25,9 @@ def iso_moment(moment_us: int) -> str:
     The text has three or six fractional digits. Raises ValueError if the year is above 9999.
     """
     seconds, micros = divmod(moment_us, _SECOND_US)
-    found = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
-    return found.isoformat(timespec="milliseconds" if micros % 1000 == 0 else "microseconds")[:-6] + "Z"
+    millis, rest = divmod(micros, 1000)
+    fraction = f"{micros:06d}" if rest else f"{millis:03d}"
+    return f"{iso_second(seconds)}.{fraction}Z"
 
 
 def moment_of(text: str) -> int:
