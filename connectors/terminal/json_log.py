@@ -16,13 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, MutableMapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache, partial
+from select import PIPE_BUF
 from typing import Any, Final
 
 import structlog
 
 from connectors.terminal.log_limit import RepeatedLines
+from trunkline_agent.wire.moments import iso_second
 
 BLANK: Final = "[secret]"
 _STDERR: Final = 2
@@ -73,10 +74,10 @@ class _StderrLines:
         self._lost = 0
         self._is_cut = False
 
-    def write(self, line: str) -> None:
-        """Write a line, or count it as lost. Never raises OSError."""
+    def write(self, lines: str) -> None:
+        """Write a line, or several with newlines between, or count them as lost. Never raises OSError."""
         with self._lock:
-            self._waiting.append(line)
+            self._waiting.append(lines)
             if self._is_writing:
                 return  # written after the line that this thread is writing
             self._is_writing = True
@@ -86,16 +87,16 @@ class _StderrLines:
             finally:
                 self._is_writing = False
 
-    def _write(self, line: str) -> None:
-        if self._lost and self._takes(self._notice()):
+    def _write(self, lines: str) -> None:
+        if self._lost and not self._refused(self._notice()):
             self._lost = 0
-        if self._lost or not self._takes(line):
-            self._lost += 1
+        self._lost += lines.count("\n") + 1 if self._lost else self._refused(lines)
 
-    def _takes(self, line: str) -> bool:
+    def _refused(self, lines: str) -> int:
+        """Write lines, and return how many of them could not be written, or not to their ends."""
         if sys.stderr is None:
-            return True  # the program was started without stderr, so its number may be that of another file
-        given = f"\n{line}\n".encode() if self._is_cut else f"{line}\n".encode()
+            return 0  # the program was started without stderr, so its number may be that of another file
+        given = f"\n{lines}\n".encode() if self._is_cut else f"{lines}\n".encode()
         taken = 0
         try:
             # A signal may end a write to a pipe early.
@@ -105,7 +106,7 @@ class _StderrLines:
             pass
         if taken:
             self._is_cut = taken < len(given)
-        return taken == len(given)
+        return min(given[taken:].count(b"\n"), lines.count("\n") + 1)
 
     def _notice(self) -> str:
         return json.dumps(
@@ -121,7 +122,8 @@ class _StderrLines:
 
 
 def _timestamp(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    whole, micros = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{iso_second(whole)}.{micros:06d}Z"
 
 
 class _StderrLogger:
@@ -190,8 +192,16 @@ class FrequentLines:
     def flush(self) -> None:
         """Write the lines that wait. Call it before the program ends."""
         waiting, self._waiting = self._waiting, []
+        together = ""
         for head, seconds, at in waiting:
-            _lines.write(f'{head}"ms": {seconds * 1000:.1f}, "timestamp": "{_timestamp(at)}"}}')
+            line = f'{head}"ms": {seconds * 1000:.1f}, "timestamp": "{_timestamp(at)}"}}'
+            # So many bytes stay together in a pipe that other programs write to.
+            if together and len(together) + len(line) + 2 > PIPE_BUF:
+                _lines.write(together)
+                together = ""
+            together = f"{together}\n{line}" if together else line
+        if together:
+            _lines.write(together)
 
     def _head(self, values: tuple[Any, ...]) -> str:
         if len(self._heads) >= _HEADS:

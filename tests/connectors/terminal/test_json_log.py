@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from schemas.settings.settings import PROJECT_ROOT
 from tests.programs import run_program, start_program
 
@@ -184,3 +186,40 @@ def test_frequent_lines_are_complete_without_secrets_and_written_soon_or_at_the_
         assert set(line) - {"principal", "omitted"} == set(other)
         assert {line[key] for key in ("program", "level", "event")} == {"tests", "info", "request"}
         assert len(line["timestamp"]) == len(other["timestamp"])
+
+
+_FREQUENT_ON_A_FULL_DISK = """
+import asyncio, os, resource, signal
+from connectors.terminal.json_log import FrequentLines, configure_json_log
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+configure_json_log("tests")
+lines = FrequentLines("request", "here", ("route",))
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+async def add():
+    for number in range(100):
+        lines.add((f"/{number}",), 0)
+    limit(os.fstat(2).st_size + 1000)
+    lines.flush()
+    limit(resource.RLIM_INFINITY)
+    lines.add(("/last",), 0)
+    lines.flush()
+asyncio.run(add())
+"""
+
+
+def test_of_lines_that_are_written_together_each_one_that_is_lost_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with file.open("wb") as stderr:
+        subprocess.run(
+            [sys.executable, "-c", _FREQUENT_ON_A_FULL_DISK],
+            cwd=PROJECT_ROOT,
+            stderr=stderr,
+            timeout=60,
+            check=True,
+        )
+    *whole, cut, lost, last = file.read_text().splitlines()
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(cut)
+    assert [json.loads(line)["route"] for line in whole] == [f"/{number}" for number in range(len(whole))]
+    assert (json.loads(lost)["lines"], json.loads(last)["route"]) == (100 - len(whole), "/last")
