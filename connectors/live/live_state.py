@@ -36,6 +36,9 @@ _NEVER: Final = -1
 _NO_WRITES: Final[Writes] = {}
 # Keys that are read at once.
 _KEYS_MOST: Final = 1024
+# Ranges of the store with fewer keys than this are kept, and so many of them.
+_FEW_KEYS: Final = 16
+_RANGES: Final = 10_000
 # In the cache, instead of the bytes of an entry that does not exist. No entry is empty.
 _MISSING: Final = b""
 # The views with rows that end, which the store has.
@@ -72,6 +75,8 @@ class LiveState:
         # Rows that have ended, and entries: what was read from the store and has not changed since.
         self._recent = Recent(row_size)
         self._recent_entries = Recent(entry_size)
+        # By stream, prefix and first key: all keys of a range of the store, if it has few.
+        self._few_keys: dict[tuple[str, str, str], list[str]] = {}
         self._takes = 0
         # Whether records need a MAC is asked for each record, so this is decoded once, by partition.
         self._macs: dict[int, Entries] = {}
@@ -176,8 +181,20 @@ class LiveState:
                     # A copy: a layer is read later, and its own changes do not hide it.
                     layers.append(_visible(partial(unwritten.keys, stream, prefix), after, most, hidden[:]))
                     hidden.append(unwritten.entries[stream])
-            layers.append(_visible(partial(self._store.entry_keys, stream, prefix), after, most, hidden))
+            layers.append(_visible(partial(self._stored_keys, stream, prefix), after, most, hidden))
             return list(islice(merge(*layers), most))
+
+    def _stored_keys(self, stream: str, prefix: str, after: str, most: int) -> list[str]:
+        """Return keys of the store. If they are few, they are kept until the store is written."""
+        place = (stream, prefix, after)
+        found = self._few_keys.get(place)
+        if found is None:
+            found = self._store.entry_keys(stream, prefix, after, most)
+            if len(found) < min(most, _FEW_KEYS):
+                if len(self._few_keys) >= _RANGES:
+                    self._few_keys.clear()
+                self._few_keys[place] = found
+        return found[:most]
 
     def find(self, view: str, key: str) -> PlacedRow | None:
         """Return a row and the offset of the record that last changed it, or None. Raises StoreDamaged."""
@@ -288,6 +305,7 @@ class LiveState:
             for stream, entry, _ in taken.entry_changes():
                 self._recent_entries.drop((stream, entry))
             self.place, self._flushing = place, None
+            self._few_keys.clear()
 
 
 class _LiveEntries:

@@ -32,6 +32,7 @@ from schemas.state_store.local_store import (
     LocalStore,
     StoredEntries,
     checked,
+    entry_key,
     get_checked,
     put_checked,
     write_entry,
@@ -109,8 +110,7 @@ class GatewayStore(LocalStore[LogPlace]):
 
     def entry(self, stream: str, entry: str) -> bytes | None:
         """Return the bytes of one entry, or None. Raises StoreDamaged if the checksum does not fit."""
-        with self._reading() as transaction:
-            return StoredEntries(transaction, stream).get(entry)
+        return self._read(entry_key(stream, entry))
 
     def entry_keys(self, stream: str, prefix: str, after: str, most: int) -> list[str]:
         """Return keys of a stream's entries in order, as `StoredEntries.keys` does. Raises StoreDamaged."""
@@ -124,8 +124,7 @@ class GatewayStore(LocalStore[LogPlace]):
         """
         if not key.isascii():
             return None
-        with self._reading() as transaction:
-            return _placed(view, get_checked(transaction, _row_key(_ENDED, view, key)))
+        return _placed(view, self._read(_row_key(_ENDED, view, key)))
 
     def live_rows(self, view: str) -> Iterator[tuple[str, PlacedRow]]:
         """Yield the keys and the live rows of a view, also the removed ones. Raises StoreDamaged."""
@@ -283,11 +282,19 @@ class GatewayStore(LocalStore[LogPlace]):
 def _write_row(
     transaction: lmdb.Transaction, view: str, key: str, placed: PlacedRow, counts: CountChanges
 ) -> None:
-    """Write a row among the live or the ended ones, and update the lists."""
-    ended, live, row = _row_key(_ENDED, view, key), _row_key(_LIVE, view, key), placed[1]
-    known = _placed(view, get_checked(transaction, ended))
+    """Write a row among the live or the ended ones, and update the lists.
+
+    Each call of LMDB lets the other threads of Python go first, so there are as few as possible.
+    """
+    live, row, value = _row_key(_LIVE, view, key), placed[1], _stored(placed)
+    if VIEWS[view].is_live is Row.is_live:
+        put_checked(transaction, live, value)
+        return  # no row of this view ever ends
+    ended, known = _row_key(_ENDED, view, key), None
     is_ended = row is not None and not row.is_live
-    put_checked(transaction, ended if is_ended else live, _stored(placed))
+    if not (is_ended and put_checked(transaction, ended, value, is_new=True)):
+        known = _placed(view, get_checked(transaction, ended))
+        put_checked(transaction, ended if is_ended else live, value)
     if is_ended:
         transaction.delete(live)
     elif known is not None:

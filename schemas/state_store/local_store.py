@@ -220,6 +220,19 @@ class LocalStore(Generic[PositionT]):
         with self._reading() as transaction:
             return self._position(transaction)
 
+    def _read(self, key: bytes) -> bytes | None:
+        """Return a value as the store has it now, or None. Reports damage. The fold calls it very often."""
+        mine = self._begin_work()
+        try:
+            with self._env.begin() as transaction:
+                return get_checked(transaction, key)
+        except (StoreDamaged, *_DAMAGE) as error:
+            told = error if isinstance(error, StoreDamaged) else _damaged(error)
+            self.on_damage(told)
+            raise told from error
+        finally:
+            self._at_work.discard(mine)
+
     @contextmanager
     def _reading(self) -> Iterator[lmdb.Transaction]:
         """Read the store as it is now, for the length of the block. Reports damage."""
@@ -333,9 +346,10 @@ def entry_key(stream: str, entry: str) -> bytes:
     return f"{stream}\x00{entry}".encode("ascii")
 
 
-def put_checked(transaction: lmdb.Transaction, key: bytes, value: bytes) -> None:
-    """Write a value with its checksum."""
-    transaction.put(key, zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECK_BYTES, "big") + value)
+def put_checked(transaction: lmdb.Transaction, key: bytes, value: bytes, *, is_new: bool = False) -> bool:
+    """Write a value with its checksum. With `is_new`, False, and nothing is written, if the key exists."""
+    checksum = zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECK_BYTES, "big")
+    return bool(transaction.put(key, checksum + value, overwrite=not is_new))
 
 
 def get_checked(transaction: lmdb.Transaction, key: bytes) -> bytes | None:
