@@ -51,9 +51,9 @@ async def peer_answers(connection: Any) -> bool:
     """
     if _has_left(connection):
         return False
+    if is_near(connection):
+        return True
     with suppress(OSError):
-        if connection.family not in (socket.AF_INET, socket.AF_INET6) or _is_local(connection):
-            return True
         if (before_ms := silent_ms(connection)) <= _FRESH_MS:
             return True
         # The connection has been silent for longer than this, so the kernel probes at once.
@@ -70,13 +70,19 @@ async def peer_answers(connection: Any) -> bool:
     return False
 
 
-def is_heard(connection: Any) -> bool:
-    """Return whether `peer_answers` would return True at once."""
+def is_heard(connection: Any, *, is_near: bool) -> bool:
+    """Return whether `peer_answers` would return True at once. `is_near`: as the function of this name."""
     if _has_left(connection):
         return False
     with suppress(OSError):
-        is_known = connection.family not in (socket.AF_INET, socket.AF_INET6) or _is_local(connection)
-        return is_known or silent_ms(connection) <= _FRESH_MS
+        return is_near or silent_ms(connection) <= _FRESH_MS
+    return False
+
+
+def is_near(connection: Any) -> bool:
+    """Return whether the kernel always tells the end of a socket's peer: it is on this machine, or no TCP."""
+    with suppress(OSError):
+        return connection.family not in (socket.AF_INET, socket.AF_INET6) or _is_local(connection)
     return False
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -17,7 +17,7 @@ from connectors.gateway.engine.operation import DoorEngine, Exchange
 from connectors.gateway.web.bounded_http import BoundedHttp
 from connectors.gateway.web.connection_budget import Phase
 from connectors.gateway.web.strict_http import HEAD_BYTES
-from connectors.tcp_peers.peer_probe import is_heard
+from connectors.tcp_peers.peer_probe import is_heard, is_near
 
 _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(rb"(?:\r\n[A-Za-z0-9-]{1,64}: [!-~](?:[ -~]*[!-~])?)+").fullmatch
@@ -42,6 +42,8 @@ class DirectHttp(BoundedHttp):
         options: The arguments of `BoundedHttp`.
     """
 
+    _common: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = ([], b"")
+
     def __init__(self, *, engine: DoorEngine, **options: Any) -> None:
         super().__init__(**options)
         self._engine = engine
@@ -51,6 +53,8 @@ class DirectHttp(BoundedHttp):
         self._head = b""
         self._head_timer: asyncio.TimerHandle | None = None
         self._ends = False
+        self._idle_since = 0.0
+        self._is_near: bool | None = None
 
     def data_received(self, data: bytes) -> None:
         """Answer a usual request, or read the next part of another one. asyncio calls it."""
@@ -82,7 +86,10 @@ class DirectHttp(BoundedHttp):
 
     def is_heard(self) -> bool:
         """Return whether the client was there a moment ago, so that it will most likely get an answer."""
-        return is_heard(self.transport.get_extra_info("socket"))
+        connection = self.transport.get_extra_info("socket")
+        if self._is_near is None:
+            self._is_near = is_near(connection)
+        return is_heard(connection, is_near=self._is_near)
 
     def admits(self, principal: str, *, is_operator: bool) -> bool:
         """Count the connection as one of a principal. Return False if the principal has too many."""
@@ -99,12 +106,12 @@ class DirectHttp(BoundedHttp):
         self._exchange = None
         if self.transport.is_closing():
             return
-        common = b"".join([b"%b: %b\r\n" % one for one in self.server_state.default_headers])
+        common = self._common_lines()
         end = b"connection: close\r\n" if self._ends else b""
         self.transport.write(b"%b%b%b%b\r\n%b" % (STATUS_LINE[status], common, head, end, body))
         if self._ends:
             self.transport.close()
-        self.on_response_complete()
+        self._await_next()
 
     async def sent(self) -> None:
         """Wait until most of the answer has left, or the connection has ended."""
@@ -121,6 +128,36 @@ class DirectHttp(BoundedHttp):
         super().data_received(data)
         if self._ends:
             super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it was idle for its time, or look again later. The timer calls it."""
+        self.timeout_keep_alive_task = None
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if self._exchange is None and left_s <= 0:
+            super().timeout_keep_alive_handler()
+        elif self._exchange is None:
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+
+    def _await_next(self) -> None:
+        """Go on with the next request, as `on_response_complete`, but keep the timer, which is rarely due."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.reading = "head"
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            after_s = self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(after_s, self.timeout_keep_alive_handler)
+        self.flow.resume_reading()
+        if self.unread:
+            self._advance()
+
+    def _common_lines(self) -> bytes:
+        """Return the lines that all answers have. uvicorn makes a new list of them each second."""
+        headers = self.server_state.default_headers
+        if headers is not self._common[0]:
+            DirectHttp._common = (headers, b"".join([b"%b: %b\r\n" % one for one in headers]))
+        return self._common[1]
 
     def _taken_head(self) -> bytes:
         """Return the head that waits for its body, which then waits no longer."""
@@ -168,7 +205,6 @@ class DirectHttp(BoundedHttp):
         exchange = Exchange(self, operation, data, path, headers, query, data[end + len(_END) :])
         if not self._engine.admit(exchange):
             return False
-        self._unset_keepalive_if_required()
         self.reading = "nothing"
         self._served += 1
         self.cycle = None  # type: ignore[assignment]  # an earlier request, which says nothing of this one

@@ -141,7 +141,7 @@ class SendMessage(Operation):
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
         """Tell the message's id."""
         note_full(self.hub, asked.known, settled[0])
-        return Answer(_delivered(asked), refuse_rejected(settled[0]).verdict)
+        return Answer(_delivered(asked, asked.known), refuse_rejected(settled[0]).verdict)
 
     def ended(self, asked: Asked) -> None:
         """Let others use the message's id."""
@@ -153,7 +153,8 @@ class SendMessage(Operation):
         self._check(asked)
         is_new = hub.mailboxes.mailbox_of(str(asked.made)) is None
         blob = None if body.blob is None else await reference_to(hub, body.blob, body.recipient, is_new=is_new)
-        message, said = self._message(asked, blob), _delivered(asked)
+        message = self._message(asked, blob)
+        said = _delivered(asked, message)
         if not wanted.wait_reply:
             return json_answer(said, verdict=(await post_message(hub, message, asked.origin)).verdict)
         mailboxes = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
@@ -188,8 +189,8 @@ class SendMessage(Operation):
         return message
 
 
-def _delivered(asked: Asked) -> dict[str, Any]:
-    return {"delivered": asked.body.deliver_after_s is None, "message_id": str(asked.made)}
+def _delivered(asked: Asked, message: Message) -> dict[str, Any]:
+    return {"delivered": asked.body.deliver_after_s is None, "message_id": message.message_id}
 
 
 class _Taken(NamedTuple):

@@ -60,6 +60,9 @@ class LogAppender:
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="gateway-append")
         self._under_way: dict[int, float] = {}  # the start of each call, by its number
         self._calls = 0
+        # The calls of `settle_then`, by their numbers, with their starts. They have one timer, for the oldest.
+        self._settling: dict[int, tuple[float, Callable[[SettledRecord | Exception], None]]] = {}
+        self._overdue: asyncio.TimerHandle | None = None
         self._unattended = threading.BoundedSemaphore(_UNATTENDED_LIMIT)
         self._wake = threading.Event()
         self._closing = False
@@ -147,34 +150,44 @@ class LogAppender:
             return
         self._log_clock.sample(record.ce_id)
         self._calls += 1
-        call, self._under_way[self._calls] = self._calls, time.monotonic()
-        loop = asyncio.get_running_loop()
-        is_done = False
-
-        def end(found: SettledRecord | Exception) -> None:
-            nonlocal is_done
-            if is_done:
-                return
-            is_done = True
-            timer.cancel()
-            if isinstance(found, RecordRefused):
-                found = ApiError(413, TOO_LARGE, "Kafka takes no record of this size")
-            elif isinstance(found, BackboneUnreachable):
-                self._wake.set()
-            done(found)
+        call, began, loop = self._calls, time.monotonic(), asyncio.get_running_loop()
+        self._under_way[call] = began
+        self._settling[call] = (began, done)
+        if self._overdue is None:
+            self._overdue = loop.call_later(self._timeout_s, self._end_overdue)
 
         def came_back(found: SettledRecord | Exception) -> None:
             self._under_way.pop(call, None)
             if _is_on(loop):
-                end(found)
+                self._end(call, found)
             else:
                 with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(end, found)
+                    loop.call_soon_threadsafe(self._end, call, found)
 
-        why = f"the record was not settled within {self._timeout_s:g} s"
-        timer = loop.call_later(self._timeout_s, lambda: end(BackboneUnreachable(why)))
         if not publisher.send(record, came_back, may_block=False):
             self._hands.submit(publisher.send, record, came_back)
+
+    def _end(self, call: int, found: SettledRecord | Exception) -> None:
+        """Tell the caller of `settle_then`, unless that took too long and it was told so."""
+        waiting = self._settling.pop(call, None)
+        if waiting is None:
+            return
+        if isinstance(found, RecordRefused):
+            found = ApiError(413, TOO_LARGE, "Kafka takes no record of this size")
+        elif isinstance(found, BackboneUnreachable):
+            self._wake.set()
+        waiting[1](found)
+
+    def _end_overdue(self) -> None:
+        """Tell the callers of `settle_then` that have waited too long, and set the timer for the next one."""
+        self._overdue = None
+        while self._settling:
+            call, (began, _) = next(iter(self._settling.items()))
+            left_s = began + self._timeout_s - time.monotonic()
+            if left_s > 0:
+                self._overdue = asyncio.get_running_loop().call_later(left_s, self._end_overdue)
+                return
+            self._end(call, BackboneUnreachable(f"the record was not settled within {self._timeout_s:g} s"))
 
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
         """Append a record, wait until the live view has settled it, and return it unless it is rejected.

@@ -85,8 +85,7 @@ def newest_final(live_view: LiveView) -> list[MessageRow]:
 class MailboxIndex(RowIndex[MessageRow]):
     """An index of messages by mailbox, and by the request that drained or leased them.
 
-    A mailbox is given as the pair of realm and recipient. The index maps text to text: tuples and sets made
-    Python's garbage collector run more often and longer (decision 0014).
+    A mailbox is given as the pair of realm and recipient. The index maps text to text (decision 0014).
     """
 
     def __init__(self) -> None:
@@ -254,8 +253,7 @@ class MailboxIndex(RowIndex[MessageRow]):
     def messages(self, mailbox: Mailbox) -> list[str]:
         """Return the ids of a mailbox's messages in the index, waiting or not, in no order.
 
-        The index has every waiting message, and the newest 50,000 final ones of all mailboxes. The list is
-        empty for an unknown mailbox.
+        The index has every waiting message, and the newest 50,000 final ones of all mailboxes.
         """
         with self._lock:
             return list(self._kept.get(mailbox, ()))
@@ -263,7 +261,7 @@ class MailboxIndex(RowIndex[MessageRow]):
     def deepest(self, most: int) -> list[Depth]:
         """Return up to `most` mailboxes that have waiting, leased or dead messages, deepest first.
 
-        Mailboxes of one depth are in the order of their dead messages, most first, and then of their names.
+        Those of one depth are in the order of their dead messages, most first, and then of their names.
         """
         with self._lock:
             places = self._by_depth.lowest(b"", _END, most)
@@ -275,11 +273,7 @@ class MailboxIndex(RowIndex[MessageRow]):
             return self._pending, len(self._by_depth)
 
     def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
-        """Return the ids of the messages that one request has drained or leased from a mailbox, in no order.
-
-        `request_id` is the field `request_id` of the records that the request appended. The list is empty for
-        an unknown request id, and for one that is too old to be in memory.
-        """
+        """Return the ids of the messages that one request (`request_id`) got from a mailbox, in no order."""
         with self._lock:
             return list(self._handed.get("/".join((*mailbox, request_id)), ()))
 
@@ -312,17 +306,21 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._mailbox_of[row.message_id] = "/".join(mailbox)
         if len(self._mailbox_of) > _MESSAGES:
             del self._mailbox_of[next(iter(self._mailbox_of))]
+        is_new = row.message_id not in self._kept.get(mailbox, ())
         self._keep(row)
-        is_pending = row.status in MESSAGE_PENDING
-        self._note_age(mailbox, row.message_id, is_added=False)
-        _note(self._delayed, mailbox, row.message_id, row.posted_at if row.status == DELAYED else None)
-        _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
-        _note(self._leased, mailbox, row.message_id, row.lease_until if row.status == LEASED else None)
-        held_since = row.handed_at if row.status == LEASED else None
-        if self._held_since.get(row.key) != held_since:
-            self._held_since.pop(row.key, None)
-            if held_since is not None:
-                self._held_since[row.key] = held_since
+        if is_new and row.status == UNREAD:
+            self._waiting.setdefault(mailbox, {})[row.message_id] = row.posted_at
+        else:
+            self._note_age(mailbox, row.message_id, is_added=False)
+            is_pending, is_leased = row.status in MESSAGE_PENDING, row.status == LEASED
+            _note(self._delayed, mailbox, row.message_id, row.posted_at if row.status == DELAYED else None)
+            _note(self._waiting, mailbox, row.message_id, row.posted_at if is_pending else None)
+            _note(self._leased, mailbox, row.message_id, row.lease_until if is_leased else None)
+            key, held_since = row.key, row.handed_at if is_leased else None
+            if self._held_since.get(key) != held_since:
+                self._held_since.pop(key, None)
+                if held_since is not None:
+                    self._held_since[key] = held_since
         self._note_age(mailbox, row.message_id, is_added=True)
         self._pending += len(self._waiting.get(mailbox, ())) - depth
         self._move(mailbox, before)

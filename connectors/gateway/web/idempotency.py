@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import uuid
+from collections import deque
 from dataclasses import dataclass
 from typing import Annotated, Final, TypedDict
 
@@ -15,6 +17,10 @@ from schemas.keys.sealing import Keyring
 from schemas.streams.principal.principals import token_hash
 
 NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:trunkline:request")
+# Random bytes for so many UUIDs are got at once. In each system call other threads of Python may go first.
+_UUIDS: Final = 256
+_UUID_BYTES: Final = 16
+_random: Final[deque[bytes]] = deque()
 # A repeated request returns the same token only within this time after the token was made.
 TOKEN_WINDOW_S: Final = 24 * 3600.0
 
@@ -36,7 +42,18 @@ def request_uuid(requester: str, key: str | None) -> uuid.UUID:
     is random. `requester` is the namespace of the caller's keys, see `Caller.requester`. `key` is the header
     `Idempotency-Key`.
     """
-    return uuid.uuid4() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, requester), key)
+    return random_uuid() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, requester), key)
+
+
+def random_uuid() -> uuid.UUID:
+    """Return a random UUID (RFC 9562, version 4). May be called on any thread."""
+    try:
+        chosen = _random.popleft()
+    except IndexError:
+        many = os.urandom(_UUIDS * _UUID_BYTES)
+        _random.extend(many[at : at + _UUID_BYTES] for at in range(0, len(many), _UUID_BYTES))
+        return random_uuid()
+    return uuid.UUID(bytes=chosen, version=4)
 
 
 class Origin(TypedDict):

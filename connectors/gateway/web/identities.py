@@ -11,12 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 from connectors.gateway.web.policy import Caller
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.streams.principal.principals import ACTIVE, AGENT, OPERATOR, PrincipalRow, token_hash
 from schemas.streams.task.task_registry import TokenRow
+
+# The hashes of so many tokens are remembered, in headers of at most so many characters.
+_DIGESTS: Final = 4096
+_SHORT: Final = 512
 
 
 @dataclass(frozen=True)
@@ -93,12 +99,10 @@ class Identities:
         `authorization` is the header's value; None if the request has no such header. Returns Unidentified,
         with the reason, for a missing, unknown, revoked or expired token.
         """
-        scheme, _, token = (authorization or "").partition(" ")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not token:
+        is_short = authorization is not None and len(authorization) <= _SHORT
+        digest = (_digest_of if is_short else _digest_of.__wrapped__)(authorization or "")
+        if digest is None:
             return Unidentified("no bearer token")
-        # Only hashes are compared, so the time taken reveals nothing of a token.
-        digest = token_hash(token)
         if hmac.compare_digest(digest, self._operator_hash):
             return Caller(OPERATOR, OPERATOR)
         token_row = self._tokens.get(digest)
@@ -115,3 +119,14 @@ class Identities:
         if row.expiry <= self._clock() * 1000:
             return Unidentified("the token has expired", row.agent_name, row)
         return Caller(row.agent_name, AGENT, row.task_id, row.token_id, tuple(row.capabilities))
+
+
+@lru_cache(_DIGESTS)
+def _digest_of(authorization: str) -> str | None:
+    """Return the hash of the bearer token in a header, or None without one.
+
+    Only hashes are compared, so the time taken reveals nothing of a token.
+    """
+    scheme, _, token = authorization.partition(" ")
+    token = token.strip()
+    return token_hash(token) if scheme.lower() == "bearer" and token else None

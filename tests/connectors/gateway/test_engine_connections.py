@@ -120,19 +120,38 @@ def test_requests_behind_one_that_is_passed_on_are_answered_in_their_order() -> 
     assert len(engine.begun) == 1
 
 
+def test_requests_that_come_during_an_answer_are_answered_after_it_and_reading_goes_on() -> None:
+    engine = HeldEngine()
+    with served(careful, engine=engine) as server, server.connect() as connection:
+        connection.sendall(get())
+        wait_until(lambda: engine.begun, what="the request")
+        held = server.only_connection()
+        connection.sendall(get(line=b"GET /next HTTP/1.1") + get())
+        wait_until(lambda: held.unread, what="the others")
+        held.loop.call_soon_threadsafe(answer, engine.begun[0])
+        received = b""
+        while received.count(b"direct") + received.count(b"careful") < 3:
+            received += connection.recv(65536)
+        connection.sendall(get(b"Connection: close", line=b"GET /last HTTP/1.1"))
+        assert rest(connection).count(b"careful") == 1
+
+
 def test_the_time_of_an_idle_connection_stops_with_each_request_and_begins_with_its_answer() -> None:
     engine = HeldEngine()
     with served(careful, engine=engine, idle_timeout_s=1) as server, server.connect() as connection:
-        for number in range(2):
+        # One answer takes longer than the idle time, which begins anew after the last one.
+        for number, takes_s in enumerate((0, 1.2, 0.6)):
             connection.sendall(get())
             wait_until(lambda number=number: len(engine.begun) > number, what="the request")
             held = server.only_connection()
-            assert held.phase()[0] is Phase.ANSWERING and held.timeout_keep_alive_task is None
+            assert held.phase()[0] is Phase.ANSWERING
+            time.sleep(takes_s)
             held.loop.call_soon_threadsafe(answer, engine.begun[-1])
             assert connection.recv(65536).endswith(b"direct")
-            wait_until(lambda held=held: held.timeout_keep_alive_task is not None, what="the idle time")
-            assert held.phase()[0] is Phase.IDLE
+            answered_at = time.monotonic()
+            wait_until(lambda held=held: held.phase()[0] is Phase.IDLE, what="the idle time")
         assert rest(connection) == b""
+        assert time.monotonic() - answered_at > 0.9
 
 
 def test_the_connection_of_a_request_counts_as_its_principals_own() -> None:

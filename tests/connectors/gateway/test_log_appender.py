@@ -90,6 +90,26 @@ def test_a_record_that_does_not_come_back_is_an_error_in_time_and_nothing_when_i
     asyncio.run(settle())
 
 
+@pytest.mark.requirement("ST-98")
+def test_each_record_has_the_whole_time_before_it_is_an_error() -> None:
+    settings, view = Settings(gateway=GatewaySettings(settle_timeout_s=0.2)), SimpleNamespace(failure=None)
+    took: list[float] = []
+
+    async def settle() -> None:
+        appender = LogAppender(settings, view)  # type: ignore[arg-type]
+        appender._away, appender._publisher = None, SilentPublisher()  # type: ignore[assignment]
+        for _ in range(3):
+            began = time.monotonic()
+            appender.settle_then(RECORD, lambda _, began=began: took.append(time.monotonic() - began))
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            while len(took) < 3:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(settle())
+    assert min(took) >= 0.2 and max(took) < 2
+
+
 def test_the_event_loop_waits_for_no_room_at_the_publisher() -> None:
     here, sent_by = threading.get_ident(), list[int]()
 
