@@ -37,6 +37,8 @@ from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 _RECORD_OVERHEAD_BYTES: Final = 512
 # The longest single wait for Kafka's answers.
 _TICK_S: Final = 0.1
+# How often errors are looked for where the records come back (`own`).
+_PAUSE_S: Final = 0.02
 _STOP_S: Final = 2.0
 _METADATA_S: Final = 1.0
 _OF_THE_RECORD: Final = (
@@ -102,8 +104,6 @@ _Promise = Append | OwnRecord
 class Publisher:
     """A Kafka producer for the one topic. Thread-safe; use it as a context manager, or end it with `close`.
 
-    It starts a thread. After one failed append it sends no more records, so that none overtakes the failed one.
-
     Args:
         settings: The settings of Kafka and the payload limit.
         linger_ms: How long a record waits for others, to be sent together; 0 sends each at once.
@@ -152,9 +152,8 @@ class Publisher:
         """Send `record` to Kafka, and return a future of its position in the log.
 
         The call blocks while 64 MiB wait to be sent, for at most `kafka.delivery_timeout_s`. After that time
-        the publisher fails. A value that is longer than `cut_beyond` is cut to its first KiB, and the fold
-        rejects the record as `too_large`. Errors of Kafka are only raised by the future's `result`. After an
-        earlier failure of this publisher, the future has failed, too.
+        the publisher fails, and all later appends with it. A value that is longer than `cut_beyond` is cut to
+        its first KiB, and the fold rejects the record as `too_large`. Only the future raises errors of Kafka.
         """
         append = Append()
         append.set_running_or_notify_cancel()
@@ -286,6 +285,8 @@ class Publisher:
                 self._pending.popleft()
             if self._pending and self._pending[0][0] < time.monotonic():
                 self._fail(TimeoutError(f"no answer within {self._kafka.delivery_timeout_s:g} s"))
+            elif self._own is not None:
+                self._closed.wait(_PAUSE_S)
         if self._failure is not None:
             self._fail_pending(self._failure)
 
