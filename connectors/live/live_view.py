@@ -34,6 +34,7 @@ from connectors.live.view_reader import progress_of_tables
 from connectors.log.log_end import LogEnd
 from connectors.log.own_records import OwnRecord, OwnRecords, settle_own
 from connectors.log.publisher import Position
+from connectors.log.shared_records import SharedRecords
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
 from schemas.fold.settled import AppliedChange
@@ -43,6 +44,7 @@ from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import VIEWS
 from schemas.tables.fold_version import check_fold_version, check_switch
+from schemas.wire.record import Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
@@ -57,9 +59,7 @@ _CLOSE_S: Final = 10.0
 
 
 class LiveView(LiveRows):
-    """The fold over the log: a thread that settles new records, and methods to read the result.
-
-    Live rows are in memory. Other rows, and what a row is made of, are read from the local store (`LiveRows`).
+    """The fold over the log: a thread that settles new records, and methods to read the result (`LiveRows`).
 
     Thread-safe. Call `open` first, which starts the threads, and `close` at the end.
 
@@ -71,6 +71,7 @@ class LiveView(LiveRows):
     Attributes:
         feed: The newest settled records with their verdicts.
         own: The records that a publisher of this process has sent, and that the view has not settled.
+        shared: The newest records, for a second reader of the log in this process.
         failure: The error that ended the view's thread, or None. Then every wait raises BackboneUnreachable.
     """
 
@@ -92,6 +93,7 @@ class LiveView(LiveRows):
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self.feed = SettledFeed()
         self.own = OwnRecords()
+        self.shared = SharedRecords()
         self.failure: Exception | None = None
 
     def open(self) -> None:
@@ -138,13 +140,10 @@ class LiveView(LiveRows):
         self._store = LiveStore(self._settings, self._keyring, self._where, ends, self._give_up)
         self._state = self._store.state
         self._next.update(self._state.place.offsets)
+        self.shared.begin(self._next)
 
     def fold_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fold on an event loop from now on, until `leave_loop`. The view's thread then only fetches records.
-
-        So who waits on the loop for a record gets it without a change of threads. A step folds 100 records at
-        most, and begins none after 10 ms.
-        """
+        """Fold on an event loop, in steps of 100 records and 10 ms at most, until `leave_loop`."""
         self._turns.use(loop)
 
     async def leave_loop(self) -> None:
@@ -210,27 +209,29 @@ class LiveView(LiveRows):
             TrunklineError: The ledger cannot be read.
         """
         deadline = time.monotonic() + timeout_s
+        found = self._await(position, timeout_s)
+        return found if found is not None else self._look_up(position, deadline)
+
+    def _await(self, position: Position, timeout_s: float) -> SettledRecord | None:
+        """Wait until a record is settled. Return it, or None if it is no longer in memory."""
         promise: Future[SettledRecord | None] = Future()
         self._waits.add(position, promise)
         try:
             found, is_to_come = self._known(position)
-            if is_to_come:
-                found = promise.result(timeout_s)
+            return promise.result(timeout_s) if is_to_come else found
         except TimeoutError:
             where = f"offset {position.offset} of partition {position.partition}"
             raise BackboneUnreachable(f"{where} was not settled within {timeout_s:g} s") from None
         finally:
             self._waits.remove(position, promise)
-        return found if found is not None else self._look_up(position, deadline)
 
     def wait_offset(self, position: Position, timeout_s: float) -> None:
-        """Block until the partition is settled up to and including `position`.
+        """Block until the partition is settled up to and including `position`, that of a record.
 
         Raises BackboneUnreachable after `timeout_s` seconds, or when the view is closed or has failed.
         """
-        deadline = time.monotonic() + timeout_s
-        while not self._is_settled(position):
-            self._wait_progress(deadline, f"offset {position.offset} of partition {position.partition}")
+        if not self._is_settled(position):
+            self._await(position, timeout_s)
 
     def catch_up(self, timeout_s: float) -> None:
         """Ask Kafka for the current end of the log and block until all records before it are settled.
@@ -243,12 +244,8 @@ class LiveView(LiveRows):
             self._wait_progress(deadline, "the end of the log")
 
     def _known(self, position: Position) -> tuple[SettledRecord | None, bool]:
-        """Return the record if it is in memory, and whether a promise made before this call will be resolved.
-
-        Raises BackboneUnreachable if the record will not be settled.
-        """
-        # The order matters: a record settled after the first check is found by the second, or resolves a
-        # promise.
+        """Return the record if it is in memory, and whether a promise made before will be resolved."""
+        # In this order: a record settled after the first check is found by the second, or resolves a promise.
         settled_before = self._is_settled(position)
         found = self.feed.find(position)
         is_to_come = found is None and not settled_before
@@ -343,14 +340,14 @@ class LiveView(LiveRows):
         if self._closing.is_set():  # none may be settled after one that was not
             batch.records.clear()
             return
-        settled: list[SettledRecord] = []
-        passed_over: list[Position] = []
+        folded, settled, passed_over = list[Record](), list[SettledRecord](), list[Position]()
         reached: dict[int, int] = {}
         own: list[tuple[OwnRecord, SettledRecord | Exception]] = []
         try:
             while batch.records and most and (not reached or time.monotonic() < until):
                 record, most = batch.records.popleft(), most - 1
                 found = self._state.apply(record, self._changed)
+                folded.append(record)
                 reached[record.partition] = record.offset + 1
                 if (sent := self.own.seen(record)) is not None:
                     own.append((sent, found or BackboneUnreachable("the record was settled before this start")))
@@ -369,6 +366,7 @@ class LiveView(LiveRows):
         if not reached:
             return
         self.feed.extend(settled)
+        self.shared.offer(folded)
         for watcher in self._watchers:
             try:
                 watcher(settled)

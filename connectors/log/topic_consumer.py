@@ -7,7 +7,8 @@ group: it reads the partitions that Kafka assigns to it, and commits its progres
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self
 
 import structlog
@@ -17,6 +18,7 @@ from confluent_kafka import TopicPartition as Partition
 
 from connectors.log.client_options import client_options
 from connectors.log.kafka_records import message_record, with_all_headers
+from connectors.log.shared_records import SharedRecords
 from schemas.log_access.event_topic import reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings
@@ -46,6 +48,8 @@ _LOG_TAIL_OPTIONS: Final = {
     "queued.min.messages": 20 * POLL_RECORDS,
 }
 _JOINED_WITHIN_S: Final = 20.0
+_COMMIT_S: Final = 1.0
+_COMMITTED_S: Final = 2.0
 _GROUP_TAIL_OPTIONS: Final = {
     # The smallest value that a broker accepts by default. The partitions of a killed member are idle so long.
     "session.timeout.ms": 6_000,
@@ -202,14 +206,27 @@ class GroupTail(TopicConsumer):
     It reads from the offsets that the group has committed. A new group, or one whose offsets the log no longer
     has, begins with the log's first record. End it with `close`.
 
+    Args:
+        kafka: The settings of Kafka.
+        group: The name of the group.
+        shared: The newest records, which another reader of this process passes on. Only older ones are fetched
+            from Kafka. None: all are fetched.
+
     Raises:
         BackboneUnreachable: No bootstrap server accepts a connection.
     """
 
-    def __init__(self, kafka: KafkaSettings, group: str) -> None:
+    def __init__(self, kafka: KafkaSettings, group: str, shared: SharedRecords | None = None) -> None:
         names = {"client.id": "trunkline-reactor", "group.id": group}
         super().__init__(kafka, _GROUP_TAIL_OPTIONS | names)
         self._group = group
+        self._shared = SharedRecords() if shared is None else shared
+        # By assigned partition: the offset to go on from, None if only Kafka knows.
+        self._places: dict[int, int | None] = {}
+        # The partitions whose records come from `_shared`. The client has paused them.
+        self._joined: set[int] = set()
+        self._done: dict[int, int] = {}
+        self._committed_at = 0.0
         self._revoked = False
         # Since when this member waits for its partitions; None while they are assigned.
         self._unassigned_since: float | None = time.monotonic()
@@ -226,7 +243,13 @@ class GroupTail(TopicConsumer):
                 skip the records that the client had already fetched.
         """
         self._revoked = False
-        messages = self.messages(timeout_s, most)
+        places = {number: self._places[number] or 0 for number in self._joined}
+        if places and len(places) == len(self._places):
+            # Kafka has nothing to fetch here, so this is where to wait.
+            self._shared.wait(timeout_s)
+            timeout_s = 0
+        shared = self._shared.take(places, most)
+        messages = self.messages(0 if shared else timeout_s, most)
         self._log_unassigned()
         if self._revoked:
             self._begin_at_committed()
@@ -235,23 +258,32 @@ class GroupTail(TopicConsumer):
         for one in messages:
             if one.error() is not None:
                 raise self.trouble(one.error())
-            found.append(message_record(one))
-        return with_all_headers(self._kafka, found)
+            if one.partition() not in self._joined:  # the client had fetched it before it paused
+                found.append(message_record(one))
+        found = shared + with_all_headers(self._kafka, found)
+        self._places.update({record.partition: record.offset + 1 for record in found})
+        try:
+            self._join()
+        except KafkaException as error:
+            raise self.trouble(error.args[0]) from error
+        return found
 
-    def commit(self, records: Iterable[Record]) -> None:
+    def commit(self, records: Iterable[Record], *, at_once: bool = True) -> None:
         """Record in Kafka that the group has processed these records and all before them in their partitions.
 
-        The call waits for Kafka's answer. If `records` is empty, the call does nothing.
+        The call waits for Kafka's answer. If there are no such records, the call does nothing. Without
+        `at_once`, it does so once a second at most, and a later call also commits these.
 
         Raises:
             BackboneUnreachable: Kafka is unreachable, or has assigned a partition to another member.
         """
-        ends: dict[int, int] = {}
         for record in records:
-            ends[record.partition] = max(record.offset + 1, ends.get(record.partition, 0))
-        offsets = [Partition(self._kafka.topic, number, offset) for number, offset in ends.items()]
-        if not offsets:
+            self._done[record.partition] = max(record.offset + 1, self._done.get(record.partition, 0))
+        now_s = time.monotonic()
+        if not self._done or not (at_once or now_s - self._committed_at >= _COMMIT_S):
             return
+        offsets = [Partition(self._kafka.topic, number, offset) for number, offset in self._done.items()]
+        self._done, self._committed_at = {}, now_s
         try:
             committed = self.client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
@@ -269,15 +301,47 @@ class GroupTail(TopicConsumer):
         try:
             if ours := self.client.assignment():
                 self.client.assign([Partition(one.topic, one.partition) for one in ours])
+            self._note_places(ours)
         except KafkaException as error:
             raise self.trouble(error.args[0]) from error
 
     def _assign(self, consumer: Any, partitions: list[Partition]) -> None:
+        """Note that partitions were assigned; called within `poll`."""
         self._unassigned_since = None
+        self._note_places(partitions)
 
     def _revoke(self, consumer: Any, partitions: list[Partition]) -> None:
         """Note that the partitions were revoked; called within `poll` or `close`."""
         self._revoked, self._unassigned_since = True, time.monotonic()
+        self._done = {}
+        with suppress(KafkaException):
+            # Otherwise those that come back would still be paused.
+            consumer.resume([Partition(self._kafka.topic, number) for number in self._joined])
+
+    def _note_places(self, partitions: Sequence[Partition]) -> None:
+        """Note where the reading of the assigned partitions begins, as far as it is known."""
+        self._joined = set()
+        self._places = {one.partition: None for one in partitions}
+        self._shared.want(self._places.keys())
+        if self._places:
+            with suppress(KafkaException):  # then the first record of each tells
+                for one in self.client.committed(list(partitions), timeout=_COMMITTED_S):
+                    if one.error is None and one.offset >= 0:
+                        self._places[one.partition] = one.offset
+
+    def _join(self) -> None:
+        """Pause the partitions whose next records are shared, and read the others from Kafka."""
+        for number, at in self._places.items():
+            if at is None:
+                continue
+            place, is_shared = Partition(self._kafka.topic, number, at), self._shared.has(number, at)
+            if is_shared and number not in self._joined:
+                self._joined.add(number)
+                self.client.pause([place])
+            elif not is_shared and number in self._joined:
+                self._joined.remove(number)
+                self.client.resume([place])
+                self.client.seek(place)
 
     def _log_unassigned(self) -> None:
         """Log now and then that no partition is assigned; the client does not report a missing coordinator.

@@ -11,9 +11,8 @@ newest 256 requests. So for causes older than a minute the reactor looks into th
 that it has already appended. While the ledger cannot be read, the reactor waits. One poll returns fewer records
 than a session remembers.
 
-The copies of a message to a topic are appended a few at a time, whatever their number. Only when all of them
-have a verdict, the reactor appends the record that says so (`connectors.reactor.topic_deliveries`). For the
-verdicts on all its records see `connectors.reactor.own_verdicts`.
+The copies of a message to a topic are appended a few at a time. Only when all of them have a verdict, the
+reactor appends the record that says so (`topic_deliveries`). For verdicts on its records see `own_verdicts`.
 """
 
 from __future__ import annotations
@@ -71,6 +70,7 @@ log = structlog.stdlib.get_logger(__name__)
 _Found = TypeVar("_Found")
 _POLL_S: Final = 0.2
 _POLL_RECORDS: Final = 100
+_TOGETHER_S: Final = 0.02
 # Offsets are committed after about so many copies of messages to topics. Kafka takes the partitions away from a
 # reactor that does not poll for five minutes.
 _COPIES_AT_ONCE: Final = 20_000
@@ -91,10 +91,6 @@ _ACK_GRACE_S: Final = 5.0
 _HEADERS_BYTES: Final = 8 * 1024
 
 
-def _no_step(name: str) -> None:
-    """Do nothing at a step: `seen`, `before_append`, `appended`, `acknowledged` or `committed`."""
-
-
 class Reactor:
     """A thread that reads the log and appends the records derived from it.
 
@@ -105,7 +101,8 @@ class Reactor:
     Args:
         settings: The settings of Kafka and of the group.
         live_view: The live view, which must be open when `start` is called.
-        step: Called on the thread with the name of each step, so that a test can interrupt the reactor there.
+        step: Called on the thread with the name of each step, so that a test can interrupt the reactor there:
+            `seen`, `before_append`, `appended`, `acknowledged` or `committed`.
         own_answers: The answers that the gateway of this process appends itself; None: it appends none.
     """
 
@@ -113,7 +110,7 @@ class Reactor:
         self,
         settings: Settings,
         live_view: LiveView,
-        step: Callable[[str], None] = _no_step,
+        step: Callable[[str], None] = lambda _: None,
         own_answers: OwnAnswers | None = None,
     ) -> None:
         self._settings = settings
@@ -160,14 +157,17 @@ class Reactor:
         while not self._stopping.is_set():
             try:
                 self._already, self._posted_already, self._known_since_s = set(), set(), math.inf
+                kafka, group = self._settings.kafka, self._settings.gateway.reactor_group
                 # A record of an agent grows when it becomes a message. Cut only what Kafka would refuse.
-                cut_beyond = self._settings.kafka.record_limit_bytes - _HEADERS_BYTES
-                with Publisher(self._settings, cut_beyond=cut_beyond) as publisher:
-                    kafka = self._settings.kafka
-                    with closing(GroupTail(kafka, self._settings.gateway.reactor_group)) as tail:
-                        while not self._stopping.is_set():
-                            if self._turn(tail, publisher):
-                                backoff.reset()
+                cut_beyond = kafka.record_limit_bytes - _HEADERS_BYTES
+                with (
+                    Publisher(self._settings, cut_beyond=cut_beyond) as publisher,
+                    closing(GroupTail(kafka, group, self._live_view.shared)) as tail,
+                ):
+                    while not self._stopping.is_set():
+                        if self._turn(tail, publisher):
+                            backoff.reset()
+                    tail.commit(())
             except BackboneUnreachable as error:
                 if backoff.is_to_log(str(error)):
                     log.warning("reactor_waits", why=str(error))
@@ -179,6 +179,7 @@ class Reactor:
         """Poll, append the derived records, wait for Kafka, commit. Return whether records were polled."""
         polled = tail.poll(_POLL_S, _POLL_RECORDS)
         if not polled:
+            tail.commit((), at_once=False)
             return False
         self._step("seen")
         if not self._wait_settled({record.partition: record.offset for record in polled}):
@@ -190,7 +191,7 @@ class Reactor:
             self._others, self._runs = [], {}
             wanted = [found for record in records for found in self._derive(record)]
             # A repeated cause has the same derived records.
-            once = {(r.stream, r.ce_id, r.value): r for r in wanted}
+            once, own = {(r.stream, r.ce_id, r.value): r for r in wanted}, bool(self._others)
             appended = self._append([r for r in once.values() if self._is_wanted(r)], publisher)
             reports = self._refused_runs(appended)
             for delivery in deliveries:
@@ -200,8 +201,11 @@ class Reactor:
                 reports.append(delivery.delivered(refused))
             self._append([report for report in reports if self._is_wanted(report)], publisher)
             self._step("acknowledged")
-            tail.commit(records)
+            # Nothing follows from most records. A session remembers few requests, so the others cannot wait.
+            tail.commit(records, at_once=bool(once or own or deliveries))
             self._step("committed")
+        if len(polled) < _POLL_RECORDS:
+            self._stopping.wait(_TOGETHER_S)  # more come meanwhile, and each turn costs something
         return True
 
     def _parts(self, polled: Sequence[Record]) -> Iterator[tuple[list[Record], list[Delivery]]]:
@@ -349,10 +353,7 @@ class Reactor:
     def _append(
         self, wanted: Sequence[OutgoingRecord], publisher: Publisher
     ) -> list[tuple[OutgoingRecord, Position | None]]:
-        """Append and wait for all acknowledgements. Raises BackboneUnreachable: then start again.
-
-        Returns the place of each record, None if Kafka has refused it.
-        """
+        """Append and wait for all acknowledgements. Returns and raises as `_acknowledge` does."""
         waiting, self._others = self._others, []
         for one in wanted:
             self._step("before_append")
