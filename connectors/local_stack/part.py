@@ -15,7 +15,7 @@ import psutil
 
 from connectors.local_stack import child_process, memory, state_file
 from connectors.local_stack.log_files import last_lines
-from connectors.local_stack.part_monitor import AnswerProbe, StartProgress, set_niceness
+from connectors.local_stack.part_monitor import AnswerProbe, StartProgress, set_idle, set_niceness
 from connectors.local_stack.part_plan import PartPlan
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 from trunkline_agent.errors import TrunklineError
@@ -207,6 +207,8 @@ class Part:
         if self.plan.niceness and self._process is not None:
             # Not earlier: on a busy machine the part would never become ready.
             set_niceness(self._process.pid, self.plan.niceness)
+        if self.plan.idle_threads and self._process is not None:
+            set_idle(self._process.pid, self.plan.idle_threads)
         if self.plan.is_well is not None:
             self._probe = AnswerProbe(self.name, self.plan.is_well)
         self.state = READY

@@ -123,6 +123,18 @@ def set_niceness(pid: int, niceness: int) -> None:
     _set_session(pid, niceness)
 
 
+def set_idle(pid: int, names: str) -> None:
+    """Let the threads of a process whose names begin with `names` run only when no other one of it wants to.
+
+    Where threads have no nice value of their own, this does nothing.
+    """
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                if (thread / "comm").read_text().startswith(names):
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), _MOST_NICE)
+
+
 def _set_threads(processes: Iterable[psutil.Process], value: int) -> bool:
     """Return whether a thread had another value."""
     changed = False

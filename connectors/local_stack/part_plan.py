@@ -39,6 +39,7 @@ class PartPlan:
         credentials: returns variables with secrets, at each start.
         group: the part of ALL_PARTS of which this is one more process. None: the part is its own group.
         niceness: how much the nice value is raised once the part is ready.
+        idle_threads: what the names of threads begin with that then get only the time that no other wants.
         is_well: returns whether a ready part still answers. Called on its own thread; may take seconds. None:
             the part is not asked.
     """
@@ -57,4 +58,5 @@ class PartPlan:
     credentials: Callable[[], Mapping[str, str]] = dict
     group: str | None = None
     niceness: int = 0
+    idle_threads: str = ""
     is_well: Callable[[], bool] | None = None

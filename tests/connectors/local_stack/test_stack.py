@@ -197,9 +197,56 @@ def test_a_part_starts_at_full_priority_and_lowers_all_its_threads_and_processes
         part.kill()
 
 
+# A process with a thread whose name the system knows.
+NAMED_THREAD = """
+import ctypes, signal, threading
+def quiet():
+    ctypes.CDLL(None).prctl(15, b"quiet one", 0, 0, 0)
+    print("named", flush=True)
+    threading.Event().wait()
+threading.Thread(target=quiet, daemon=True).start()
+signal.pause()
+"""
+
+
+@pytest.mark.requirement("ST-93")
+def test_threads_of_a_part_that_shall_be_idle_get_only_what_its_others_leave_once_it_is_ready(
+    stack_settings: Settings, tmp_path: Path
+):
+    ready = tmp_path / "ready"
+    plan = replace(
+        mosquitto_plan(stack_settings),
+        command=lambda: [sys.executable, "-c", NAMED_THREAD],
+        prepare=lambda: None,
+        is_ready=ready.exists,
+        idle_threads="quiet",
+    )
+    part = Part(plan, stack_settings)
+    try:
+        part.launch()
+        wait_until(lambda: "named" in part.log_path.read_text(), what="the thread's name")
+        ready.touch()
+        assert part.check_ready()
+        tasks = Path(f"/proc/{part.pid}/task").iterdir()
+        nice = {
+            (one / "comm").read_text().strip(): os.getpriority(os.PRIO_PROCESS, int(one.name)) for one in tasks
+        }
+        assert nice.pop("quiet one") == 19
+        assert set(nice.values()) == {os.getpriority(os.PRIO_PROCESS, 0)}
+    finally:
+        part.kill()
+
+
 def test_only_spark_leaves_the_processor_to_others(stack_settings: Settings):
     nice = {name: plan(stack_settings).niceness for name, plan in PLANS.items()}
     assert {name: value for name, value in nice.items() if value} == {"streams": 10}
+
+
+@pytest.mark.requirement("ST-93")
+def test_the_second_compiler_of_kafka_is_idle(stack_settings: Settings):
+    plan = PLANS["kafka"](stack_settings)
+    assert plan.idle_threads == "C2 Comp"
+    assert not any("TieredStopAtLevel" in one for one in plan.command())
 
 
 # A process with two children, as spark-submit has them: one that has ended and was not waited for, and the job.
