@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import OwnerOf, WhyRefused, no_owner, reason_alone
+from connectors.gateway.web.answers import json_answer
 from connectors.gateway.web.idempotency import IdempotencyKey, Origin, request_uuid
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
@@ -119,10 +120,15 @@ class Asked:
         self._made: uuid.UUID | None = None
 
     @property
+    def requester(self) -> str:
+        """The namespace of the request's idempotency key."""
+        return self.caller.requester
+
+    @property
     def made(self) -> uuid.UUID:
         """The UUID of what the request makes. A repeated request with a key has the same one."""
         if self._made is None:
-            self._made = request_uuid(self.caller.requester, self.key)
+            self._made = request_uuid(self.requester, self.key)
         return self._made
 
     @property
@@ -232,6 +238,10 @@ class Planned(ABC):
     def ended(self, asked: Asked) -> None:  # noqa: B027  most operations note nothing
         """Forget what `plan` has noted, because the records are settled, or will not be."""
 
+    async def later(self, asked: Asked) -> Answer:
+        """Return the answer to a request for which `plan` has raised Unusual, after a wait."""
+        raise NotImplementedError
+
 
 class Operation(Planned):
     """One operation of the hub: what it is called, who may ask for it, and the two functions.
@@ -300,7 +310,8 @@ class Operation(Planned):
 
         `is_gone` tells whether the client has left, after a wait; with `is_probed` also one whose link is dead.
         """
-        raise NotImplementedError
+        document, verdict = await self.later(asked)
+        return json_answer(document, verdict=verdict)
 
 
 class CarefulOperation(Operation):

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from fastapi import Response
 
-from connectors.gateway.engine.operation import Asked, CarefulOperation, IsGone
+from connectors.gateway.engine.operation import (
+    Answer,
+    Asked,
+    CarefulOperation,
+    IsGone,
+    Operation,
+    Unusual,
+)
 from connectors.gateway.messages.blobs import reference_to
-from connectors.gateway.messages.message_operations import MESSAGES, new_message
+from connectors.gateway.messages.message_operations import MESSAGES
+from connectors.gateway.messages.shown_messages import SMALL_BYTES
+from connectors.gateway.messages.topics import Published
 from connectors.gateway.rules.hub_policy import broadcast_recipients
-from connectors.gateway.rules.message_limits import check_rate, post_to_all
-from connectors.gateway.rules.message_models import AuditAnswer, AuditFilter, MessageEnvelope
+from connectors.gateway.rules.message_limits import (
+    check_rate,
+    keep_mailbox,
+    limited_posting,
+    note_full,
+    post_to_all,
+)
+from connectors.gateway.rules.message_models import AuditAnswer, AuditFilter
 from connectors.gateway.rules.message_policy import check_message
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
-from connectors.gateway.web.answers import encoded_within, json_answer
+from connectors.gateway.web.answers import encoded_within, json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Action
-from trunkline_agent.wire.strict_json import canonical
-from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
+from connectors.live.settled_feed import SettledRecord
+from schemas.streams.agents.participants import PRESENT
+from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.mailboxes.message import Message, verified_message
+from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, MAILBOX_FULL
 
 AUDIT: Final = "/api/hub/audit"
+# The engine sends no more messages at once, which all take one of the sender's places (`UnderWay`).
+_AT_ONCE: Final = 16
 
 
-class BroadcastMessage(CarefulOperation):
+class BroadcastMessage(Operation):
     """Put a message into the mailboxes of all other participants and of the operator.
 
     The answer comes when all messages are stored, and has their number. A mailbox that is full gets none.
@@ -36,26 +58,71 @@ class BroadcastMessage(CarefulOperation):
     ACTION = Action.MESSAGE_BROADCAST
     ANSWER = BroadcastAnswer
     BODY = BroadcastRequest
+    IS_BOUNDED = True
 
-    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
+        """Return a record for each recipient. A message with a blob, or to many participants, is unusual."""
+        hub, body = self.hub, asked.body
+        if body.blob is not None or hub.lists.participants.count([PRESENT]) > _AT_ONCE:
+            raise Unusual
+        recipients = broadcast_recipients(hub.lists, asked.caller.principal)
+        if len(recipients) * len(body.content()[1]) > SMALL_BYTES:
+            raise Unusual
+        self._check(asked, recipients)
+        asked.known = self._messages(asked, recipients)
+        for message in asked.known:
+            keep_mailbox(hub, message)  # each id is of one recipient, so none is refused
+        return [limited_posting(hub, message, **asked.origin) for message in asked.known]
+
+    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
+        """Tell how many mailboxes have got the message."""
+        for message, one in zip(asked.known, settled, strict=True):
+            note_full(self.hub, message, one)
+        verdicts = [refuse_rejected(one).verdict for one in settled if one.reason != MAILBOX_FULL]
+        return self._answer_of(asked, verdicts, len(settled) - len(verdicts))
+
+    def ended(self, asked: Asked) -> None:
+        """Let others use the messages' ids."""
+        for message in asked.known:
+            self.hub.under_way.mailboxes.pop(message.message_id, None)
+
+    async def later(self, asked: Asked) -> Answer:
         """Send the messages, each with a record of its own, so that few of them are in memory."""
-        hub, body, caller, broadcast_id = self.hub, asked.body, asked.caller, str(asked.made)
-        recipients, said = broadcast_recipients(hub.lists, caller.principal), dict(asked.body)
-        envelopes = [MessageEnvelope(recipient=recipient, **said) for recipient in recipients]
-        if envelopes:
+        recipients, digest = broadcast_recipients(self.hub.lists, asked.caller.principal), asked.body.blob
+        self._check(asked, recipients)
+        blob = None if digest is None else await reference_to(self.hub, digest)
+        messages = self._messages(asked, recipients, blob)
+        return self._answer_of(asked, *await post_to_all(self.hub, messages, asked.origin))
+
+    def _check(self, asked: Asked, recipients: list[str]) -> None:
+        if recipients:
             # All recipients exist and no other rule depends on the recipient, so one check is enough.
-            check_message(hub, caller, recipients[0], body.type, self.route)
-        blob = None if body.blob is None else await reference_to(hub, body.blob)
+            check_message(self.hub, asked.caller, recipients[0], asked.body.type, self.route)
+
+    def _messages(
+        self, asked: Asked, recipients: list[str], blob: BlobReference | None = None
+    ) -> list[Message]:
+        """Return the messages. Raises ApiError (429) if they are too many of their sender."""
+        caller, body, broadcast_id = asked.caller, asked.body, str(asked.made)
         # All copies share the text.
-        text = canonical(body.payload).decode("utf-8")
+        kind, text, content_type = body.content()
+        about = {"from_task": caller.task_id, "broadcast_id": broadcast_id, "blob": blob, **body.in_the_log()}
         messages = [
-            new_message(caller, one, text, str(request_uuid(broadcast_id, one.recipient)), broadcast_id, blob)
-            for one in envelopes
+            verified_message(
+                str(request_uuid(broadcast_id, one)), caller.principal, one, kind, text, content_type, **about
+            )
+            for one in recipients
         ]
-        check_rate(hub, caller.principal, len(text.encode()) * len(messages), len(messages), self.route)
-        verdicts, full = await post_to_all(hub, messages, asked.origin)
-        answer = {"broadcast_id": broadcast_id, "recipients": len(verdicts), "full": full}
-        return json_answer(answer, verdict=DUPLICATE if set(verdicts) == {DUPLICATE} else ACCEPTED)
+        check_rate(self.hub, caller.principal, len(text.encode()) * len(messages), len(messages), self.route)
+        return messages
+
+    def _answer_of(self, asked: Asked, verdicts: Sequence[str], full: int) -> Answer:
+        verdict = DUPLICATE if set(verdicts) == {DUPLICATE} else ACCEPTED
+        return Answer(self.document(asked, Published(len(verdicts), full)), verdict)
+
+    def document(self, asked: Asked, found: Published) -> dict[str, Any]:
+        """Return the answer as its door spells it."""
+        return {"broadcast_id": str(asked.made), "recipients": found.recipients, "full": found.full}
 
 
 class ReadAudit(CarefulOperation):

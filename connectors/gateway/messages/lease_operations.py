@@ -62,15 +62,15 @@ class LeaseOperation(Operation):
         """Tell which messages were changed, and why the others were not."""
         wanted, known = asked.known
         ends = lease_ends(wanted, known, settled)
+        verdict = ACCEPTED if ends.is_new else DUPLICATE if ends.done else None
+        return Answer(self.document(asked, ends), verdict)
+
+    def document(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
+        """Return the answer as its door spells it."""
         refused = [
             {"message_id": one, "reason": reason, "message": why} for one, (reason, why) in ends.refused.items()
         ]
-        verdict = ACCEPTED if ends.is_new else DUPLICATE if ends.done else None
-        return Answer({"done": ends.done, "refused": refused, **self.more(asked, ends)}, verdict)
-
-    def more(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
-        """Return more fields of the answer."""
-        return {}
+        return {"done": ends.done, "refused": refused}
 
     def _mailboxes(self, asked: Asked) -> tuple[Mailbox, ...]:
         return own_mailboxes(asked.caller, self.hub.settings.gateway.mailbox_per_token)
@@ -126,9 +126,9 @@ class ExtendLease(LeaseOperation):
         ce_id = str(uuid.uuid5(asked.made, message_id))
         return extension_record(*mailbox, message_id, lease_id, lease_ms, ce_id=ce_id, **asked.origin)
 
-    def more(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
-        """Tell the earliest end of the leases; None without a message."""
+    def document(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
+        """Return the answer with the earliest end of the leases; None without a message."""
         keys = ["/".join((*mailbox, one)) for one in ends.done for mailbox in self._mailboxes(asked)]
         rows = [self.hub.live_view.get(MessageRow, key) for key in keys]
         found = [row.lease_until for row in rows if row is not None and row.lease_until is not None]
-        return {"deadline": iso_moment(min(found)) if found else None}
+        return {**super().document(asked, ends), "deadline": iso_moment(min(found)) if found else None}

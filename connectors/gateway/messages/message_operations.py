@@ -37,7 +37,7 @@ from connectors.gateway.rules.message_models import (
 )
 from connectors.gateway.rules.message_policy import check_message
 from connectors.gateway.rules.queue_room import check_room
-from connectors.gateway.rules.read_marks import mark_records, marks_of, plan_marks
+from connectors.gateway.rules.read_marks import ReadMarks, mark_records, marks_of, plan_marks
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
@@ -45,12 +45,11 @@ from connectors.gateway.web.admission import WhyRefused
 from connectors.gateway.web.answers import json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.models import ERRORS
-from connectors.gateway.web.policy import Action, Caller
+from connectors.gateway.web.policy import Action
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import LEASED, Message, verified_message
-from schemas.wire.record import JSON_CONTENT, OutgoingRecord
-from trunkline_agent.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 MESSAGES: Final = "/api/hub/messages"
@@ -68,30 +67,6 @@ RequestId = Annotated[
 def message_operations(hub: Hub) -> tuple[Operation, ...]:
     """Return the operations: to send, to take, and to mark as read."""
     return (SendMessage(hub), TakeMessages(hub), MarkMessagesRead(hub))
-
-
-def new_message(
-    caller: Caller,
-    envelope: MessageEnvelope,
-    text: str,
-    message_id: str,
-    broadcast_id: str | None = None,
-    blob: BlobReference | None = None,
-) -> Message:
-    """Return the message of a request. `text` is its payload as canonical JSON."""
-    content = (envelope.type, text, JSON_CONTENT)
-    sides = (caller.principal, envelope.recipient)
-    return verified_message(
-        message_id,
-        *sides,
-        *content,
-        from_task=caller.task_id,
-        broadcast_id=broadcast_id,
-        in_reply_to=envelope.in_reply_to,
-        thread=envelope.thread,
-        blob=blob,
-        **envelope.in_the_log(),
-    )
 
 
 class SendMessage(Operation):
@@ -132,7 +107,7 @@ class SendMessage(Operation):
         """Return the message's record. A message with a blob, and one whose reply is awaited, are unusual."""
         if asked.body.blob is not None or asked.query.wait_reply:
             raise Unusual
-        self._check(asked)
+        self.check(asked)
         message = self._message(asked, None)
         keep_mailbox(self.hub, message)
         asked.known = message
@@ -141,56 +116,76 @@ class SendMessage(Operation):
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
         """Tell the message's id."""
         note_full(self.hub, asked.known, settled[0])
-        return Answer(_delivered(asked, asked.known), refuse_rejected(settled[0]).verdict)
+        verdict = refuse_rejected(settled[0]).verdict
+        return Answer(self.document(asked), verdict)
 
     def ended(self, asked: Asked) -> None:
         """Let others use the message's id."""
         self.hub.under_way.mailboxes.pop(asked.known.message_id, None)
 
-    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
-        """Send a message with a blob, and wait for the reply."""
-        hub, body, wanted = self.hub, asked.body, asked.query
-        self._check(asked)
+    async def later(self, asked: Asked) -> Answer:
+        """Send a message with a blob, or without one."""
+        hub, body = self.hub, asked.body
+        self.check(asked)
         is_new = hub.mailboxes.mailbox_of(str(asked.made)) is None
         blob = None if body.blob is None else await reference_to(hub, body.blob, body.recipient, is_new=is_new)
-        message = self._message(asked, blob)
-        said = _delivered(asked, message)
+        settled = await post_message(hub, self._message(asked, blob), asked.origin)
+        return Answer(self.document(asked), settled.verdict)
+
+    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+        """Send a message, and wait for the reply if the request wants it."""
+        hub, wanted = self.hub, asked.query
         if not wanted.wait_reply:
-            return json_answer(said, verdict=(await post_message(hub, message, asked.origin)).verdict)
+            return await super().slowly(asked, is_gone)
         mailboxes = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
         with hub.mailbox_waits.waiting(mailboxes, is_taker=False) as wait:
-            settled = await post_message(hub, message, asked.origin)
+            said, verdict = await self.later(asked)
             reply = await wait_reply(
                 hub,
                 wait,
-                message.message_id,
-                message.recipient,
+                str(asked.made),
+                asked.body.recipient,
                 wanted.wait_reply,
                 asked.origin,
                 partial(is_gone, is_probed=wanted.reply_lease is None),
                 wanted.reply_lease,
             )
         if reply is None:
-            return json_answer(said, 202, settled.verdict)
+            return json_answer(said, 202, verdict)
         if reply.status == LEASED:
             said["lease_id"] = reply.request_id
-        return json_answer({**said, "reply": message_as_json(hub, reply)}, verdict=settled.verdict)
+        return json_answer({**said, "reply": message_as_json(hub, reply)}, verdict=verdict)
 
-    def _check(self, asked: Asked) -> None:
+    def check(self, asked: Asked) -> None:
+        """Raise ApiError if the caller may not send the message to this recipient, and record the refusal."""
         check_message(self.hub, asked.caller, asked.body.recipient, asked.body.type, self.route)
+
+    def check_room(self, message: Message) -> None:
+        """Raise ApiError (429) if too many messages wait for the recipient."""
+        check_room(self.hub, message.sender, message.recipient)
+
+    def document(self, asked: Asked) -> dict[str, Any]:
+        """Return the answer as its door spells it."""
+        return {"delivered": asked.body.deliver_after_s is None, "message_id": str(asked.made)}
 
     def _message(self, asked: Asked, blob: BlobReference | None) -> Message:
         """Return the message. Raises ApiError (429) if a new one exceeds a limit."""
-        text = canonical(asked.body.payload).decode("utf-8")
-        message = new_message(asked.caller, asked.body, text, str(asked.made), blob=blob)
+        caller, body = asked.caller, asked.body
+        message = verified_message(
+            str(asked.made),
+            caller.principal,
+            body.recipient,
+            *body.content(),
+            from_task=caller.task_id,
+            in_reply_to=body.in_reply_to,
+            thread=body.thread,
+            blob=blob,
+            **body.in_the_log(),
+        )
         if asked.key is None or self.hub.mailboxes.mailbox_of(message.message_id) is None:
-            check_room(self.hub, message.sender, message.recipient)
-            check_limits(self.hub, message)
+            self.check_room(message)
+            check_limits(self.hub, message, self.route)
         return message
-
-
-def _delivered(asked: Asked, message: Message) -> dict[str, Any]:
-    return {"delivered": asked.body.deliver_after_s is None, "message_id": message.message_id}
 
 
 class _Taken(NamedTuple):
@@ -288,7 +283,11 @@ class MarkMessagesRead(Operation):
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
         """Tell the ids by their result."""
         marks = marks_of(asked.known, settled)
+        verdict = ACCEPTED if marks.marked else DUPLICATE if marks.read_before else None
+        return Answer(self.document(asked, marks), verdict)
+
+    def document(self, asked: Asked, marks: ReadMarks) -> dict[str, Any]:
+        """Return the answer as its door spells it."""
         read = {*marks.marked, *marks.read_before}
         said = {"read": [one for one in dict.fromkeys(asked.body.message_ids) if one in read]}
-        verdict = ACCEPTED if marks.marked else DUPLICATE if read else None
-        return Answer({**said, "not_marked": marks.not_marked, "unknown": marks.unknown}, verdict)
+        return {**said, "not_marked": marks.not_marked, "unknown": marks.unknown}

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any, ClassVar, Final
 
-from fastapi import Path, Request, Response
+from fastapi import Path, Request
 
-from connectors.gateway.engine.operation import Answer, Asked, IsGone, Operation, Unusual
+from connectors.gateway.engine.operation import Answer, Asked, Operation, Unusual
+from connectors.gateway.engine.operation_routes import carried_out
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.topics import (
     Published,
@@ -36,7 +37,7 @@ from connectors.gateway.rules.topic_models import (
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
-from connectors.gateway.web.answers import existing, json_answer, refuse_rejected
+from connectors.gateway.web.answers import existing, refuse_rejected
 from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action, Caller
@@ -52,10 +53,9 @@ from schemas.streams.topic.topic_registry import (
     Unsubscription,
     subscription_record,
 )
-from schemas.wire.record import JSON_CONTENT, OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import iso_moment
-from trunkline_agent.wire.strict_json import canonical
 
 TOPICS: Final = "/api/hub/topics"
 _TOPIC: Final = f"{TOPICS}/{{topic}}"
@@ -95,40 +95,44 @@ class PublishMessage(Operation):
         decision = evaluate_publication(asked.body.type)
         if not decision.allowed:
             raise self.hub.refusals.forbidden(decision.reason, asked.caller.principal, self.route)
-        if asked.body.blob is not None:
+        if asked.body.blob is not None and asked.known is None:
             raise Unusual
-        return (self._record(asked, _message_id(asked)),)
+        return (self._record(asked, asked.known),)
 
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer | Awaitable[Answer]:
         """Tell the message's id and the numbers, after a wait for them if a mailbox may be full."""
         verdict = refuse_rejected(settled[0]).verdict
         found = published_at_once(self.hub, asked.known)
-        return self._later(asked, verdict) if found is None else _answer_of(asked, found, verdict)
+        return self._counted(asked, verdict) if found is None else Answer(self.document(asked, found), verdict)
 
-    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+    async def later(self, asked: Asked) -> Answer:
         """Publish a message with a blob."""
-        hub, message_id = self.hub, _message_id(asked)
-        is_new = hub.live_view.get(TopicMessageRow, f"{asked.path['topic']}/{message_id}") is None
-        blob = await reference_to(hub, asked.body.blob, is_new=is_new)
-        settled = await hub.appender.settle_accepted(self._record(asked, message_id, blob))
-        document, verdict = await self._later(asked, settled.verdict)
-        return json_answer(document, verdict=verdict)
+        key = f"{asked.path['topic']}/{_message_id(asked)}"
+        is_new = self.hub.live_view.get(TopicMessageRow, key) is None
+        asked.known = await reference_to(self.hub, asked.body.blob, is_new=is_new)
+        return await carried_out(self, asked)
 
-    async def _later(self, asked: Asked, verdict: str) -> Answer:
-        return _answer_of(asked, await published(self.hub, asked.known), verdict)
+    async def _counted(self, asked: Asked, verdict: str) -> Answer:
+        return Answer(self.document(asked, await published(self.hub, asked.known)), verdict)
 
-    def _record(self, asked: Asked, message_id: str, blob: BlobReference | None = None) -> OutgoingRecord:
+    def document(self, asked: Asked, found: Published) -> dict[str, Any]:
+        """Return the answer as its door spells it."""
+        message, numbers = asked.known, {"recipients": found.recipients, "full": found.full}
+        return {"message_id": message.message_id, "topic": message.topic, **numbers}
+
+    def _record(self, asked: Asked, blob: BlobReference | None) -> OutgoingRecord:
         body = asked.body
+        kind, text, content_type = body.content()
         asked.known = Publication.model_validate(
             {
                 "topic": asked.path["topic"],
-                "message_id": message_id,
+                "message_id": _message_id(asked),
                 "from": asked.caller.principal,
                 "from_verified": True,
                 "from_task": asked.caller.task_id,
-                "kind": body.type,
-                "body": canonical(body.payload).decode("utf-8"),
-                "content_type": JSON_CONTENT,
+                "kind": kind,
+                "body": text,
+                "content_type": content_type,
                 "in_reply_to": body.in_reply_to,
                 "thread": body.thread,
                 "blob": blob,
@@ -139,13 +143,7 @@ class PublishMessage(Operation):
 
 
 def _message_id(asked: Asked) -> str:
-    return message_id_of(asked.caller.requester, asked.path["topic"], asked.key)
-
-
-def _answer_of(asked: Asked, found: Published, verdict: str) -> Answer:
-    message = asked.known
-    numbers = {"recipients": found.recipients, "full": found.full}
-    return Answer({"message_id": message.message_id, "topic": message.topic, **numbers}, verdict)
+    return message_id_of(asked.requester, asked.path["topic"], asked.key)
 
 
 class _SubscriptionOperation(Operation):
@@ -175,7 +173,11 @@ class _SubscriptionOperation(Operation):
         """Tell the state of the subscription."""
         verdict, change = refuse_rejected(settled[0]).verdict, self._change(asked)
         status = status_of(self.hub, change["topic"], change["subscriber"])
-        return Answer({"topic": change["topic"], "subscriber": change["subscriber"], "status": status}, verdict)
+        return Answer(self.document(change, status), verdict)
+
+    def document(self, change: dict[str, str], status: str) -> dict[str, Any]:
+        """Return the answer as its door spells it."""
+        return {"topic": change["topic"], "subscriber": change["subscriber"], "status": status}
 
     def _change(self, asked: Asked) -> dict[str, str]:
         """Return the fields of the record's body."""
@@ -245,9 +247,9 @@ class _TopicRead(Operation):
         """Return what was asked for."""
         return Answer(self.shown(asked))
 
-    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
+    async def later(self, asked: Asked) -> Answer:
         """Read a long list in a thread."""
-        return json_answer(await asyncio.to_thread(self.shown, asked))
+        return Answer(await asyncio.to_thread(self.shown, asked))
 
     @abstractmethod
     def shown(self, asked: Asked) -> dict[str, Any]:

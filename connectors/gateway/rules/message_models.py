@@ -19,7 +19,9 @@ from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LIMIT_MOST
 from schemas.streams.mailboxes.message import DurationSeconds, check_times, milliseconds_of
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.streams.principal.principals import HUB
+from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Note, Printable
+from trunkline_agent.wire.strict_json import canonical
 
 WAIT_S_MOST = 300
 LEASE_S_MOST = LEASE_MS_MOST // 1000
@@ -112,7 +114,15 @@ class SentMessage(RequestBody):
         }
 
 
-class MessageEnvelope(SentMessage):
+class JsonContent:
+    """A message that has any JSON as its content, and a kind that its sender chooses."""
+
+    def content(self: Any) -> tuple[str, str, str]:
+        """Return kind, text and media type, as the log has them."""
+        return self.type, canonical(self.payload).decode("utf-8"), JSON_CONTENT
+
+
+class MessageEnvelope(SentMessage, JsonContent):
     """A message to send."""
 
     recipient: NamedThing = HUB

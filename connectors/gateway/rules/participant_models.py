@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from connectors.gateway.rules.message_models import SentMessage
+from connectors.gateway.rules.message_models import JsonContent, SentMessage
 from connectors.gateway.web.models import (
     OVERLAP_LIMIT_S,
     WHOLE,
@@ -62,7 +62,7 @@ class AgentStopRequest(RequestBody):
     """Reason for the stop."""
 
 
-class BroadcastRequest(SentMessage):
+class BroadcastRequest(SentMessage, JsonContent):
     """A message to all participants."""
 
     type: Annotated[Printable, Field(min_length=1, max_length=128)]

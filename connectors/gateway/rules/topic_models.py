@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from connectors.gateway.rules.message_models import MessageKind, SentMessage
+from connectors.gateway.rules.message_models import JsonContent, MessageKind, SentMessage
 from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 
 
-class PublishRequest(SentMessage):
+class PublishRequest(SentMessage, JsonContent):
     """A message to all subscribers of a topic. Times count from its publication."""
 
     type: MessageKind

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.messages.message_operations import new_message
 from connectors.gateway.rules.message_limits import post_to_all
-from connectors.gateway.rules.message_models import MessageEnvelope
-from connectors.gateway.web.policy import Caller
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.streams.mailboxes.message import verified_message
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from trunkline_agent.wire.strict_json import canonical
 
@@ -41,9 +39,7 @@ def test_a_broadcast_to_many_has_few_copies_of_its_message_in_memory() -> None:
     async def broadcast() -> int:
         text = canonical(payload).decode()
         messages = [
-            new_message(
-                Caller("ann", "worker"), MessageEnvelope(recipient=f"bo-{n}", type="note"), text, f"m{n}", "b1"
-            )
+            verified_message(f"m{n}", "ann", f"bo-{n}", "note", text, JSON_CONTENT, broadcast_id="b1")
             for n in range(RECIPIENTS)
         ]
         tracemalloc.reset_peak()

@@ -37,6 +37,7 @@ LEASE_VALUES: dict[str, tuple[Any, ...]] = {
     "lease": (1, 300, 300.0, 0, 1.5, 10**9, True, "5", None),
     "no_such_field": (1,),
 }
+BROADCAST_VALUES = {name: values for name, values in VALUES.items() if name != "recipient"}
 QUERIES = (b"", b"", b"?limit=1", b"?limit=0", b"?limit=x", b"?limit=1&limit=2", b"?lease=300", b"?lease=0.5")
 QUERIES += (b"?", b"?limit=1#f", b"?a b", b"?limit=\xff", b"?limit=%31", b"?limit=+1")
 QUERIES += (b"?limit=2&lease=60", b"?wait=0", b"?wait=0.01", b"?nothing=1", b"?wait_reply=0.01", b"?%6cimit=3")
@@ -51,6 +52,8 @@ def requests(draw: random.Random, count: int) -> Iterator[tuple[bytes, list[byte
             path, values = draw.choice((b"/ack", b"/nack", b"/extend")), LEASE_VALUES
             said = {"lease_id": "$LEASE", "message_ids": ["$MESSAGE"]}
             said |= {"lease": 60} if path == b"/extend" else {}
+        elif method == b"POST" and draw.random() < 0.2:
+            path, said, values = b"/broadcast", {"type": "note"}, BROADCAST_VALUES
         yield changed(draw, method, MESSAGES.encode() + path, said, values, QUERIES)
 
 
@@ -74,4 +77,6 @@ def test_usual_requests_are_answered_by_the_engine(hub: HubStack, sides: list[Se
     body, head = b'{"recipient": "$NAME", "type": "note"}', (*USUAL, b"Content-Length: $LENGTH")
     assert side.ask(b"POST /api/hub/messages HTTP/1.1", head, body).startswith(b"HTTP/1.1 200")
     assert side.ask(b"GET /api/hub/messages?limit=1000 HTTP/1.1", USUAL).startswith(b"HTTP/1.1 200")
-    assert direct(hub)["answered"] == before.get("answered", 0) + 2
+    line, body = b"POST /api/hub/messages/broadcast HTTP/1.1", b'{"type": "note"}'
+    assert side.ask(line, head, body).startswith(b"HTTP/1.1 200")
+    assert direct(hub)["answered"] == before.get("answered", 0) + 3
