@@ -1,47 +1,21 @@
-"""The functions behind the agent MCP server's tools (AM-04, AM-05), such as `send_to_agent`.
-
-**Delivers** a message once for each idempotency key. **Acknowledges when** the message is in the log and
-settled. **Loses when** never silently: a call that ended in an error may or may not have had its effect.
-Repeated with the same idempotency key, it has its effect once. This also completes a broadcast that was
-interrupted.
-"""
+"""The functions behind the agent MCP server's tools that show agents and an agent's mailbox (AM-04, AM-05)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import orjson
 
-from connectors.agent_mcp.planned_tools import (
-    MarkTool,
-    PlannedTool,
-    SendTool,
-    StatusTool,
-    ToolCall,
-    check_length,
-    new_message,
-)
+from connectors.agent_mcp.planned_tools import PlannedTool, StatusTool
 from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT
-from connectors.agent_mcp.tool_arguments import (
-    BroadcastMessage,
-    DiscoverAgents,
-    GetMyMessages,
-    MarkRead,
-    SendToAgent,
-    UpdateMyStatus,
-)
+from connectors.agent_mcp.tool_arguments import DiscoverAgents, GetMyMessages
 from connectors.gateway.engine.operation import Answer, Asked, Unusual
-from connectors.gateway.engine.operation_routes import carried_out
-from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of, reserve_bytes
-from connectors.gateway.rules.hub_policy import broadcast_recipients
-from connectors.gateway.rules.message_limits import check_rate, post_to_all
 from connectors.gateway.rules.read_marks import is_read, is_shown
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.idempotency import Origin, request_uuid
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.life_cycles import STOPPED
 from schemas.streams.agents.participants import PRESENT, ParticipantRow
@@ -68,22 +42,17 @@ _FEW: Final = 100
 
 
 class AgentTools:
-    """The functions of the tools: one method for each tool, with the tool's name.
+    """The functions of these tools: one method for each tool, with the tool's name.
 
     `agent` is the name of the agent that signed the call, and `asked` are the tool's arguments. Each method
-    returns the tool's result as JSON, and raises ApiError with the reason of a refusal. A method that changes
-    something waits until the change is settled. It raises BackboneUnreachable if Kafka is unreachable or the
-    wait is too long; the call can be repeated with the same idempotency key.
+    returns the tool's result as JSON, and raises ApiError with the reason of a refusal.
     """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._send = SendTool(hub)
         self.planned: dict[str, PlannedTool] = {
-            "discover_agents": ReadingTool(hub, lambda _, asked: self.few_agents(asked)),
-            "send_to_agent": self._send,
-            "get_my_messages": ReadingTool(hub, self.few_messages),
-            "mark_read": MarkTool(hub),
+            "discover_agents": ReadingTool(hub, lambda _, asked: self.few_agents(asked), self.discover_agents),
+            "get_my_messages": ReadingTool(hub, self.few_messages, self.get_my_messages),
             "update_my_status": StatusTool(hub),
         }
 
@@ -108,54 +77,6 @@ class AgentTools:
         if answer["left"]:
             raise Unusual
         return answer
-
-    async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
-        """Put a message into the mailbox of another agent, and return the message's id when it is settled.
-
-        The result has `messageId` and `timestamp`, the time of the posting in milliseconds since 1970 UTC. The
-        recipient may also be the sender itself or `operator`. With `ttl_seconds` the message expires that many
-        seconds after the first call, and with `delay_seconds` it comes into the mailbox then. A second call
-        with the same idempotency key and arguments sends nothing and returns the same id. Without a key, each
-        call sends a message.
-
-        Raises:
-            ApiError: 404 for an unknown recipient or blob, 413 for a text over the limit, and 409 for an
-                idempotency key that was used for another message, or a blob that was removed.
-            BackboneUnreachable: Kafka is unreachable, or the message was not settled in time.
-        """
-        call = ToolCall(agent, asked)
-        if asked.blob is not None:
-            self._send.check(call)
-            is_new = self._hub.mailboxes.mailbox_of(str(call.made)) is None
-            call.known = await reference_to(self._hub, asked.blob, asked.target_agent_id, is_new=is_new)
-        return dict((await carried_out(self._send, call)).document)
-
-    async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
-        """Put a message into the mailbox of the operator and of each participant, except the sender `agent`.
-
-        Returns the id of the broadcast, the number of recipients, and that of full mailboxes (`full`), which
-        get no message, when all messages are settled. Participants that have stopped get none, either.
-
-        Raises:
-            ApiError: 413 for a text over the limit. Another status if the fold rejects one of the messages; the
-                others are sent.
-            BackboneUnreachable: Kafka is unreachable, or a message was not settled in time. Some may be sent. A
-                call with the same idempotency key sends the rest.
-        """
-        check_length(self._hub, asked.message)
-        broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
-        recipients = broadcast_recipients(self._hub.lists, agent)
-        blob = None if asked.blob is None else await reference_to(self._hub, asked.blob)
-        messages = []
-        for name in recipients:
-            message_id = str(request_uuid(str(broadcast_id), name))
-            about = {"broadcast_id": str(broadcast_id), "blob": blob, **asked.in_the_log()}
-            messages.append(new_message(agent, name, asked.message, message_id, **about))
-        body_bytes = len(asked.message.encode()) * len(messages)
-        check_rate(self._hub, agent, body_bytes, len(messages), "broadcast_message")
-        origin: Origin = {"door": DOOR, "principal": agent}
-        verdicts, full = await post_to_all(self._hub, messages, origin)
-        return {"messageId": str(broadcast_id), "recipientCount": len(verdicts), "full": full}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
         """Return the messages in the agent's own mailbox by priority, then age, and statistics of the mailbox.
@@ -232,24 +153,6 @@ class AgentTools:
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
         return rows, wanted
 
-    async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
-        """Mark messages in the agent's own mailbox as read, and return how many this call marked.
-
-        A message that is read is final: no drain and no lease hands it out any more. The answer has `marked`,
-        the number. `unknown` lists the ids that are not in the mailbox. `notMarked` lists the ids of messages
-        that are leased to somebody or final already, for example expired; a repetition does not change that.
-        Ids that were marked before are in neither list.
-        """
-        return dict((await carried_out(self.planned["mark_read"], ToolCall(agent, asked))).document)
-
-    async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
-        """Append a record with the agent's new status and capabilities, and wait until the record is settled.
-
-        If `asked.status` or `asked.capabilities` is None, it stays as it is. Returns `{"success": True}`.
-        Raises ApiError if the fold rejects the record, for example because the agent has stopped.
-        """
-        return dict((await carried_out(self.planned["update_my_status"], ToolCall(agent, asked))).document)
-
 
 def _is_free(row: MessageRow) -> bool:
     return row.status == UNREAD
@@ -265,11 +168,27 @@ def answer_bytes(hub: Hub) -> int:
 
 
 class ReadingTool(PlannedTool):
-    """A tool that changes nothing. `read` gets agent and arguments, and raises Unusual for a long answer."""
+    """A tool that changes nothing.
 
-    def __init__(self, hub: Hub, read: Callable[[str, Any], dict[str, Any]]) -> None:
+    Args:
+        hub: The hub.
+        read: Gets agent and arguments, and raises Unusual for a long answer.
+        serve: Serves every call, in a coroutine.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        read: Callable[[str, Any], dict[str, Any]],
+        serve: Callable[[str, Any], Awaitable[dict[str, Any]]],
+    ) -> None:
         super().__init__(hub)
         self._read = read
+        self._serve = serve
+
+    async def serve(self, agent: str, asked: Any) -> dict[str, Any]:
+        """Return what the tool reads, however long."""
+        return await self._serve(agent, asked)
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
         """Return no record, because reading changes nothing."""

@@ -12,20 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools, answer_bytes, message_as_json, within_event
-from connectors.agent_mcp.mcp_tool import ToolArguments
-from connectors.agent_mcp.planned_tools import LeaseTool, PlannedTool, ToolCall
+from connectors.agent_mcp.operation_tools import SendTool
+from connectors.agent_mcp.planned_tools import PlannedTool, ToolCall
 from connectors.agent_mcp.signed_requests import DOOR, IS_GONE
-from connectors.agent_mcp.tool_arguments import (
-    AckMessages,
-    AskAgent,
-    ExtendLease,
-    LeaseMessages,
-    NackMessage,
-    WaitForMessages,
-)
+from connectors.agent_mcp.tool_arguments import WaitForMessages
 from connectors.gateway.engine.operation import Answer, Asked, Unusual
-from connectors.gateway.engine.operation_routes import carried_out
-from connectors.gateway.messages import lease_operations
 from connectors.gateway.messages.deliveries import (
     Taken,
     Taking,
@@ -50,12 +41,8 @@ class DeliveryTools:
     def __init__(self, hub: Hub, tools: AgentTools) -> None:
         self._hub = hub
         self._tools = tools
-        self.planned: dict[str, PlannedTool] = {
-            "lease_messages": TakeTool(hub),
-            "ack_messages": LeaseTool(hub, lease_operations.AcknowledgeMessages(hub)),
-            "nack_message": LeaseTool(hub, lease_operations.GiveBackMessages(hub)),
-            "extend_lease": LeaseTool(hub, lease_operations.ExtendLease(hub)),
-        }
+        self._send = SendTool(hub)
+        self.planned: dict[str, PlannedTool] = {"lease_messages": TakeTool(hub)}
 
     async def wait_for_messages(self, agent: str, asked: WaitForMessages) -> dict[str, Any]:
         """Return the unread messages of the agent's mailbox, as `get_my_messages` does, once there is one.
@@ -77,55 +64,19 @@ class DeliveryTools:
                 if self._hub.stopping.is_set():
                     raise unavailable("the gateway stops; ask another one")
 
-    async def lease_messages(self, agent: str, asked: LeaseMessages) -> dict[str, Any]:
-        """Lease messages of the agent's mailbox, and return them with the id of the lease.
-
-        Each message has `attempt`, how often it was handed out by now, and `deadline`, the end of the lease in
-        milliseconds since 1970 UTC. Without a message within `asked.timeout_seconds`, `leaseId` is null. The
-        same idempotency key gets the same messages, while they are leased. `left` is the number of messages
-        that still wait, for example because they do not fit into one answer.
-
-        Raises:
-            ApiError: 409 for an idempotency key that was used for another lease, 503 if the gateway stops.
-            BackboneUnreachable: Kafka is unreachable, or the lease was not settled in time.
-        """
-        taking = _taking(self._hub, ToolCall(agent, asked))
-        return _taken_as_json(self._hub, taking, await take_messages(self._hub, taking))
-
-    async def ack_messages(self, agent: str, asked: AckMessages) -> dict[str, Any]:
-        """Acknowledge leased messages. `done` lists those that are final now, `refused` the others.
-
-        Raises BackboneUnreachable if Kafka is unreachable, or an ack was not settled in time.
-        """
-        return await self._changed("ack_messages", agent, asked)
-
-    async def nack_message(self, agent: str, asked: NackMessage) -> dict[str, Any]:
-        """Give a leased message back with a reason. It is in `done`, or in `refused` if the lease is over.
-
-        Raises BackboneUnreachable if Kafka is unreachable, or the nack was not settled in time.
-        """
-        return await self._changed("nack_message", agent, asked)
-
-    async def extend_lease(self, agent: str, asked: ExtendLease) -> dict[str, Any]:
-        """Set a new end for the lease of messages. They are in `done`, or in `refused` if the lease is over.
-
-        Raises BackboneUnreachable if Kafka is unreachable, or an extension was not settled in time.
-        """
-        return await self._changed("extend_lease", agent, asked)
-
-    async def ask_agent(self, agent: str, asked: AskAgent) -> dict[str, Any]:
+    async def ask_agent(self, agent: str, asked: Any) -> dict[str, Any]:
         """Send a message as `send_to_agent` does, and wait for the reply, which is taken out of the mailbox.
 
         The result is that of `send_to_agent` with `reply`, which is null if none came in time. Raises as
         `send_to_agent` does, and ApiError (503) if the gateway stops.
         """
         with self._hub.mailbox_waits.waiting(_own(agent), is_taker=False) as wait:
-            sent = await self._tools.send_to_agent(agent, asked)
+            sent = await self._send.serve(agent, asked)
             row = await wait_reply(
                 self._hub,
                 wait,
                 sent["messageId"],
-                asked.target_agent_id,
+                asked.recipient,
                 asked.timeout_seconds,
                 _by(agent),
                 IS_GONE.get(),
@@ -133,12 +84,17 @@ class DeliveryTools:
         reply = None if row is None else within_event([message_as_json(self._hub, row)])[0]
         return {**sent, "reply": reply}
 
-    async def _changed(self, tool: str, agent: str, asked: ToolArguments) -> dict[str, Any]:
-        return dict((await carried_out(self.planned[tool], ToolCall(agent, asked))).document)
-
 
 class TakeTool(PlannedTool):
-    """`lease_messages`. A call that may wait, may be repeated or has a long answer is unusual."""
+    """`lease_messages`: lease messages of the agent's mailbox, and return them with the id of the lease.
+
+    Each message has `attempt`, how often it was handed out by now, and `deadline`, the end of the lease in
+    milliseconds since 1970 UTC. Without a message within `timeout_seconds`, `leaseId` is null. The same
+    idempotency key gets the same messages, while they are leased. `left` is the number of messages that still
+    wait, for example because they do not fit into one answer.
+
+    A call that may wait, may be repeated or has a long answer is unusual.
+    """
 
     def is_usual(self, asked: Asked) -> bool:
         """Return whether few messages are there, and the call neither waits for others nor has a key."""
@@ -150,6 +106,14 @@ class TakeTool(PlannedTool):
             self.hub.mailboxes.ready(mailbox, self.hub.log_clock.now_us()) > 0
             and 2 * answer_bytes_of(self.hub, mailbox, taking.limit, taking.bytes_most) <= SMALL_BYTES
         )
+
+    async def serve(self, agent: str, asked: Any) -> dict[str, Any]:
+        """Lease messages, after a wait for the first one if the call wants it.
+
+        Raises ApiError: 409 for an idempotency key that was used for another lease, 503 if the gateway stops.
+        """
+        taking = _taking(self.hub, ToolCall(agent, asked))
+        return _taken_as_json(self.hub, taking, await take_messages(self.hub, taking))
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
         """Return the record of the lease, if a message waits."""
@@ -178,7 +142,7 @@ def _taking(hub: Hub, asked: Asked) -> Taking:
         is_repeatable=key is not None,
         limit=asked.body.limit,
         bytes_most=answer_bytes(hub),
-        lease_s=asked.body.lease_seconds,
+        lease_s=asked.body.lease,
         wait_s=asked.body.timeout_seconds,
     )
 

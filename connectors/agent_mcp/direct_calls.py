@@ -35,7 +35,7 @@ from connectors.agent_mcp.signed_requests import (
 )
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS
 from connectors.gateway.engine.engine import outcome, settle_then
-from connectors.gateway.engine.operation import Exchange, Unusual
+from connectors.gateway.engine.operation import Answer, Exchange, Unusual
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.host_names import HostNames, name_and_port
@@ -180,16 +180,27 @@ class DirectCalls:
 
     def _end(self, exchange: Exchange, call: _Call) -> None:
         try:
-            done: Any = outcome(call.tool, call)  # the answer of no tool comes after a wait
-            found = done.document
-            text = {"text": result_text(found), "type": "text"}
-            result = {"content": [text], "isError": False, "structuredContent": found}
-            answer = orjson.dumps({"jsonrpc": "2.0", "id": call.number, "result": result})
+            found = outcome(call.tool, call)
+            if not isinstance(found, Answer):
+                self._run(self._await(exchange, call, found))
+                return
+            answer = _encoded(call, found)
         except Exception as error:  # noqa: BLE001  told to the client
             self._failed(exchange, call, error)
         else:
-            self._hub.metrics.called(call.name, "ok")
-            self._answer(exchange, answer, "answered")
+            self._done(exchange, call, answer)
+
+    async def _await(self, exchange: Exchange, call: _Call, found: Awaitable[Answer]) -> None:
+        try:
+            answer = _encoded(call, await found)
+        except Exception as error:  # noqa: BLE001  told to the client
+            await self._refused(exchange, call, error)
+        else:
+            self._done(exchange, call, answer)
+
+    def _done(self, exchange: Exchange, call: _Call, answer: bytes) -> None:
+        self._hub.metrics.called(call.name, "ok")
+        self._answer(exchange, answer, "answered")
 
     def _failed(self, exchange: Exchange, call: _Call, error: Exception) -> None:
         """Let a coroutine carry the call out, or word the error."""
@@ -242,3 +253,9 @@ class DirectCalls:
         seconds = time.monotonic() - exchange.began
         self._hub.metrics.answered(_POST, self._path, status, seconds)
         self._hub.request_lines.add(_POST, self._path, status, seconds, agent)
+
+
+def _encoded(call: _Call, found: Answer) -> bytes:
+    text = {"text": result_text(found.document), "type": "text"}
+    result = {"content": [text], "isError": False, "structuredContent": found.document}
+    return orjson.dumps({"jsonrpc": "2.0", "id": call.number, "result": result})

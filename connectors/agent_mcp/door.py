@@ -29,6 +29,8 @@ from connectors.agent_mcp.delivery_tools import DeliveryTools
 from connectors.agent_mcp.direct_calls import DirectCalls
 from connectors.agent_mcp.lean_calls import LeanCalls
 from connectors.agent_mcp.mcp_tool import reported_progress, tool_error, tool_result
+from connectors.agent_mcp.operation_tools import operation_tools
+from connectors.agent_mcp.planned_tools import PlannedTool
 from connectors.agent_mcp.signed_requests import (
     DOOR,
     PRINCIPAL,
@@ -38,7 +40,6 @@ from connectors.agent_mcp.signed_requests import (
 )
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
-from connectors.agent_mcp.topic_tools import TopicTools
 from connectors.agent_mcp.waiting_calls import WaitingCalls
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
@@ -94,6 +95,23 @@ _INSTRUCTIONS: Final = (
 )
 
 
+Serve = Callable[[str, Any], Awaitable[dict[str, Any]]]
+"""A tool: it gets an agent and the arguments of its call, and returns the result as JSON."""
+
+
+def tools_of(hub: Hub) -> tuple[dict[str, PlannedTool], dict[str, Serve]]:
+    """Return the planned tools, and the coroutines that serve all tools, by their names."""
+    tools = AgentTools(hub)
+    deliveries, blobs = DeliveryTools(hub, tools), BlobTools(hub)
+    planned = tools.planned | deliveries.planned | operation_tools(hub)
+    return planned, {name: tool.serve for name, tool in planned.items()} | {
+        "wait_for_messages": deliveries.wait_for_messages,
+        "ask_agent": deliveries.ask_agent,
+        "upload_blob": blobs.upload_blob,
+        "read_blob": blobs.read_blob,
+    }
+
+
 class AgentMcp:
     """The agent MCP server's ASGI application `app`. The hub need not be open yet.
 
@@ -105,9 +123,7 @@ class AgentMcp:
         self._hub = hub
         self._keys = AgentKeys()
         hub.live_view.on_change(self._keys.changed, self._keys.follows)
-        tools = AgentTools(hub)
-        deliveries = DeliveryTools(hub, tools)
-        self._tools = (tools, deliveries, TopicTools(hub), BlobTools(hub))
+        planned, self._tools = tools_of(hub)
         self._described = types.ListToolsResult(tools=TOOLS)
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
@@ -150,7 +166,6 @@ class AgentMcp:
         # Do not redirect a path with an additional slash.
         routes.router.redirect_slashes = False
         self.app = AccessLog(routes, hub.metrics, hub.request_lines, hub.answer_memory)
-        planned = tools.planned | deliveries.planned
         signatures = CallSignatures(hub, self._keys)
         self.direct = DirectCalls(hub, signatures, names, MCP_PATH, planned, self._called, self._fault)
 
@@ -181,11 +196,9 @@ class AgentMcp:
         return found
 
     async def _result(self, agent: str, params: types.CallToolRequestParams) -> types.CallToolResult:
-        model = ARGUMENTS[params.name]
-        owner = next(one for one in self._tools if hasattr(one, params.name))
-        tool: Callable[[str, Any], Awaitable[dict[str, Any]]] = getattr(owner, params.name)
         try:
-            return tool_result(await tool(agent, model.model_validate(params.arguments or {})))
+            asked = ARGUMENTS[params.name].model_validate(params.arguments or {})
+            return tool_result(await self._tools[params.name](agent, asked))
         except Exception as error:  # noqa: BLE001  worded for the client
             return await self._fault(agent, params.name, error)
 

@@ -12,6 +12,8 @@ from mcp import types
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel, to_snake
 
+from schemas.wire.wire_body import NAME_PATTERN
+
 _text: Final = json.JSONEncoder(ensure_ascii=False).encode
 PROGRESS_S: Final = 15.0
 """The seconds between two signs of life of a call that waits. Hosts give up after 60 s without one."""
@@ -54,7 +56,7 @@ def described_tools(
     """
     found = []
     for name, model in arguments.items():
-        schema = model.model_json_schema(by_alias=True)
+        schema = _without_length_of_names(model.model_json_schema(by_alias=True))
         hints = types.ToolAnnotations(
             read_only_hint=name in only_reads,
             destructive_hint=name in destroys,
@@ -65,6 +67,16 @@ def described_tools(
         description = " ".join(schema.pop("description").split())
         found.append(types.Tool(name=name, description=description, input_schema=schema, annotations=hints))
     return found
+
+
+def _without_length_of_names(schema: Any) -> Any:
+    """Return a JSON schema in which only the pattern bounds a name, and no length beside it."""
+    if isinstance(schema, list):
+        return [_without_length_of_names(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = {"maxLength"} if schema.get("pattern") == NAME_PATTERN else set()
+    return {name: _without_length_of_names(schema[name]) for name in schema if name not in left_out}
 
 
 def result_text(answer: dict[str, Any]) -> str:

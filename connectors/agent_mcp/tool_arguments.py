@@ -1,22 +1,35 @@
-"""The names, arguments and descriptions of the agent MCP server's tools (AM-04)."""
+"""The names, arguments and descriptions of the agent MCP server's tools (AM-04).
+
+An argument that is a field of an operation of the hub has the field's name in Python, and the type, bounds and
+default of the operation's model. `_SPELLED` has how tools spell it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_type_hints
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
+from connectors.gateway.rules.message_models import (
+    AckRequest,
+    ExtendRequest,
+    MessageEnvelope,
+    NackRequest,
+    ReadRequest,
+    SentMessage,
+)
+from connectors.gateway.rules.participant_models import BroadcastRequest
+from connectors.gateway.rules.topic_models import NamesFilter, PublishRequest, SubscriptionRequest
 from connectors.gateway.web.models import BlobDigest
 from schemas.streams.blob.blob_registry import BlobContentType
-from schemas.streams.mailboxes.message import DURATION_MS_MOST, check_times, milliseconds_of
+from schemas.streams.mailboxes.message import DURATION_MS_MOST, check_times
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
-from schemas.wire.wire_body import Capabilities, Name, Note
+from schemas.wire.wire_body import Capabilities, Name
 
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
-DEFAULT_TOPICS: Final = 100
-MARKED_AT_ONCE: Final = 1000
 # The messages of a lease that do not fit into one answer are given back, at the cost of a record each.
 LEASED_AT_ONCE: Final = 100
 # 366 days, as at the other doors.
@@ -28,6 +41,10 @@ LEASE_MOST_S: Final = LEASE_MS_MOST // 1000
 BLOB_PART_MOST: Final = 1024 * 1024
 DEFAULT_BLOB_PART: Final = 256 * 1024
 
+_KIND: Final = "message"
+_TEXT: Final = "text/plain"
+AgentStatus = Literal["initializing", "idle", "working", "blocked", "stopped"]
+OwnStatus = Literal["idle", "working", "blocked"]
 _Key = Annotated[
     str | None,
     Field(
@@ -35,23 +52,81 @@ _Key = Annotated[
         description="The same key again is the same call, and has the same effect once.",
     ),
 ]
-AgentStatus = Literal["initializing", "idle", "working", "blocked", "stopped"]
-OwnStatus = Literal["idle", "working", "blocked"]
-Priority = Literal["low", "normal", "high"]
-
-
+_Text = Annotated[str, Field(min_length=1)]
+_Seconds = Annotated[float | None, Field(ge=0, le=TTL_MOST_S)]
+_Delay = Annotated[_Seconds, AfterValidator(lambda seconds: seconds or None)]
 _Lease = Annotated[int, Field(ge=1, le=LEASE_MOST_S, description="How many seconds you have for them.")]
-_LeaseId = Annotated[Name, Field(description="The `leaseId` that came with the messages.")]
-_LeasedIds = Annotated[
-    list[Name],
-    Field(min_length=1, max_length=MARKED_AT_ONCE, description="Ids of messages of this lease."),
-]
-
-
 _WaitS = Annotated[
     float,
     Field(ge=0, le=WAIT_MOST_S, allow_inf_nan=False, description="How many seconds to wait at most."),
 ]
+
+
+class _Spelled(NamedTuple):
+    """How tools spell a field of an operation.
+
+    Attributes:
+        text: Its description. None: that of `kind`.
+        name: Its name. None: that of the field.
+        kind: Its type with bounds. None: type and default of the field.
+        default: The default if it has a type of its own. Without one, the argument is needed.
+    """
+
+    text: str | None = None
+    name: str | None = None
+    kind: Any = None
+    default: Any = ...
+
+
+_SPELLED: Final = {
+    "after": _Spelled("Only topics after this name, for the next page."),
+    "blob": _Spelled("The digest of a large content that goes along, as upload_blob returned it."),
+    "deliver_after_s": _Spelled(
+        "It comes into the mailbox so many seconds after this call.", "delaySeconds", _Delay, None
+    ),
+    "expires_in_s": _Spelled(
+        "The message expires so many seconds after this call.", "ttlSeconds", _Seconds, None
+    ),
+    "idempotency_key": _Spelled(kind=_Key, default=None),
+    "in_reply_to": _Spelled("The id of the message that this one answers."),
+    "lease": _Spelled(None, "leaseSeconds", _Lease, 60),
+    "lease_id": _Spelled("The `leaseId` that came with the messages."),
+    "limit": _Spelled("How many at most."),
+    "message_id": _Spelled("The id of a message of this lease.", None, Name),
+    "message_ids": _Spelled("Ids of messages of this lease."),
+    "payload": _Spelled("What to say.", "message", _Text),
+    "priority": _Spelled("High ones are read first."),
+    "reason": _Spelled("Why, in a few words."),
+    "recipient": _Spelled("Whom to write to: an agent, or `operator`.", "targetAgentId", Name),
+    "thread": _Spelled("The id of the conversation."),
+    "topic": _Spelled("The topic.", None, Name),
+}
+
+
+def _takes(
+    operation: type[BaseModel], *names: str, **texts: str
+) -> Callable[[type[ToolArguments]], type[ToolArguments]]:
+    """Return a decorator that adds the arguments with these names to a tool, after those that it has.
+
+    `operation` is the model of the operation's body or query. `texts` has descriptions that differ from those
+    of `_SPELLED`, by the names.
+    """
+    kinds = get_type_hints(operation, include_extras=True)
+
+    def field(name: str) -> tuple[Any, Any]:
+        text, alias, kind, default = _SPELLED[name]
+        if kind is None:
+            kind, default = kinds[name], operation.model_fields[name].default
+        more: dict[str, Any] = {"description": text} if (text := texts.get(name, text)) else {}
+        return kind, Field(default, alias=alias, **more)
+
+    def add(tool: type[ToolArguments]) -> type[ToolArguments]:
+        fields: dict[str, Any] = {name: field(name) for name in names}
+        about: dict[str, Any] = {"__base__": tool, "__doc__": tool.__doc__, "__module__": tool.__module__}
+        found: type[ToolArguments] = create_model(tool.__name__, **about, **fields)
+        return found
+
+    return add
 
 
 class DiscoverAgents(ToolArguments):
@@ -65,54 +140,33 @@ class DiscoverAgents(ToolArguments):
     after: Annotated[Name | None, Field(description="Only agents after this id, for the next page.")] = None
 
 
-_Blob = Annotated[
-    BlobDigest | None,
-    Field(description="The digest of a large content that goes along, as upload_blob returned it."),
-]
-
-
+@_takes(SentMessage, "priority", "expires_in_s", "deliver_after_s")
 class TimedMessage(ToolArguments):
     """Write a message, with its priority and its times."""
 
-    priority: Annotated[Priority, Field(description="High ones are read first.")] = "normal"
-    ttl_seconds: Annotated[
-        float | None,
-        Field(ge=0, le=TTL_MOST_S, description="The message expires so many seconds after this call."),
-    ] = None
-    delay_seconds: Annotated[
-        float | None,
-        Field(ge=0, le=TTL_MOST_S, description="It comes into the mailbox so many seconds after this call."),
-    ] = None
+    in_the_log = SentMessage.in_the_log
 
     @model_validator(mode="after")
-    def _times_fit(self) -> Self:
-        if self.delay_seconds:
-            check_times(self.delay_seconds, self.ttl_seconds)
+    def _times_fit(self: Any) -> Any:
+        if self.deliver_after_s:
+            check_times(self.deliver_after_s, self.expires_in_s)
         return self
 
-    def in_the_log(self) -> dict[str, Any]:
-        """Return these arguments as those of `schemas.streams.mailboxes.message.Message`."""
-        return {
-            "priority": self.priority,
-            "expires_in_ms": milliseconds_of(self.ttl_seconds),
-            "deliver_after_ms": milliseconds_of(self.delay_seconds or None),
-        }
 
-
+@_takes(SentMessage, "blob")
 class _SentMessage(TimedMessage):
-    blob: _Blob = None
+    type: ClassVar = _KIND
+
+    def content(self: Any) -> tuple[str, str, str]:
+        """Return kind, text and media type, as the log has them."""
+        return _KIND, self.payload, _TEXT
 
 
+@_takes(MessageEnvelope, "recipient", "payload", "in_reply_to", "thread", "idempotency_key")
 class SendToAgent(_SentMessage):
     """Write to one agent. Once this has answered, the message is not lost."""
 
-    target_agent_id: Annotated[Name, Field(description="Whom to write to: an agent, or `operator`.")]
-    message: Annotated[str, Field(min_length=1, description="What to say.")]
-    in_reply_to: Annotated[Name | None, Field(description="The id of the message that this one answers.")] = (
-        None
-    )
-    thread: Annotated[Name | None, Field(description="The id of the conversation.")] = None
-    idempotency_key: _Key = None
+    wait_reply: ClassVar = 0
 
 
 class AskAgent(SendToAgent):
@@ -125,30 +179,41 @@ class AskAgent(SendToAgent):
     timeout_seconds: _WaitS = 30
 
 
+@_takes(BroadcastRequest, "payload", "idempotency_key", payload="What to say to everybody but yourself.")
 class BroadcastMessage(_SentMessage):
     """Write to all other agents that take part now, and to the operator."""
 
-    message: Annotated[str, Field(min_length=1, description="What to say to everybody but yourself.")]
-    idempotency_key: _Key = None
 
-
+@_takes(
+    SubscriptionRequest,
+    "topic",
+    "idempotency_key",
+    topic="The topic, as list_topics names it, or a new name.",
+)
 class Subscribe(ToolArguments):
     """Get what is published to a topic from now on, in your mailbox. The first subscription makes the topic.
 
     Read these messages like others; each has the name of its topic. To subscribe again changes nothing.
     """
 
-    topic: Annotated[Name, Field(description="The topic, as list_topics names it, or a new name.")]
-    idempotency_key: _Key = None
+    subscriber: ClassVar = None
 
 
+@_takes(SubscriptionRequest, "topic", "idempotency_key")
 class Unsubscribe(ToolArguments):
     """Get nothing more that is published to a topic. Your mailbox keeps what it has."""
 
-    topic: Annotated[Name, Field(description="The topic.")]
-    idempotency_key: _Key = None
+    subscriber: ClassVar = None
 
 
+@_takes(
+    PublishRequest,
+    "topic",
+    "payload",
+    "thread",
+    "idempotency_key",
+    topic="The topic. Somebody must have subscribed to it once.",
+)
 class PublishMessage(_SentMessage):
     """Write to all that are subscribed to a topic now, also to yourself if you are. See list_topics.
 
@@ -156,17 +221,12 @@ class PublishMessage(_SentMessage):
     within a second or so. Nobody can subscribe later and get it.
     """
 
-    topic: Annotated[Name, Field(description="The topic. Somebody must have subscribed to it once.")]
-    message: Annotated[str, Field(min_length=1, description="What to say.")]
-    thread: Annotated[Name | None, Field(description="The id of the conversation.")] = None
-    idempotency_key: _Key = None
+    in_reply_to: ClassVar = None
 
 
+@_takes(NamesFilter, "limit", "after")
 class ListTopics(ToolArguments):
     """List the topics by name: how many are subscribed, whether you are, and when the newest message came."""
-
-    limit: Annotated[int, Field(ge=1, le=MESSAGES_LIMIT, description="How many at most.")] = DEFAULT_TOPICS
-    after: Annotated[Name | None, Field(description="Only topics after this name, for the next page.")] = None
 
 
 class GetMyMessages(ToolArguments):
@@ -204,52 +264,34 @@ class LeaseMessages(ToolArguments):
     """
 
     limit: Annotated[int, Field(ge=1, le=LEASED_AT_ONCE, description="How many at most.")] = 10
-    lease_seconds: _Lease = 60
+    lease: Annotated[_Lease, Field(alias="leaseSeconds")] = 60
     timeout_seconds: _WaitS = 0
     idempotency_key: _Key = None
 
 
+@_takes(AckRequest, "lease_id", "message_ids")
 class AckMessages(ToolArguments):
     """Tell that you have dealt with leased messages. They are never handed out again."""
 
-    lease_id: _LeaseId
-    message_ids: _LeasedIds
 
-
+@_takes(NackRequest, "lease_id", "message_id", "reason")
 class NackMessage(ToolArguments):
     """Give a leased message back, because you cannot deal with it now. It is handed out again at once."""
 
-    lease_id: _LeaseId
-    message_id: Annotated[Name, Field(description="The id of a message of this lease.")]
-    reason: Annotated[Note, Field(description="Why, in a few words.")] = ""
-
     @property
-    def message_ids(self) -> list[str]:
+    def message_ids(self: Any) -> list[str]:
         """The one message, as the operation on leases has it."""
         return [self.message_id]
 
 
+@_takes(ExtendRequest, "lease_id", "message_ids", "lease", "idempotency_key")
 class ExtendLease(ToolArguments):
     """Take more time for leased messages: so many seconds from now."""
 
-    lease_id: _LeaseId
-    message_ids: _LeasedIds
-    lease_seconds: _Lease = 60
-    idempotency_key: _Key = None
 
-    @property
-    def lease(self) -> int:
-        """The duration, as the operation on leases has it."""
-        return self.lease_seconds
-
-
+@_takes(ReadRequest, "message_ids", "idempotency_key", message_ids="Ids of your own messages; none marks none.")
 class MarkRead(ToolArguments):
     """Say which of your messages you have dealt with."""
-
-    message_ids: Annotated[
-        list[Name], Field(max_length=MARKED_AT_ONCE, description="Ids of your own messages; none marks none.")
-    ]
-    idempotency_key: _Key = None
 
 
 class UploadBlob(ToolArguments):

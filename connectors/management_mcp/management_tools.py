@@ -155,9 +155,7 @@ class ManagementTools:
             "recipient": asked.target_agent_id,
             "type": "message",
             "payload": {"text": asked.message},
-            "priority": asked.priority,
-            "expires_in_s": asked.ttl_seconds,
-            "deliver_after_s": asked.delay_seconds or None,
+            **asked.model_dump(include={"priority", "expires_in_s", "deliver_after_s"}),
         }
         sent = self._post_once(path_of("messages"), body, "send", asked, call, "the message was sent")
         return {"messageId": sent["message_id"]}

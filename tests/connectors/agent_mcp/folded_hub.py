@@ -6,12 +6,11 @@ import asyncio
 import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
-from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.blob_tools import BlobTools
-from connectors.agent_mcp.delivery_tools import DeliveryTools
-from connectors.agent_mcp.topic_tools import TopicTools
+from connectors.agent_mcp.door import tools_of
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from connectors.gateway.fairness.byte_budget import ByteBudget
@@ -43,7 +42,7 @@ KEYRING = Keyring({"test": b"k" * 32}, "test")
 
 
 class FoldedHub(LiveRows):
-    """The part of a hub that AgentTools uses. A record is settled at once; `now_us` is the log's clock.
+    """The part of a hub that the tools use. A record is settled at once; `now_us` is the log's clock.
 
     `blobs` is the folder of the blobs, which the first upload makes.
     """
@@ -71,33 +70,16 @@ class FoldedHub(LiveRows):
         self._offsets = itertools.count()
 
     @property
-    def tools(self) -> AgentTools:
-        """The tools over this hub."""
+    def tools(self) -> SimpleNamespace:
+        """The coroutines of all tools, over this hub."""
         hub: Any = self
-        return AgentTools(hub)
-
-    @property
-    def delivery_tools(self) -> DeliveryTools:
-        """The tools that wait, lease and ask, over this hub."""
-        hub: Any = self
-        return DeliveryTools(hub, self.tools)
-
-    @property
-    def topic_tools(self) -> TopicTools:
-        """The tools of topics, over this hub."""
-        hub: Any = self
-        return TopicTools(hub)
+        return SimpleNamespace(**tools_of(hub)[1])
 
     @property
     def blob_tools(self) -> BlobTools:
         """The tools of blobs, over this hub."""
         hub: Any = self
         return BlobTools(hub)
-
-    @property
-    def all_tools(self) -> tuple[AgentTools, DeliveryTools, TopicTools, BlobTools]:
-        """All tools, over this hub."""
-        return self.tools, self.delivery_tools, self.topic_tools, self.blob_tools
 
     def check(self) -> None:
         """As of the appender: Kafka is never away."""

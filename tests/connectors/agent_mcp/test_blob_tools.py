@@ -110,11 +110,11 @@ def test_subscribers_of_a_topic_get_the_reference(tmp_path: Path) -> None:
 
     async def talk() -> None:
         await uploaded(hub.blob_tools)
-        await hub.topic_tools.subscribe("bo", Subscribe(topic="news"))
+        await hub.tools.subscribe("bo", Subscribe(topic="news"))
         asked = PublishMessage.model_validate({"topic": "news", "message": "see", "blob": DIGEST})
-        assert (await hub.topic_tools.publish_message("ann", asked))["recipientCount"] == 1
+        assert (await hub.tools.publish_message("ann", asked))["recipientCount"] == 1
         unknown = PublishMessage.model_validate({"topic": "news", "message": "see", "blob": "ab" * 32})
-        assert await refused(hub.topic_tools.publish_message("ann", unknown)) == (404, "not_found")
+        assert await refused(hub.tools.publish_message("ann", unknown)) == (404, "not_found")
 
     asyncio.run(talk())
 

@@ -49,7 +49,7 @@ def test_a_reply_stays_in_the_mailbox_of_an_asker_whose_link_has_gone(is_gone: b
         if is_gone:
             IS_GONE.set(gone)
         question = AskAgent(targetAgentId="bo", message="?", timeoutSeconds=WAITS_S)
-        ask = asyncio.create_task(hub.delivery_tools.ask_agent("ann", question))
+        ask = asyncio.create_task(hub.tools.ask_agent("ann", question))
         while not hub.mailboxes.messages(("default", "bo")):
             await asyncio.sleep(0)
         (question_id,) = hub.mailboxes.messages(("default", "bo"))

@@ -54,8 +54,8 @@ def test_a_content_that_no_event_takes_is_left_out_and_read_in_parts(name: str) 
         listed = await hub.tools.get_my_messages("ann", GetMyMessages())
         if not listed["more"]:
             assert [one["content"] for one in listed["messages"]] == ["before", None]
-        leased = await hub.delivery_tools.lease_messages("ann", LeaseMessages(limit=1))
-        leased = await hub.delivery_tools.lease_messages("ann", LeaseMessages(limit=1))
+        leased = await hub.tools.lease_messages("ann", LeaseMessages(limit=1))
+        leased = await hub.tools.lease_messages("ann", LeaseMessages(limit=1))
         (message,) = leased["messages"]
         assert (message["content"], message["contentBytes"]) == (None, len(content.encode()))
         for answer in (listed, leased):

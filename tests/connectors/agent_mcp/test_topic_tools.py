@@ -58,7 +58,7 @@ def refused(call: Any) -> tuple[int, str]:
 
 
 def test_an_agent_subscribes_and_leaves() -> None:
-    tools = hub_of("ann").topic_tools
+    tools = hub_of("ann").tools
     assert run(tools.list_topics("ann", ListTopics())) == {"topics": [], "total": 0}
     for _ in range(2):
         answer = run(tools.subscribe("ann", Subscribe(topic="news")))
@@ -74,7 +74,7 @@ def test_an_agent_subscribes_and_leaves() -> None:
 
 
 def test_the_list_of_topics_has_pages() -> None:
-    tools = hub_of("ann").topic_tools
+    tools = hub_of("ann").tools
     for topic in ("b", "c", "a", "d"):
         run(tools.subscribe("ann", Subscribe(topic=topic)))
     first = run(tools.list_topics("ann", ListTopics(limit=3)))
@@ -85,14 +85,14 @@ def test_the_list_of_topics_has_pages() -> None:
 
 def test_a_message_is_published_once_per_key_and_topic() -> None:
     hub = hub_of("ann", "bo")
-    tools = hub.topic_tools
+    tools = hub.tools
     for agent, topic in (("ann", "news"), ("bo", "news"), ("bo", "sports")):
         run(tools.subscribe(agent, Subscribe(topic=topic)))
     asked = publishing(priority="high", ttlSeconds=60, idempotencyKey="k")
     first, again = run(tools.publish_message("ann", asked)), run(tools.publish_message("ann", asked))
     assert first == again
     assert first["recipientCount"] == 2
-    other = asked.model_copy(update={"message": "salad"})
+    other = asked.model_copy(update={"payload": "salad"})
     assert refused(tools.publish_message("ann", other)) == (409, "seq_conflict")
     sports = run(tools.publish_message("ann", asked.model_copy(update={"topic": "sports"})))
     assert sports["messageId"] != first["messageId"]
@@ -105,20 +105,20 @@ def test_the_copy_of_a_message_shows_its_topic() -> None:
     added: list[OutgoingRecord] = []
     add = hub.add
     hub.add = lambda record: added.append(record) or add(record)  # type: ignore[method-assign,func-returns-value]
-    run(hub.topic_tools.subscribe("bo", Subscribe(topic="news")))
-    run(hub.topic_tools.publish_message("ann", publishing(thread="t")))
+    run(hub.tools.subscribe("bo", Subscribe(topic="news")))
+    run(hub.tools.publish_message("ann", publishing(thread="t")))
     found = delivery_of(as_read(added[-1], len(added) + 1, hub.now_us), hub.get)
     assert found is not None
     for copy in found.copies():
         assert add(copy).verdict == "accepted"
     now = WaitForMessages.model_validate({"timeoutSeconds": 0})
-    (message,) = run(hub.delivery_tools.wait_for_messages("bo", now))["messages"]
+    (message,) = run(hub.tools.wait_for_messages("bo", now))["messages"]
     shown = (message["from"], message["content"], message["topic"], message["thread"])
     assert shown == ("ann", "soup", "news", "t")
 
 
 def test_a_topic_to_which_nobody_ever_subscribed_is_unknown() -> None:
-    tools = hub_of("ann").topic_tools
+    tools = hub_of("ann").tools
     asked = publishing()
     assert refused(tools.publish_message("ann", asked)) == (404, "unknown_stream")
     assert refused(tools.unsubscribe("ann", Unsubscribe(topic="news"))) == (404, "unknown_stream")
@@ -126,7 +126,7 @@ def test_a_topic_to_which_nobody_ever_subscribed_is_unknown() -> None:
 
 def test_an_agent_without_a_mailbox_cannot_subscribe() -> None:
     hub = hub_of("ann")
-    assert refused(hub.topic_tools.subscribe("gone", Subscribe(topic="news"))) == (404, "unknown_recipient")
+    assert refused(hub.tools.subscribe("gone", Subscribe(topic="news"))) == (404, "unknown_recipient")
     assert [one[:1] + one[2:] for one in hub.refused] == [("unknown_recipient", "gone", "subscribe")]
 
 
@@ -134,7 +134,7 @@ def test_an_agent_without_a_mailbox_cannot_subscribe() -> None:
 def test_a_mailbox_is_subscribed_to_a_bounded_number_of_topics() -> None:
     hub = hub_of("ann", "bo")
     hub.limit("ann", subscriptions_most=2)
-    tools = hub.topic_tools
+    tools = hub.tools
     for topic in ("a", "b"):
         run(tools.subscribe("ann", Subscribe(topic=topic)))
     assert refused(tools.subscribe("ann", Subscribe(topic="c"))) == (429, "limit_reached")
@@ -147,7 +147,7 @@ def test_a_mailbox_is_subscribed_to_a_bounded_number_of_topics() -> None:
 
 def test_a_message_over_the_limit_and_one_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = hub_of("ann")
-    tools = hub.topic_tools
+    tools = hub.tools
     run(tools.subscribe("ann", Subscribe(topic="news")))
     long = publishing(message="x" * (hub.settings.limits.payload_bytes + 1))
     assert refused(tools.publish_message("ann", long)) == (413, "too_large")

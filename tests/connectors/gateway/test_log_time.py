@@ -46,15 +46,13 @@ def test_a_message_that_is_leased_by_the_logs_time_is_not_asked_for_again_and_ag
     async def talk() -> None:
         hub = HubBehind()
         await hub.tools.send_to_agent("bo", SendToAgent(targetAgentId="ann", message="x"))
-        leased = await hub.delivery_tools.lease_messages("ann", LeaseMessages(leaseSeconds=60))
+        leased = await hub.tools.lease_messages("ann", LeaseMessages(leaseSeconds=60))
         assert len(leased["messages"]) == 1
         before = hub.records
-        empty = await hub.delivery_tools.lease_messages("ann", LeaseMessages(leaseSeconds=60))
+        empty = await hub.tools.lease_messages("ann", LeaseMessages(leaseSeconds=60))
         assert (empty["messages"], empty["left"], hub.records) == ([], 0, before)
         ids = [leased["messages"][0]["id"]]
-        acked = await hub.delivery_tools.ack_messages(
-            "ann", AckMessages(leaseId=leased["leaseId"], messageIds=ids)
-        )
+        acked = await hub.tools.ack_messages("ann", AckMessages(leaseId=leased["leaseId"], messageIds=ids))
         assert acked["done"] == ids
 
     asyncio.run(talk())
