@@ -36,7 +36,7 @@ from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_a
 from connectors.gateway.web.api_document import documented
 from connectors.gateway.web.api_routes import add_api_page
 from connectors.gateway.web.bounded_http import HeadRequests
-from connectors.gateway.web.lean_routes import LeanRoutes
+from connectors.gateway.web.endpoint_routes import EndpointRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.webhooks.webhook_routes import add_webhook_routes
@@ -107,7 +107,7 @@ def build_application(hub: Hub) -> FastAPI:
 
 
 class HubApplication(FastAPI):
-    """The hub's FastAPI application, which serves usual requests of its routes by `LeanRoutes`."""
+    """The hub's FastAPI application, whose routes `EndpointRoutes` serves."""
 
     def __init__(self, hub: Hub, gate: Gate, **options: Any) -> None:
         # FastAPI would look for an SDK of OpenTelemetry at each request.
@@ -117,9 +117,9 @@ class HubApplication(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the ASGI application behind this object. Starlette calls it before the first request."""
-        lean = LeanRoutes(super().build_middleware_stack(), self.routes, self._gate)
-        hub, served = self._hub, HeadRequests(lean, _TAKING_PATHS)
-        return AccessLog(served, hub.metrics, hub.request_lines, hub.answer_memory)
+        served = EndpointRoutes(super().build_middleware_stack(), self.routes, self._gate)
+        hub, heads = self._hub, HeadRequests(served, _TAKING_PATHS)
+        return AccessLog(heads, hub.metrics, hub.request_lines, hub.answer_memory)
 
 
 def _add_health_routes(app: FastAPI, hub: Hub) -> None:

@@ -45,10 +45,10 @@ WhyRefused = Callable[[Any, str], str]
 """Returns the reason to record, from the decoded body and the reason of the refusal."""
 
 _RECORDED: Final[dict[str, RefusalReason]] = {MALFORMED: MALFORMED, TOO_LARGE: TOO_LARGE}
+Admission = tuple[Action, OwnerOf, WhyRefused]
+"""How the gate admits the requests of a route."""
 OPEN: Final = "open"
 """The admission of a route that needs no token."""
-ADMITTED: Final = "trunkline_admitted"
-"""The key of an ASGI scope for the caller of a request that the gate has admitted already."""
 _REALM: Final = 'Bearer realm="trunkline"'
 
 
@@ -181,6 +181,29 @@ class Gate:
             raise ApiError(403, POLICY, decision.why)
         return caller
 
+    async def serve(
+        self,
+        request: StrictRequest,
+        path: str,
+        admission: Admission,
+        handle: Callable[[Request], Coroutine[Any, Any, Response]],
+    ) -> Response:
+        """Return the response of a handler, if the caller may have it. `path` is the route's path template.
+
+        A refusal is recorded and raised, as ApiError or, for an invalid request, as RequestValidationError.
+        Other errors are raised as by `answered`.
+        """
+        (action, owner_of, why_refused), route = admission, f"{request.method} {path}"
+        request.scope["trunkline_route"] = path
+        caller = await self.admit(request, route, action, owner_of)
+        request.scope["trunkline_principal"] = caller.principal
+        try:
+            return await answered(handle, request, path)
+        except (ApiError, RequestValidationError) as error:
+            self.note_fault(error, caller, route, why_refused)
+            await self.hold(error, caller)
+            raise
+
     async def hold(self, error: Exception, caller: Caller) -> None:
         """Wait before the answer to an admitted caller's request that exceeds a limit (429).
 
@@ -264,18 +287,10 @@ class AdmittedRoute(APIRoute):
         async def admitted(request: Request) -> Response:
             gate: Gate = request.app.state.gate
             strict = StrictRequest(request.scope, request.receive, gate.body_limit_bytes)
+            if admission != OPEN:
+                return await gate.serve(strict, path, admission, handle)
             strict.scope["trunkline_route"] = path
-            if admission == OPEN:
-                return await answered(handle, strict, path)
-            (action, owner_of, why_refused), route = admission, f"{request.method} {path}"
-            caller: Caller = strict.scope.get(ADMITTED) or await gate.admit(strict, route, action, owner_of)
-            strict.scope["trunkline_principal"] = caller.principal
-            try:
-                return await answered(handle, strict, path)
-            except (ApiError, RequestValidationError) as error:
-                gate.note_fault(error, caller, route, why_refused)
-                await gate.hold(error, caller)
-                raise
+            return await answered(handle, strict, path)
 
         return admitted
 

@@ -76,6 +76,10 @@ class ApiError(HTTPException):
         self.reason = reason
 
 
+Failure = StarletteHTTPException | RequestValidationError | TrunklineError
+"""An error of a handler that `error_answer` makes a response to."""
+
+
 def not_found(message: str) -> ApiError:
     """Return an ApiError with status 404. The caller raises it when a thing does not exist."""
     return ApiError(404, NOT_FOUND, message)
@@ -262,26 +266,22 @@ def add_error_handlers(app: FastAPI) -> None:
     """
 
     @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: StarletteHTTPException) -> Response:
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and not isinstance(error, ApiError):
+    @app.exception_handler(RequestValidationError)
+    @app.exception_handler(TrunklineError)
+    async def failed(request: Request, error: Failure) -> Response:
+        if type(error) is StarletteHTTPException and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             return http_error_response(error.status_code, {"Allow": ", ".join(_methods_of(app, request))})
         return error_answer(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
-        return error_response(400, verdicts.MALFORMED, first_fault(error))
 
-    @app.exception_handler(TrunklineError)
-    async def failed(request: Request, error: TrunklineError) -> Response:
-        return error_answer(error)
-
-
-def error_answer(error: StarletteHTTPException | TrunklineError) -> Response:
+def error_answer(error: Failure) -> Response:
     """Return the HTTP response to an error that a handler raised.
 
-    An ApiError has its own status, reason and headers. BackboneUnreachable gets status 503, and other
-    TrunklineErrors 500. The response to an error of the framework follows from its status.
+    An ApiError has its own status, reason and headers. An invalid request gets status 400, BackboneUnreachable
+    503, and other TrunklineErrors 500. The response to an error of the framework follows from its status.
     """
+    if isinstance(error, RequestValidationError):
+        error = malformed(first_fault(error))
     if isinstance(error, BackboneUnreachable):
         error = unavailable(str(error))
     if isinstance(error, TrunklineError):

@@ -92,10 +92,6 @@ class StrictRequest(Request):
             self._is_decoded = True
         return self._document
 
-    def rest(self) -> Receive:
-        """Return an ASGI `receive` for another reader of the request, who also gets a body that was read."""
-        return self.receive if self._read is None else replayed(self._read, self.receive)
-
     async def _bounded(self) -> bytes:
         announced = self.headers.get("content-length", "0")
         if announced.isascii() and announced.isdigit() and int(announced[:19]) > READ_LIMIT_BYTES:

@@ -1,20 +1,26 @@
-"""`LeanRoutes` serves requests as FastAPI does: same answers, same records of refusals, same arguments."""
+"""The hub reads requests as FastAPI does by the documents of the API: same answers, records, arguments.
+
+The requests are the examples of the OpenAPI document, with changes. FastAPI alone serves the same routes here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
-from connectors.gateway.rules.message_models import DrainFilter, MessageEnvelope, SendFilter
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import OPEN, AdmittedRoute
+from connectors.gateway.web.endpoint_routes import EndpointRoutes
 from connectors.gateway.web.idempotency import Write
-from connectors.gateway.web.lean_routes import LeanRoutes
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
 from schemas.keys.sealing import ensure_keyring
@@ -25,21 +31,13 @@ TOKEN = "operators-own-token-000000000000"
 BEARER = ("Authorization", f"Bearer {TOKEN}")
 JSON = ("Content-Type", "application/json")
 MESSAGE = b'{"recipient": "hub", "type": "a", "payload": {"n": 1.5}}'
-LEASE = b'{"lease_id": "l", "message_ids": ["a", "b"]}'
-HOT = {
-    ("POST", MESSAGES): MESSAGE,
-    ("GET", MESSAGES): b"",
-    ("POST", f"{MESSAGES}/ack"): LEASE,
-    ("POST", f"{MESSAGES}/nack"): LEASE,
-    ("POST", f"{MESSAGES}/extend"): LEASE[:-1] + b', "lease": 5}',
-    ("POST", f"{MESSAGES}/read"): b'{"message_ids": ["a"]}',
-}
+TOPIC = "/api/hub/topics/t"
 
 pytestmark = pytest.mark.requirement("ST-40")
 
 
 class Sides:
-    """One application twice: with its lean routes, and as FastAPI alone serves it. No handler is reached."""
+    """One application twice: as it is, and as FastAPI alone serves it. No handler is reached."""
 
     def __init__(self, settings: Settings) -> None:
         keyring = ensure_keyring(settings)
@@ -47,9 +45,12 @@ class Sides:
         self.app: FastAPI = build_application(self.hub)
         self.seen: list[Any] = []
         self.hub.refusals.record = lambda *said: self.seen.append(said)  # type: ignore[method-assign]
+        # Examples of requests, by method and path. A template has its parameters in braces.
+        self.requests: dict[tuple[str, str], bytes] = {}
+        self.templates: dict[tuple[str, str], str] = {}
         for route in self.app.routes:
-            if hasattr(route, "dependant"):
-                route.dependant.call = self._noted(route.path)
+            if isinstance(route, AdmittedRoute) and route.admission != OPEN:
+                self._note(route)
         self._framework = FastAPI.build_middleware_stack(self.app)
 
     async def framework(self, scope: Any, receive: Any, send: Any) -> None:
@@ -57,12 +58,22 @@ class Sides:
         scope["app"] = self.app
         await self._framework(scope, receive, send)
 
-    def _noted(self, path: str) -> Any:
+    def _note(self, route: AdmittedRoute) -> None:
+        """Replace the handler of a route by a note, and take the route's example from the documents."""
+
         async def noted(**values: Any) -> Response:
-            self.seen.append((path, {name: _shown(value) for name, value in values.items()}))
+            self.seen.append((route.path, {name: _shown(value) for name, value in values.items()}))
             return Response(b"reached", headers={"x-reached": "1"})
 
-        return noted
+        noted.__signature__ = inspect.signature(route.endpoint, eval_str=True)  # type: ignore[attr-defined]
+        route.endpoint = route.dependant.call = noted
+        (method,) = route.methods or ()
+        page = self.app.openapi()["paths"][route.path][method.lower()]
+        examples = {one["name"]: str(one.get("example")) for one in page.get("parameters", ())}
+        path = re.sub(r"{(\w+)}", lambda name: examples[name[1]], route.path)
+        body = page.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+        self.requests[method, path] = b"" if body is None else json.dumps(body).encode()
+        self.templates[method, path] = route.path
 
     async def _ask(self, app: Any, *request: Any, **more: Any) -> Any:
         transport = httpx.ASGITransport(app)
@@ -84,7 +95,7 @@ class Sides:
 def _shown(value: Any) -> Any:
     if isinstance(value, Write):
         return value.caller, value.key, value.key and value.made
-    return value if isinstance(value, MessageEnvelope | DrainFilter | SendFilter | str) else repr(value)[:20]
+    return type(value) if isinstance(value, Request) else value
 
 
 @pytest.fixture(scope="module")
@@ -93,25 +104,28 @@ def sides(tmp_path_factory):
     return Sides(Settings(data_dir=tmp_path_factory.mktemp("sides")))
 
 
-def test_the_hot_routes_are_served_without_the_framework(sides):
-    lean = LeanRoutes(_never, sides.app.routes, sides.app.state.gate)
-    for (method, path), body in HOT.items():
-        status, _, content = asyncio.run(sides._ask(lean, method, path, headers=[BEARER, JSON], content=body))
-        assert (status, content) == (200, b"reached"), path
+def test_each_route_is_served_without_the_framework(sides):
+    routes = EndpointRoutes(_never, sides.app.routes, sides.app.state.gate)
+    for (method, path), body in sides.requests.items():
+        answer = asyncio.run(sides._ask(routes, method, path, headers=[BEARER, JSON], content=body))
+        assert (answer[0], answer[2]) == (200, b"reached"), (path, answer)
 
 
 async def _never(scope, receive, send):
     raise AssertionError(scope["path"])
 
 
-@pytest.mark.parametrize(("method", "path"), HOT)
-def test_a_usual_request_reaches_the_handler_with_the_same_arguments(sides, method, path):
-    queries = {MESSAGES: ("limit=7", "wait=0.5&lease=30", "wait_reply=2", "lease=1883.0", "")}
-    for query in queries.get(path, ("",)) if method == "GET" or path == MESSAGES else ("",):
-        for more in ((), (("Idempotency-Key", "k-1"),), (("X-Request-ID", "r-1"),)):
-            before, now = sides.ask(method, f"{path}?{query}", (BEARER, JSON, *more), HOT[method, path])
-            assert now == before
-            assert (now[0] == 200) == bool(now[3] and isinstance(now[3][0][1], dict))
+QUERIES = ("limit=7", "wait=0.5&lease=30", "wait_reply=2", "lease=1883.0", "after=a", "limit=9&limit=8", "as=a")
+
+
+def test_a_usual_request_reaches_the_handler_with_the_same_arguments(sides):
+    for (method, path), body in sides.requests.items():
+        for query in ("", *QUERIES):
+            before, now = sides.ask(method, f"{path}?{query}", body=body)
+            assert now == before, (path, query)
+        for more in (("Idempotency-Key", "k-1"), ("X-Request-ID", "r-1")):
+            before, now = sides.ask(method, path, (BEARER, JSON, more), body)
+            assert now == before and now[0] == 200 and len(now[3]) == 1, (path, more)
 
 
 HOSTILE_BODIES = {
@@ -135,10 +149,12 @@ HOSTILE_BODIES = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_BODIES)
-@pytest.mark.parametrize(("method", "path"), [one for one in HOT if one[0] == "POST"])
-def test_a_hostile_body_is_answered_and_recorded_as_by_the_framework(sides, method, path, kind):
-    before, now = sides.ask(method, path, body=HOSTILE_BODIES[kind])
-    assert now == before
+def test_a_hostile_body_is_answered_and_recorded_as_by_the_framework(sides, kind):
+    for (method, path), body in sides.requests.items():
+        if body:
+            before, now = sides.ask(method, path, body=HOSTILE_BODIES[kind])
+            assert now == before, path
+    before, now = sides.ask("POST", MESSAGES, body=HOSTILE_BODIES[kind])
     assert now[0] in (400, 413) and [one[0] for one in now[3]] in (["malformed"], ["too_large"])
 
 
@@ -151,6 +167,9 @@ HOSTILE_HEADERS = {
     "no content type": (BEARER,),
     "text": (BEARER, ("Content-Type", "text/plain")),
     "another JSON": (BEARER, ("Content-Type", "application/cloudevents+json")),
+    "almost JSON": (BEARER, ("Content-Type", "application/json/x")),
+    "JSON of another kind": (BEARER, ("Content-Type", "text/json")),
+    "an empty content type": (BEARER, ("Content-Type", "")),
     "JSON with a charset": (BEARER, ("Content-Type", "Application/JSON; charset=latin-1")),
     "two content types": (BEARER, JSON, ("Content-Type", "text/plain")),
     "an empty key": (BEARER, JSON, ("Idempotency-Key", ""), ("X-Request-ID", "")),
@@ -162,25 +181,65 @@ HOSTILE_HEADERS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_HEADERS)
-@pytest.mark.parametrize(("method", "path"), HOT)
-def test_hostile_headers_are_answered_and_recorded_as_by_the_framework(sides, method, path, kind):
-    before, now = sides.ask(method, path, HOSTILE_HEADERS[kind], HOT[method, path])
-    assert now == before
+def test_hostile_headers_are_answered_and_recorded_as_by_the_framework(sides, kind):
+    for (method, path), body in sides.requests.items():
+        before, now = sides.ask(method, path, HOSTILE_HEADERS[kind], body)
+        assert now == before, path
 
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=x", "limit=", "limit=1&limit=2", "more=1", "wait=-1", "wait=inf", "lease=1.5", "%ff=1"],
+    [
+        "limit=0",
+        "limit=x",
+        "limit=",
+        "more=1&more=2",
+        "more=1&limit=x",
+        "wait=-1",
+        "wait=inf",
+        "lease=1.5",
+        "%ff=1",
+    ],
 )
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_hostile_query_is_answered_and_recorded_as_by_the_framework(sides, method, query):
-    before, now = sides.ask(method, f"{MESSAGES}?{query}", body=HOT[method, MESSAGES])
-    assert now == before
+def test_a_hostile_query_is_answered_and_recorded_as_by_the_framework(sides, query):
+    for (method, path), body in sides.requests.items():
+        before, now = sides.ask(method, f"{path}?{query}", body=body)
+        assert now == before, path
+
+
+@pytest.mark.parametrize("value", ["%20", "a%2fb", "-a", "x" * 300, "%00", "a%0A", "%c3%a9", "%ff"])
+def test_a_hostile_value_in_a_path_is_answered_and_recorded_as_by_the_framework(sides, value):
+    for (method, path), template in sides.templates.items():
+        for name in re.findall(r"{\w+}", template):
+            parts = zip(template.split("/"), path.split("/"), strict=True)
+            hostile = "/".join(value if known == name else given for known, given in parts)
+            before, now = sides.ask(method, hostile, body=sides.requests[method, path])
+            assert now == before, hostile
+    assert sides.ask("GET", f"/api/hub/topics/{value}")[1][0] in (400, 404)
+
+
+def test_the_first_of_several_faults_is_the_one_that_is_told(sides):
+    bad = (BEARER, JSON, ("Idempotency-Key", "a b"))
+    for request in (("POST", "/api/hub/topics/-", bad, b"[]"), ("POST", f"{MESSAGES}?more=1", bad, b"[]")):
+        before, now = sides.ask(*request)
+        assert now == before and now[0] == 400
+    before, now = sides.ask("POST", MESSAGES, bad, b'{"recipient": "bo", "type": 5}')
+    why = "message to bo: header.Idempotency-Key: String should match pattern"
+    assert now == before and now[3][0][1].startswith(why)
 
 
 @pytest.mark.parametrize(
     "request_line",
-    [("PUT", MESSAGES), ("HEAD", MESSAGES), ("OPTIONS", MESSAGES), ("POST", f"{MESSAGES}/"), ("GET", "//")],
+    [
+        ("PUT", MESSAGES),
+        ("HEAD", MESSAGES),
+        ("OPTIONS", MESSAGES),
+        ("POST", f"{MESSAGES}/"),
+        ("GET", "//"),
+        ("GET", f"{TOPIC}/subscribe"),
+        ("DELETE", TOPIC),
+        ("POST", f"{TOPIC}/subscribe/x"),
+    ],
 )
 def test_another_method_or_path_is_answered_as_by_the_framework(sides, request_line):
     before, now = sides.ask(*request_line, body=MESSAGE)
