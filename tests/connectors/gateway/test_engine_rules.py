@@ -316,6 +316,9 @@ def test_a_long_answer_a_long_body_and_a_client_that_left_are_not_for_the_engine
         await steps()
         gone = Asking(hub, "bo", TAKE, is_there=False)
         assert gone.passed_on == 1 and not hub.under_log
+        counted = hub.metrics.text().decode()
+        for result, times in (("passed_on", 2), ("answered", 1)):
+            assert f'trunkline_direct_requests_total{{result="{result}"}} {times}.0' in counted
         await steps()
         assert Asking(hub, "bo", TAKE, query=b"lease=60", is_there=False).passed_on == 0
         hub.under_log.clear()
