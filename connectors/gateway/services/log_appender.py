@@ -180,14 +180,15 @@ class LogAppender:
 
     def _end_overdue(self) -> None:
         """Tell the callers of `settle_then` that have waited too long, and set the timer for the next one."""
-        self._overdue = None
-        while self._settling:
-            call, (began, _) = next(iter(self._settling.items()))
-            left_s = began + self._timeout_s - time.monotonic()
+        self._overdue, loop, now_s = None, asyncio.get_running_loop(), time.monotonic()
+        for call, (began, _) in self._settling.items():
+            left_s = began + self._timeout_s - now_s
             if left_s > 0:
-                self._overdue = asyncio.get_running_loop().call_later(left_s, self._end_overdue)
-                return
-            self._end(call, BackboneUnreachable(f"the record was not settled within {self._timeout_s:g} s"))
+                self._overdue = loop.call_later(left_s, self._end_overdue)
+                break
+            why = f"the record was not settled within {self._timeout_s:g} s"
+            # Each by itself: an error of one who is told holds up no other.
+            loop.call_soon(self._end, call, BackboneUnreachable(why))
 
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
         """Append a record, wait until the live view has settled it, and return it unless it is rejected.

@@ -110,6 +110,27 @@ def test_each_record_has_the_whole_time_before_it_is_an_error() -> None:
     assert min(took) >= 0.2 and max(took) < 2
 
 
+@pytest.mark.requirement("ST-98")
+def test_an_error_of_one_who_is_told_too_late_holds_up_no_other() -> None:
+    settings, view = Settings(gateway=GatewaySettings(settle_timeout_s=0.1)), SimpleNamespace(failure=None)
+    told: list[Any] = []
+
+    def fails(found: Any) -> None:
+        raise RuntimeError(f"a bug, told {found}")
+
+    async def settle() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        appender = LogAppender(settings, view)  # type: ignore[arg-type]
+        appender._away, appender._publisher = None, SilentPublisher()  # type: ignore[assignment]
+        for done in (fails, told.append, fails, told.append):
+            appender.settle_then(RECORD, done)
+        async with asyncio.timeout(2):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(settle())
+
+
 def test_the_event_loop_waits_for_no_room_at_the_publisher() -> None:
     here, sent_by = threading.get_ident(), list[int]()
 
