@@ -53,7 +53,7 @@ class SharedRecords:
                     continue
                 self._waiting.setdefault(record.partition, deque()).append(record)
                 self._records += 1
-                self._bytes += len(record.value or b"")
+                self._bytes += _size_of(record)
             if self._records > _RECORDS_MOST or self._bytes > _BYTES_MOST:
                 for partition in list(self._waiting):
                     self._forget(partition)
@@ -82,7 +82,7 @@ class SharedRecords:
                 while waiting and len(found) < most:
                     record = waiting.popleft()
                     self._records -= 1
-                    self._bytes -= len(record.value or b"")
+                    self._bytes -= _size_of(record)
                     self._begins[partition] = record.offset + 1
                     if record.offset >= offset:
                         found.append(record)
@@ -99,4 +99,9 @@ class SharedRecords:
         if waiting:
             self._begins[partition] = waiting[-1].offset + 1
         self._records -= len(waiting)
-        self._bytes -= sum(len(record.value or b"") for record in waiting)
+        self._bytes -= sum(map(_size_of, waiting))
+
+
+def _size_of(record: Record) -> int:
+    """Return the bytes of a record's value and headers, which may be as long."""
+    return sum(map(len, filter(None, (record.value, *record.header_values))))

@@ -155,6 +155,8 @@ def test_what_waits_is_bounded_in_bytes_as_in_number(monkeypatch) -> None:
     assert shared.has(0, 0)
     shared.offer([Record("t", 0, 1, 0, b"k", b"x" * 200, (), ())])
     assert not shared.has(0, 1) and shared.has(0, 2) and not shared.take({0: 0}, 10)
+    shared.offer([Record("t", 0, 2, 0, b"k", None, ("a", "b"), (b"x" * 1100, None))])
+    assert not shared.has(0, 2) and shared.has(0, 3)
 
 
 def test_a_commit_that_can_wait_is_made_with_a_later_one(readers) -> None:
