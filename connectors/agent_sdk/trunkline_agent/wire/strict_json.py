@@ -128,8 +128,8 @@ def decode(value: bytes) -> tuple[Any, bool]:
         # come out again, or else as many colons: each key has one, those in texts come out again, and no text
         # has one as an escape.
         compact = orjson.dumps(document)
-        is_as_long = compact.count(b":") == value.count(b":") and b"\\u" not in value
-        if compact == value or is_as_long:
+        has_each_key_once = compact.count(b":") == value.count(b":") and b"\\u" not in value
+        if compact == value or has_each_key_once:
             return document, False
     except (ValueError, TypeError):
         pass
