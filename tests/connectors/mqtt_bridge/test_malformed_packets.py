@@ -199,7 +199,7 @@ def test_any_connection_skips_and_acknowledges_what_cannot_be_read(started, tmp_
     found: list[bytes] = []
 
     def take(message):
-        assert message.topic
+        assert isinstance(message.topic, str)  # an empty topic is text, too
         found.append(bytes(message.payload))
         if manual_ack:
             connection.ack(message.mid, message.qos)
@@ -210,8 +210,8 @@ def test_any_connection_skips_and_acknowledges_what_cannot_be_read(started, tmp_
         connection.open()
         wait_until(lambda: 8 in broker.acknowledged, 10, "the good message")
         assert found[-1] == b"good"
-        # An empty topic is text, and the assertion above has ended nothing that was sent before it.
-        assert broker.acknowledged.count(MID) >= len(bad) - 2
+        assert broker.acknowledged.count(MID) == len(bad)
+        assert not connection.lost.is_set()
     finally:
         connection.drop()
 
