@@ -27,7 +27,7 @@ from connectors.gateway.messages.deliveries import (
 from connectors.gateway.messages.replies import wait_reply
 from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.answers import refuse_rejected, unavailable
 from connectors.gateway.web.idempotency import Origin, request_uuid
 from connectors.live.settled_feed import SettledRecord

@@ -7,7 +7,8 @@ import time
 from typing import Any, Final
 
 from connectors.dashboard.shown_rows import milliseconds, shortened
-from connectors.gateway.services.mailboxes import Mailbox, MailboxIndex
+from connectors.gateway.services.mailbox_waits import Mailbox
+from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.message import (
     DEAD,

@@ -17,7 +17,7 @@ from connectors.gateway.engine.operation import DoorEngine, Exchange
 from connectors.gateway.web.bounded_http import BoundedHttp
 from connectors.gateway.web.connection_budget import Phase
 from connectors.gateway.web.strict_http import HEAD_BYTES
-from connectors.tcp_peers.peer_probe import is_heard, is_near
+from connectors.tcp_peers.peer_probe import is_heard, is_near, peer_answers
 
 _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(rb"(?:\r\n[A-Za-z0-9-]{1,64}: [!-~](?:[ -~]*[!-~])?)+").fullmatch
@@ -90,6 +90,10 @@ class DirectHttp(BoundedHttp):
         if self._is_near is None:
             self._is_near = is_near(connection)
         return is_heard(connection, is_near=self._is_near)
+
+    async def answers(self) -> bool:
+        """Return whether the client is there, after a probe of its machine."""
+        return await peer_answers(self.transport.get_extra_info("socket"))
 
     def admits(self, principal: str, *, is_operator: bool) -> bool:
         """Count the connection as one of a principal. Return False if the principal has too many."""

@@ -20,15 +20,17 @@ from starlette.exceptions import HTTPException
 from connectors.gateway.engine.operation import (
     Answer,
     Asked,
+    Behind,
     CarefulOperation,
     Exchange,
     Operation,
     Planned,
     Unusual,
+    Waiting,
 )
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import Gate, answered
-from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, error_answer
+from connectors.gateway.web.admission import Gate, answered, token_ended
+from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, error_answer, unavailable
 from connectors.gateway.web.identities import Unidentified
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner
 from connectors.live.settled_feed import SettledRecord
@@ -116,13 +118,75 @@ class Engine:
             action = operation.ACTION
             if needs_owner(caller, action) and not decide(caller, action, operation.owner(asked)).allowed:
                 raise Unusual
+        except Unusual:
+            self._pass_on(exchange)
+        except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
+            self._refuse(exchange, error)
+        else:
+            self._carry_out(exchange)
+
+    def _carry_out(self, exchange: Exchange) -> None:
+        operation, asked = exchange.operation, exchange.asked
+        try:
             records = operation.plan(asked)
+        except Waiting as nothing:
+            self._wait(exchange, nothing)
+        except Behind:
+            self._start(self._catch_up(exchange))
         except Unusual:
             self._pass_on(exchange)
         except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
             self._refuse(exchange, error)
         else:
             settle_then(operation, asked, records, partial(self._end, exchange))
+
+    def _wait(self, exchange: Exchange, nothing: Waiting) -> None:
+        """Plan again when a message is settled, or when the time is over."""
+        if exchange.wait is None:
+            exchange.wait = self._hub.mailbox_waits.begin(
+                nothing.mailboxes,
+                is_taker=True,
+                request=nothing.request,
+                on_wake=partial(self._resume, exchange),
+            )
+        exchange.wait.clear()
+        exchange.timer = asyncio.get_running_loop().call_later(nothing.left_s, self._resume, exchange)
+
+    def _resume(self, exchange: Exchange) -> None:
+        """Go on after a wait, if the client is still there and may have what it waits for."""
+        if exchange.timer is None:  # it does not wait now
+            return
+        exchange.timer.cancel()
+        exchange.timer = None
+        exchange.asked.is_fresh = False
+        if self._hub.identities.identify(exchange.headers[b"authorization"].decode("ascii")) != exchange.caller:
+            self._refuse(exchange, token_ended())
+        elif self._hub.stopping.is_set():
+            self._refuse(exchange, unavailable("the gateway stops; ask another one"))
+        elif exchange.connection.is_heard():
+            self._carry_out(exchange)
+        else:
+            self._start(self._probe(exchange))
+
+    async def _probe(self, exchange: Exchange) -> None:
+        is_there = await exchange.connection.answers()
+        exchange.asked.is_gone, exchange.asked.is_heard = not is_there, lambda: is_there
+        self._carry_out(exchange)
+
+    async def _catch_up(self, exchange: Exchange) -> None:
+        try:
+            self._hub.appender.check()
+            await self._hub.fresh.catch_up()
+        except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
+            await self._refused(exchange, error)
+        else:
+            exchange.asked.is_fresh = True
+            self._carry_out(exchange)
+
+    def _end_wait(self, exchange: Exchange) -> None:
+        if exchange.wait is not None:
+            self._hub.mailbox_waits.end(exchange.wait)
+            exchange.wait = None
 
     def _asked(self, exchange: Exchange) -> Asked:
         """Return what a request asks for. Raises Unusual if any value is not valid."""
@@ -161,6 +225,8 @@ class Engine:
                 self._start(self._await(exchange, answer))
                 return
             body = orjson.dumps(answer.document)
+        except Behind:
+            self._start(self._catch_up(exchange))
         except Unusual:
             self._pass_on(exchange)
         except Exception as error:  # noqa: BLE001  told to the client, as by the careful path
@@ -178,6 +244,7 @@ class Engine:
             self._answer(exchange, body, verdict)
 
     def _answer(self, exchange: Exchange, body: bytes, verdict: str | None) -> None:
+        self._end_wait(exchange)
         head = _HEAD % len(body)
         if verdict is not None:
             head = _VERDICT % verdict.encode() + head
@@ -185,6 +252,7 @@ class Engine:
         self._note(exchange, 200, "answered")
 
     def _pass_on(self, exchange: Exchange) -> None:
+        self._end_wait(exchange)
         self._hub.metrics.direct("passed_on")
         exchange.connection.pass_on(exchange)
 
@@ -210,6 +278,7 @@ class Engine:
                 self._gate.note_fault(known, caller, operation.route, operation.why_refused)
                 await self._gate.hold(known, caller)
             response = error_answer(known)
+        self._end_wait(exchange)
         head = b"".join([b"%b: %b\r\n" % one for one in response.raw_headers])
         exchange.connection.answer(response.status_code, head, bytes(response.body))
         self._note(exchange, response.status_code, "refused")

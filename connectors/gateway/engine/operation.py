@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -17,6 +18,7 @@ from fastapi import Response
 from pydantic import BaseModel, TypeAdapter
 
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailbox_waits import Mailbox, MailboxWait
 from connectors.gateway.web.admission import OwnerOf, WhyRefused, no_owner, reason_alone
 from connectors.gateway.web.answers import json_answer
 from connectors.gateway.web.idempotency import IdempotencyKey, Origin, request_uuid
@@ -32,7 +34,26 @@ class Unusual(Exception):
 
 
 class Behind(Unusual):
-    """The log may have something that this gateway has not settled. Catch up, and plan again."""
+    """The log may have something that this gateway has not settled. Catch up, and plan again.
+
+    `plan` raises it only as long as the request is not fresh.
+    """
+
+
+class Waiting(Unusual):
+    """There is nothing yet. Plan again when a message is settled, or when the time is over.
+
+    Attributes:
+        mailboxes: The mailboxes whose messages end the wait.
+        left_s: How many seconds to wait.
+        request: The part that all ids of a repeatable request have in common.
+    """
+
+    def __init__(self, mailboxes: Sequence[Mailbox], left_s: float, request: str | None) -> None:
+        super().__init__()
+        self.mailboxes = mailboxes
+        self.left_s = left_s
+        self.request = request
 
 
 class IsGone(Protocol):
@@ -61,6 +82,9 @@ class Connection(Protocol):
     def answer(self, status: int, head: bytes, body: bytes) -> None:
         """Send the answer: its status, the lines of its headers, and its body."""
 
+    async def answers(self) -> bool:
+        """Return whether the client is there, after a probe of its machine."""
+
     async def sent(self) -> None:
         """Wait until most of the answer has left, or the connection has ended."""
 
@@ -78,7 +102,10 @@ class Asked:
         key: The idempotency key.
         is_heard: Returns whether the client was there a moment ago.
         path: The values of the path's parameters, by their names.
-        is_fresh: Whether this gateway has settled all that the log had when the request came.
+        began: The time at which it began, by the monotonic clock.
+        is_fresh: Whether this gateway has settled all that the log had when the request came or was woken.
+        is_gone: Whether the client has left during a wait, so that it gets nothing.
+        attempts: How many of its records got nothing, because other requests were faster.
         known: A note of `plan` for `answer`.
         settled: The settled records, or errors, in the order of the plan.
         left: How many are not settled yet.
@@ -86,9 +113,12 @@ class Asked:
 
     __slots__ = (
         "_made",
+        "attempts",
+        "began",
         "body",
         "caller",
         "is_fresh",
+        "is_gone",
         "is_heard",
         "key",
         "known",
@@ -113,7 +143,10 @@ class Asked:
         self.key = key
         self.is_heard = is_heard
         self.path = path
+        self.began = time.monotonic()
         self.is_fresh = False
+        self.is_gone = False
+        self.attempts = 0
         self.known: Any = None
         self.settled: list[Any] = []
         self.left = 0
@@ -151,6 +184,8 @@ class Exchange:
         caller: Its sender, once it is admitted.
         asked: Its validated values, once there are any.
         began: The time at which it came, by the monotonic clock.
+        wait: Its wait for messages, once it has waited.
+        timer: The end of its present wait. None: it does not wait now.
     """
 
     __slots__ = (
@@ -164,6 +199,8 @@ class Exchange:
         "path",
         "query",
         "request",
+        "timer",
+        "wait",
     )
 
     caller: Caller
@@ -187,6 +224,8 @@ class Exchange:
         self.query = query
         self.body = body
         self.began = time.monotonic()
+        self.wait: MailboxWait | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class DoorEngine(Protocol):
@@ -231,6 +270,7 @@ class Planned(ABC):
         """Return the answer, from the settled records in the order of the plan. It may come after a wait.
 
         Raises:
+            Behind: Another request was faster. Catch up, and plan again.
             Unusual: The careful path must serve the request anew.
             ApiError: The log has refused a record.
         """

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from connectors.gateway.messages.shown_messages import message_as_json, reserve_answer
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox, same_request
 from connectors.gateway.web.answers import encoded_within, unavailable
 from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
@@ -26,9 +26,7 @@ from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
 # Another consumer may be faster, so one request may have to ask the log again. Each time has an id of its own.
-_ATTEMPTS: Final = 32
-# The interval at which waiting requests look whether they were made before, at another gateway.
-_LOOK_S: Final = 0.1
+ATTEMPTS: Final = 32
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -61,13 +59,17 @@ class Taking:
     lease_s: int | None = None
     wait_s: float = 0
     attempts_most: int | None = None
-    asks_most: int = _ATTEMPTS
+    asks_most: int = ATTEMPTS
+
+    @property
+    def request(self) -> str | None:
+        """The part that all ids of this request have in common. None: it was not made before."""
+        return same_request(str(self.made)) if self.is_repeatable else None
 
     def request_id(self, attempt: int) -> str:
         """Return the id of the record that this request appends at an attempt, the first of which is 0."""
-        # A waiting request asks for all of them, so this must cost little.
         made = str(self.made)
-        return f"{made[:-2]}{int(made[-2:], 16) ^ attempt:02x}"
+        return f"{same_request(made)}{int(made[-2:], 16) ^ attempt:02x}"
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,13 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
     if is_fresh:
         # The earlier request may have taken messages from another mailbox than this one would now.
         await _catch_up(hub)
-    attempt, is_repeated, has_room = 0, taking.is_repeatable, False
-    with hub.mailbox_waits.waiting(taking.mailboxes, is_taker=True) as wait:
+    attempt, has_room = 0, False
+    with hub.mailbox_waits.waiting(taking.mailboxes, is_taker=True, request=taking.request) as wait:
         while True:
             wait.clear()
-            if is_repeated and (earlier := _earlier(hub, taking)) is not None:
+            if (earlier := earlier_taking(hub, taking)) is not None:
                 await _reserve(hub, taking, earlier[0])
                 return (await _ask(hub, taking, *earlier))[0]
-            is_repeated = False
             now_us = hub.log_clock.now_us()
             mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
             if mailbox is not None:
@@ -133,15 +134,14 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 attempt += 1
                 if not is_lost or attempt == taking.asks_most:
                     return taken
-                is_repeated = taking.is_repeatable
                 continue
             left_s = deadline - time.monotonic()
             if left_s > 0:
                 if has_room:
                     hub.answer_memory.release()
                     has_room = False
-                is_to_look = taking.is_repeatable and not is_fresh
-                is_woken = await wait.wait(min(left_s, _until_look_s()) if is_to_look else left_s)
+                is_woken = await wait.wait(left_s)
+                is_fresh = False
                 if await is_gone():
                     return Taken()
                 if hub.stopping.is_set():
@@ -152,18 +152,13 @@ async def take_messages(hub: Hub, taking: Taking, is_gone: IsGone = never_gone) 
                 return Taken()
             if not is_fresh:
                 # Another gateway may have acknowledged a message or served the same request, and this one has
-                # not settled that yet. A message wakes the wait when it is settled, so most waits end earlier.
+                # not settled that yet. Each wakes the wait when it is settled, so most waits end earlier.
                 await _catch_up(hub)
-                is_fresh, is_repeated = True, taking.is_repeatable
+                is_fresh = True
 
 
 async def _reserve(hub: Hub, taking: Taking, mailbox: Mailbox) -> None:
     await reserve_answer(hub, taking.origin["principal"], mailbox, taking.limit, taking.bytes_most)
-
-
-def _until_look_s() -> float:
-    """Return the seconds until repeatable requests look for earlier ones: all at once, to share the look."""
-    return _LOOK_S - time.monotonic() % _LOOK_S
 
 
 async def _catch_up(hub: Hub) -> None:
@@ -171,14 +166,9 @@ async def _catch_up(hub: Hub) -> None:
     await hub.fresh.catch_up()
 
 
-def _earlier(hub: Hub, taking: Taking) -> tuple[Mailbox, str] | None:
+def earlier_taking(hub: Hub, taking: Taking) -> tuple[Mailbox, str] | None:
     """Return the mailbox from which this request got messages when it was made before, and the record's id."""
-    for attempt in range(_ATTEMPTS):
-        request_id = taking.request_id(attempt)
-        for mailbox in taking.mailboxes:
-            if hub.mailboxes.handed(mailbox, request_id):
-                return mailbox, request_id
-    return None
+    return None if taking.request is None else hub.mailboxes.earlier(taking.mailboxes, taking.request)
 
 
 async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> tuple[Taken, bool]:

@@ -24,7 +24,8 @@ from connectors.gateway.rules.message_models import (
     NackRequest,
 )
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
+from connectors.gateway.services.mailbox_waits import Mailbox
+from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.policy import Action
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record

@@ -22,7 +22,8 @@ from fastapi import Request, Response
 from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
+from connectors.gateway.services.mailbox_waits import Mailbox
+from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.idempotency import caller_of
 from connectors.gateway.web.models import ERRORS

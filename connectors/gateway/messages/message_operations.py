@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from fastapi import Header, Response
 
-from connectors.gateway.engine.operation import Answer, Asked, IsGone, Operation, Unusual
+from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual, Waiting
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.deliveries import (
+    ATTEMPTS,
+    Taken,
     Taking,
+    earlier_taking,
     take_messages,
     taken_as_json,
     taken_by,
@@ -40,7 +44,8 @@ from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.read_marks import ReadMarks, mark_records, marks_of, plan_marks
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
+from connectors.gateway.services.mailbox_waits import Mailbox
+from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import WhyRefused
 from connectors.gateway.web.answers import json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
@@ -190,8 +195,8 @@ class SendMessage(Operation):
 
 class _Taken(NamedTuple):
     taking: Taking
-    mailbox: Mailbox
-    request_id: str
+    mailbox: Mailbox = ("", "")
+    request_id: str = ""
 
 
 class TakeMessages(Operation):
@@ -216,29 +221,44 @@ class TakeMessages(Operation):
     KEY: ClassVar = RequestId
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
-        """Return the claim or the lease, if a message waits. Repeated requests and long answers are unusual."""
-        hub = self.hub
-        if asked.key is not None:
-            raise Unusual
+        """Return the claim or the lease, once a message waits. It is unusual to get what a request got before.
+
+        A long answer is unusual, and a client of which nothing was heard.
+        """
+        hub, taking = self.hub, self._taking(asked)
+        asked.known = _Taken(taking)
+        if asked.is_gone:
+            return ()
         hub.appender.check()
-        taking, now_us = self._taking(asked), hub.log_clock.now_us()
+        # The earlier request may have taken messages from another mailbox than this one would now.
+        if taking.is_repeatable and (len(taking.mailboxes) > 1 or earlier_taking(hub, taking) is not None):
+            raise Unusual
+        now_us = hub.log_clock.now_us()
         mailbox = next((one for one in taking.mailboxes if hub.mailboxes.ready(one, now_us)), None)
         if mailbox is None:
-            raise Unusual
+            left_s = taking.wait_s - (time.monotonic() - asked.began)
+            if left_s > 0:
+                raise Waiting(taking.mailboxes, left_s, taking.request)
+            if not asked.is_fresh:
+                raise Behind
+            return ()
         # Others wait for room, or for a sign of the client.
         is_small = answer_bytes_of(hub, mailbox, taking.limit, taking.bytes_most) <= SMALL_BYTES
         if not is_small or (taking.lease_s is None and not asked.is_heard()):
             raise Unusual
-        asked.known = _Taken(taking, mailbox, taking.request_id(0))
+        asked.known = _Taken(taking, mailbox, taking.request_id(asked.attempts))
         return (taking_record(hub, *asked.known),)
 
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
         """Hand out the messages that the log gave to this request."""
-        refuse_rejected(settled[0])
-        taken, is_lost = taken_by(self.hub, *asked.known)
-        if is_lost:
-            raise Unusual  # other readers were faster
-        return Answer(taken_as_json(self.hub, asked.known.taking, taken))
+        taking, taken = asked.known.taking, Taken()
+        if settled:
+            refuse_rejected(settled[0])
+            taken, is_lost = taken_by(self.hub, *asked.known)
+            asked.attempts += 1
+            if is_lost and asked.attempts < ATTEMPTS:
+                raise Behind
+        return Answer(taken_as_json(self.hub, taking, taken))
 
     async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
         """Wait for the first message, and give a repeated request what it got before."""

@@ -22,7 +22,7 @@ from connectors.gateway.rules.principal_models import (
     PrincipalsAnswer,
 )
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, encoded_within, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, caller_of, derived_token

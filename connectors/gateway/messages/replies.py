@@ -12,8 +12,7 @@ import uuid
 from connectors.gateway.messages.deliveries import IsGone, never_gone
 from connectors.gateway.messages.shown_messages import address_of_sender, reserve_answer
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailbox_waits import MailboxWait
-from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox, MailboxWait
 from connectors.gateway.web.answers import unavailable
 from connectors.gateway.web.idempotency import Origin
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record, lease_record

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox, token_mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox
+from connectors.gateway.services.mailboxes import token_mailbox
 from connectors.gateway.web.answers import BUSY, encoded_within, unavailable
 from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow

@@ -8,7 +8,8 @@ from typing import TypeVar
 from fastapi import Request
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes
+from connectors.gateway.services.mailbox_waits import Mailbox
+from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import Caller, owner_of_task
 from connectors.gateway.web.refusals import DOOR

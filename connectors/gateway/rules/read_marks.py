@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Unpack
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.mailbox_requests import read_record

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
+from connectors.gateway.services.mailbox_waits import HandedMessages, Mailbox
 from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_view import LiveView
@@ -23,15 +24,11 @@ from schemas.streams.mailboxes.message import (
 )
 from trunkline_agent.wire.ids import NAME_LIMIT
 
-# The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
-_REQUESTS: Final = 20_000
 _MESSAGES: Final = 100_000
 # The index has the newest of the messages in a final status. The live view reads more of them from its store.
 FINAL_MESSAGES: Final = 50_000
 K = TypeVar("K")
 V = TypeVar("V")
-Mailbox = tuple[str, str]
-"""Realm and recipient."""
 _COUNT_MOST: Final = 2**32 - 1
 _END: Final = b"\xff" * 9
 
@@ -106,8 +103,7 @@ class MailboxIndex(RowIndex[MessageRow]):
         self._dead: dict[Mailbox, dict[str, int]] = {}
         # By `<realm>/<recipient>/<id of a dead message>`: the ids of the messages that repeat it.
         self._replays: dict[str, dict[str, None]] = {}
-        # By `<realm>/<recipient>/<request id>`.
-        self._handed: dict[str, dict[str, None]] = {}
+        self._handed = HandedMessages()
         # By message id: `<realm>/<recipient>`.
         self._mailbox_of: dict[str, str] = {}
         self._kept: dict[Mailbox, dict[str, None]] = {}
@@ -275,7 +271,15 @@ class MailboxIndex(RowIndex[MessageRow]):
     def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
         """Return the ids of the messages that one request (`request_id`) got from a mailbox, in no order."""
         with self._lock:
-            return list(self._handed.get("/".join((*mailbox, request_id)), ()))
+            return self._handed.of(mailbox, request_id)
+
+    def earlier(self, mailboxes: Sequence[Mailbox], request: str) -> tuple[Mailbox, str] | None:
+        """Return the one of these mailboxes from which a request got messages, and the id of its record.
+
+        `request` is that of `same_request`. The result is None if it got none.
+        """
+        with self._lock:
+            return self._handed.earlier(mailboxes, request)
 
     def _depth_of(self, place: bytes) -> Depth:
         realm, _, recipient = place[8:].decode().partition("\0")
@@ -327,10 +331,7 @@ class MailboxIndex(RowIndex[MessageRow]):
         if len(self._final) > FINAL_MESSAGES:
             self._forget(next(iter(self._final)))
         if row.request_id is not None:
-            request = "/".join((*mailbox, row.request_id))
-            self._handed.setdefault(request, {})[row.message_id] = None
-            if len(self._handed) > _REQUESTS:
-                del self._handed[next(iter(self._handed))]
+            self._handed.note(mailbox, row.request_id, row.message_id)
 
     def _note_age(self, mailbox: Mailbox, message_id: str, *, is_added: bool) -> None:
         """Add a pending message to `_by_age` with the status that it has in the other indexes, or remove it."""

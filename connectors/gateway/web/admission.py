@@ -250,8 +250,13 @@ class Gate:
         if the token was revoked or has expired.
         """
         if not self.still_holds(request):
-            raise ApiError(401, UNAUTHORIZED, "the token is no longer valid", {"WWW-Authenticate": _REALM})
+            raise token_ended()
         return await (peer_is_gone(request.scope) if is_probed else request.is_disconnected())
+
+
+def token_ended() -> ApiError:
+    """Return the error for a client whose token was revoked or has expired while it waited."""
+    return ApiError(401, UNAUTHORIZED, "the token is no longer valid", {"WWW-Authenticate": _REALM})
 
 
 class AdmittedRoute(APIRoute):

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from connectors.gateway.messages.deliveries import Taking, take_messages
 from connectors.gateway.messages.shown_messages import message_as_json
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailboxes import Mailbox
+from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import Origin
 from connectors.gateway.web.metrics import counters, gauge, gauges

@@ -113,6 +113,7 @@ class FoldedHub(LiveRows):
     def _changed(self, change: AppliedChange) -> None:
         self.names.changed(change)
         self.mailboxes.changed(change)
+        self.mailbox_waits.changed(change)
         self.lists.changed(change)
         self.topics.changed(change)
         self.blobs.on_change(change)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from connectors.gateway.services.mailbox_waits import same_request
 from connectors.gateway.services.mailboxes import MailboxIndex
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MessageRow
@@ -355,6 +356,9 @@ def test_what_was_handed_out_while_the_rows_were_loaded_does_not_wait_any_more()
 
     index.load(listed_before())
     assert (index.depth(bo), index.deepest(9), index.handed(bo, "r1")) == (0, [], ["m1"])
+    request = same_request("r1")
+    assert index.earlier([("default", "ada"), bo], request) == (bo, "r1")
+    assert index.earlier([("default", "ada")], request) is None and index.earlier([bo], "another") is None
 
 
 @pytest.mark.requirement("HH-06")

@@ -11,8 +11,9 @@ import pytest
 
 from connectors.gateway.messages.dead_messages import newest_dead
 from connectors.gateway.messages.principal_routes import cleared_count
-from connectors.gateway.services import mailboxes
+from connectors.gateway.services import mailbox_waits, mailboxes
 from connectors.gateway.services.conversations import Conversations
+from connectors.gateway.services.mailbox_waits import HandedMessages, same_request
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledFeed
@@ -222,3 +223,15 @@ def test_a_clearing_is_counted_without_a_look_at_what_ended_before(monkeypatch):
     monkeypatch.setattr(state, "find", lambda view, key: reads.append(key) or find(view, key))
     assert cleared_count(rows, ("default", "agent-0"), waiting, at_us) == 4
     assert len(reads) <= 10
+
+
+@pytest.mark.requirement("ST-94")
+def test_the_oldest_requests_are_forgotten(monkeypatch):
+    monkeypatch.setattr(mailbox_waits, "_REQUESTS", 3)
+    handed, bo = HandedMessages(), ("default", "bo")
+    for number in range(5):
+        handed.note(bo, f"request-{number}-00", f"message-{number}")
+    found = [handed.earlier([bo], same_request(f"request-{number}-ff")) for number in range(5)]
+    assert found == [None, None, *((bo, f"request-{number}-00") for number in (2, 3, 4))]
+    assert len(handed._handed) == len(handed._asked) == 3
+    assert handed.of(bo, "request-4-00") == ["message-4"]
