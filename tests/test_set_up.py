@@ -234,3 +234,22 @@ def test_java_fetches_the_jars_in_a_locale_that_has_all_names_of_folders(ready: 
     ready.put_java(21)
     assert ready.run(LC_ALL="C").returncode == 0
     assert set(ready.asked("locales")) == {"C.UTF-8"}
+
+
+@pytest.mark.requirement("OP-47")
+def test_the_jars_are_fetched_while_packages_are_still_being_installed(ready: StubMachine) -> None:
+    ready.put_python(13)
+    ready.put_java(21)
+    (ready.root / "state" / "last").touch()
+    assert ready.run().returncode == 0
+    assert len(ready.asked("locales")) == 2
+
+
+@pytest.mark.requirement("OP-47")
+def test_jars_that_could_not_be_fetched_meanwhile_are_fetched_again(ready: StubMachine) -> None:
+    ready.put_python(13)
+    ready.put_java(21)
+    (ready.root / "state" / "no-jars").touch()
+    done = ready.run()
+    assert done.stdout == "ran on 3.13: status\n", done.stderr
+    assert len(ready.asked("locales")) > 2
