@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,15 @@ def text_of(path: Path | str) -> str:
 @cache
 def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a file."""
-    return ast.parse(text_of(path), str(path))
+    # The nodes stay until the end, and Python's garbage collector would look at all of them again and again.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text_of(path), str(path))
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 @cache
