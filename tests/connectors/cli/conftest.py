@@ -24,8 +24,9 @@ from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import free_port
 from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import ProgramProcess, program_environment, wait_until
+from tests.broker_processes import BrokerProcess, ProgramProcess, program_environment, wait_until
 from tests.forked_programs import forked_command
+from tests.own_settings import own_settings
 from tests.programs import run_program, start_program
 
 WAIT_S = 60.0
@@ -96,13 +97,18 @@ class CommandLine:
             process.communicate(timeout=WAIT_S)
 
 
+def with_gateway_port(settings: Settings) -> Settings:
+    """Settings with a port of its own for the gateway."""
+    gateway = settings.gateway.model_copy(
+        update={"port": free_port(), "reactor_group": f"reactor-{settings.kafka.topic}"}
+    )
+    return settings.model_copy(update={"gateway": gateway})
+
+
 @pytest.fixture
 def hub_settings(backbone_settings: Settings) -> Settings:
     """`backbone_settings` with a port of its own for the gateway."""
-    gateway = backbone_settings.gateway.model_copy(
-        update={"port": free_port(), "reactor_group": f"reactor-{backbone_settings.kafka.topic}"}
-    )
-    return backbone_settings.model_copy(update={"gateway": gateway})
+    return with_gateway_port(backbone_settings)
 
 
 @pytest.fixture
@@ -127,6 +133,21 @@ def trunkline(hub_settings: Settings) -> Iterator[CommandLine]:
     found = CommandLine(hub_settings)
     yield found
     found.end()
+
+
+@pytest.fixture(scope="module")
+def unchanged(
+    kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CommandLine]:
+    """The command line on a gateway for all tests of a file whose commands change nothing there."""
+    folder = tmp_path_factory.mktemp("unchanged")
+    settings = with_gateway_port(own_settings(kafka_broker, mosquitto_broker, folder))
+    program = ProgramProcess("connectors.gateway_program", settings, folder, "gateway")
+    try:
+        program.wait_ready()
+        yield CommandLine(settings)
+    finally:
+        program.kill()
 
 
 @pytest.fixture

@@ -89,9 +89,10 @@ def test_the_same_request_id_is_the_same_request(hub: GatewayClient, trunkline: 
     ],
 )
 def test_what_cannot_be_done_has_its_exit_code_and_its_reason(
-    hub: GatewayClient, trunkline: CommandLine, arguments: tuple[str, ...], code: int, text: str
+    unchanged: CommandLine, arguments: tuple[str, ...], code: int, text: str
 ) -> None:
-    done = trunkline.call("schedules", *arguments)
+    done = unchanged.call("schedules", *arguments)
+    assert unchanged.call("schedules", "list").returncode == 3
     assert (done.returncode, done.stdout) == (code, "")
     assert text in done.stderr
 
