@@ -59,7 +59,7 @@ exec(sys.argv.pop(1))' "${@:3}" ;;
     echo "$HOME" >>@ROOT@/state/homes
     echo "$*" >>@ROOT@/state/pip
     [[ "$*" == *--target* && -e @ROOT@/state/no-index ]] && exit 1
-    [[ "$*" == *others.lock && -e @ROOT@/state/last ]] && { for _ in {1..100}; do
+    [[ "$*" == *@(odd|even).lock && -e @ROOT@/state/last ]] && { for _ in {1..100}; do
       [[ $(wc -l <@ROOT@/state/locales) == 2 ]] && exit; read -r -t 0.1 <> <(:); done; exit 1; }
     while [[ $# -gt 1 && $1 != --target ]]; do shift; done
     [[ $1 != --target ]] && exit 0
