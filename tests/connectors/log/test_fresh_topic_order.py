@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -24,23 +22,6 @@ RECORD = OutgoingRecord("job/0a1b2c3d", "id-1", "mqtt", "unverified", "job.event
 TOPICS = 48
 WITHIN_S = 20.0
 FOR_S = 0.15
-
-
-def _burn() -> None:
-    while True:
-        pass
-
-
-@pytest.fixture
-def busy_machine() -> Iterator[None]:
-    """Processes that take the processor from Kafka, so that a new partition is not ready for a long time."""
-    burning = [multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) for _ in range(4)]
-    for one in burning:
-        one.start()
-    yield
-    for one in burning:
-        one.kill()
-        one.join()
 
 
 def positions_on_a_new_topic(settings: Settings) -> list[int]:
@@ -67,7 +48,6 @@ def positions_on_a_new_topic(settings: Settings) -> list[int]:
 
 
 @pytest.mark.requirement("CM-08")
-@pytest.mark.usefixtures("busy_machine")
 def test_no_record_overtakes_the_first_one_on_a_topic_that_kafka_is_still_making(
     backbone_settings: Settings,
 ) -> None:
