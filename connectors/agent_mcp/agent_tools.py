@@ -12,8 +12,8 @@ import orjson
 from connectors.agent_mcp.planned_tools import PlannedTool, StatusTool
 from connectors.agent_mcp.signed_requests import DOOR, IS_EVENT
 from connectors.agent_mcp.tool_arguments import DiscoverAgents, GetMyMessages
-from connectors.gateway.engine.operation import Answer, Asked, Unusual
-from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of, reserve_bytes
+from connectors.gateway.engine.operation import SMALL_BYTES, Answer, Asked, Unusual, reserve_bytes
+from connectors.gateway.messages.shown_messages import answer_bytes_of
 from connectors.gateway.rules.read_marks import is_read, is_shown
 from connectors.gateway.services.hub import Hub
 from connectors.live.settled_feed import SettledRecord

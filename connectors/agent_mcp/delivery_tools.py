@@ -16,7 +16,7 @@ from connectors.agent_mcp.operation_tools import SendTool
 from connectors.agent_mcp.planned_tools import PlannedTool, ToolCall
 from connectors.agent_mcp.signed_requests import DOOR, IS_GONE
 from connectors.agent_mcp.tool_arguments import WaitForMessages
-from connectors.gateway.engine.operation import Answer, Asked, Unusual
+from connectors.gateway.engine.operation import SMALL_BYTES, Answer, Asked, Unusual
 from connectors.gateway.messages.deliveries import (
     Taken,
     Taking,
@@ -25,7 +25,7 @@ from connectors.gateway.messages.deliveries import (
     taking_record,
 )
 from connectors.gateway.messages.replies import wait_reply
-from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of
+from connectors.gateway.messages.shown_messages import answer_bytes_of
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.answers import refuse_rejected, unavailable

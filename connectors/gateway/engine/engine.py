@@ -67,9 +67,12 @@ class Engine:
         self._gate = gate
         direct = [one for one in operations if not isinstance(one, CarefulOperation)]
         self._operations = {one.route.encode(): one for one in direct}
-        # Each path with parameters is a group with the name of its operation.
         self._named = {one.NAME: one for one in direct if one.parameters}
-        self._match = re.compile(b"|".join(map(_pattern_of, self._named.values()))).fullmatch
+        # Each path with parameters is a group with the name of its operation. Those of a family have a pattern.
+        families: dict[bytes, list[bytes]] = {}
+        for one in self._named.values():
+            families.setdefault(_family(one.route.encode()), []).append(_pattern_of(one))
+        self._match = {name: re.compile(b"|".join(found)).fullmatch for name, found in families.items()}
         self._may: dict[tuple[Caller, Action], bool] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +85,7 @@ class Engine:
             return None, (), b""
         target, _, query = request_line[: -len(_VERSION)].partition(b"?")
         operation = self._operations.get(target)
-        if operation is None and (match := self._match(target)) is not None:
+        if operation is None and (match := self._match.get(_family(target), _nothing)(target)) is not None:
             operation, first = self._named[str(match.lastgroup)], match.lastindex or 0
             return operation, match.groups()[first : first + len(operation.parameters)], query
         return operation, (), query
@@ -248,8 +251,9 @@ class Engine:
         head = _HEAD % len(body)
         if verdict is not None:
             head = _VERDICT % verdict.encode() + head
-        exchange.connection.answer(200, head, body)
-        self._note(exchange, 200, "answered")
+        status = exchange.operation.STATUS
+        exchange.connection.answer(status, head, body)
+        self._note(exchange, status, "answered")
 
     def _pass_on(self, exchange: Exchange) -> None:
         self._end_wait(exchange)
@@ -290,6 +294,15 @@ class Engine:
         self._hub.request_lines.add(
             operation.METHOD, operation.PATH, status, seconds, exchange.caller.principal
         )
+
+
+def _family(target: bytes) -> bytes:
+    """Return the third part of a path, such as `topics` of `/api/hub/topics/a`, or any other word."""
+    return target.split(b"/", 4)[-2:][0]
+
+
+def _nothing(_: bytes) -> None:
+    return None
 
 
 def _pattern_of(operation: Operation) -> bytes:

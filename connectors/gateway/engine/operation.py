@@ -12,21 +12,24 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, get_args
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_args
 
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import BaseModel, TypeAdapter
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox, MailboxWait
-from connectors.gateway.web.admission import OwnerOf, WhyRefused, no_owner, reason_alone
-from connectors.gateway.web.answers import json_answer
-from connectors.gateway.web.idempotency import IdempotencyKey, Origin, request_uuid
+from connectors.gateway.web.admission import OwnerOf, WhyRefused, reason_alone
+from connectors.gateway.web.answers import BUSY, json_answer, unavailable
+from connectors.gateway.web.idempotency import IdempotencyKey, Origin, caller_of, request_uuid
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from connectors.gateway.web.refusals import DOOR
 from connectors.live.settled_feed import SettledRecord
 from schemas.wire.record import OutgoingRecord
+
+# Answers below this are not counted: all connections together have few MiB of them.
+SMALL_BYTES: Final = 32 * 1024
 
 
 class Unusual(Exception):
@@ -158,6 +161,16 @@ class Asked:
         return self.caller.requester
 
     @property
+    def principal(self) -> str:
+        """The name of the principal that sent the request."""
+        return self.caller.principal
+
+    @property
+    def request_id(self) -> str:
+        """The text of `made`, for the field `request_id` of the records that the request appends."""
+        return str(self.made)
+
+    @property
     def made(self) -> uuid.UUID:
         """The UUID of what the request makes. A repeated request with a key has the same one."""
         if self._made is None:
@@ -226,6 +239,32 @@ class Exchange:
         self.began = time.monotonic()
         self.wait: MailboxWait | None = None
         self.timer: asyncio.TimerHandle | None = None
+
+
+def owner_by(hub: Hub, owner: Callable[[Asked], str | None]) -> OwnerOf:
+    """Return a function with which the access check finds an owner, by a function as `Operation.owner`.
+
+    The request that `owner` gets is not validated, and has no body. If it raises Behind, it is called again when
+    the live view has caught up with the log; BackboneUnreachable is raised if that takes too long.
+    """
+
+    async def found(request: Request) -> str | None:
+        asked = Asked(caller_of(request), None, None, None, lambda: False, request.path_params)
+        try:
+            return owner(asked)
+        except Behind:
+            await hub.fresh.catch_up()
+            asked.is_fresh = True
+            return owner(asked)
+
+    return found
+
+
+async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
+    """Wait until there is room for `size` bytes of the present request's answer. Raises ApiError (503)."""
+    wait_s = hub.settings.gateway.settle_timeout_s
+    if size > SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
+        raise unavailable("the gateway has too many long answers under way; try again", BUSY)
 
 
 class DoorEngine(Protocol):
@@ -300,6 +339,8 @@ class Operation(Planned):
         QUERY: The model of the query. None: there is none.
         KEY: The header with the idempotency key, as the type of a route's parameter. None: there is none.
         RESPONSES: Further answers, for the documents of the API.
+        STATUS: The status of the answer.
+        EXAMPLE: An example of the body, for the documents of the API. None: it follows from its fields.
     """
 
     NAME: ClassVar[str]
@@ -313,6 +354,8 @@ class Operation(Planned):
     QUERY: ClassVar[type[BaseModel] | None] = None
     KEY: ClassVar[Any] = IdempotencyKey
     RESPONSES: ClassVar[dict[int | str, dict[str, Any]]] = ERRORS
+    STATUS: ClassVar[int] = 200
+    EXAMPLE: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub)
@@ -336,12 +379,13 @@ class Operation(Planned):
     @property
     def owner_of(self) -> OwnerOf:
         """Finds the owner of the thing that a request is about, before the request is validated."""
-        return no_owner
+        return owner_by(self.hub, self.owner)
 
     def owner(self, asked: Asked) -> str | None:
         """Return the owner of the thing that a request is about, by what this gateway has settled.
 
-        The engine asks for it if the right of the caller depends on it. None: the careful path must find it.
+        It is asked for if the right of the caller depends on it, on the careful path before the body is read.
+        None: there is no known owner. Raises Behind if the log may have the thing.
         """
         return None
 
@@ -351,7 +395,7 @@ class Operation(Planned):
         `is_gone` tells whether the client has left, after a wait; with `is_probed` also one whose link is dead.
         """
         document, verdict = await self.later(asked)
-        return json_answer(document, verdict=verdict)
+        return json_answer(document, self.STATUS, verdict)
 
 
 class CarefulOperation(Operation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from http import HTTPStatus
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, O
 from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import json_answer
 from connectors.gateway.web.idempotency import caller_of
+from schemas.wire.record import JSON_CONTENT
 
 
 def add_operation(routes: Routes, gate: Gate, operation: Operation) -> None:
@@ -28,7 +30,12 @@ def add_operation(routes: Routes, gate: Gate, operation: Operation) -> None:
     serve.__name__, serve.__doc__ = operation.NAME, operation.__doc__
     serve.__signature__ = Signature(_parameters(operation), return_annotation=Response)  # type: ignore[attr-defined]
     add = getattr(routes, operation.METHOD.lower())
-    more = {"why_refused": operation.why_refused, "responses": operation.RESPONSES}
+    more: dict[str, Any] = {"why_refused": operation.why_refused, "responses": operation.RESPONSES}
+    if operation.STATUS != HTTPStatus.OK:
+        more["status_code"] = operation.STATUS
+    if operation.EXAMPLE is not None:
+        example = {JSON_CONTENT: {"example": operation.EXAMPLE}}
+        more["openapi_extra"] = {"requestBody": {"content": example}}
     add(operation.PATH, operation.ACTION, operation.ANSWER, operation.owner_of, **more)(serve)
 
 
@@ -57,7 +64,7 @@ async def serve_carefully(operation: Operation, asked: Asked, is_gone: IsGone) -
         answer = await carried_out(operation, asked)
     except Unusual:
         return await operation.slowly(asked, is_gone)
-    return json_answer(answer.document, verdict=answer.verdict)
+    return json_answer(answer.document, operation.STATUS, answer.verdict)
 
 
 async def carried_out(operation: Planned, asked: Asked) -> Answer:

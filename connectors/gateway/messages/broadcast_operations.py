@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import Response
 
 from connectors.gateway.engine.operation import (
+    SMALL_BYTES,
     Answer,
     Asked,
     CarefulOperation,
@@ -17,7 +18,6 @@ from connectors.gateway.engine.operation import (
 )
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_operations import MESSAGES
-from connectors.gateway.messages.shown_messages import SMALL_BYTES
 from connectors.gateway.messages.topics import Published
 from connectors.gateway.rules.hub_policy import broadcast_recipients
 from connectors.gateway.rules.message_limits import (

@@ -27,12 +27,11 @@ from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, newest_with_bodies
 from connectors.gateway.messages.shown_messages import blob_of, reserve_answer
 from connectors.gateway.rules.hub_models import TaskLimit
-from connectors.gateway.rules.owners import mailbox_owner, owner_of_mailbox
+from connectors.gateway.rules.owners import mailbox_owner
 from connectors.gateway.rules.participant_models import ReplayedAnswer
 from connectors.gateway.rules.principal_models import MessagesAnswer
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.answers import ApiError, json_answer, not_found, refuse_rejected
 from connectors.gateway.web.idempotency import NAMESPACE
 from connectors.gateway.web.models import NAME_PATTERN, NoFields
@@ -104,11 +103,6 @@ class ReplayMessage(Operation):
     ANSWER = ReplayedAnswer
     BODY = NoFields
     NEEDS_BODY = False
-
-    @property
-    def owner_of(self) -> OwnerOf:
-        """Find the owner of the mailbox in the path."""
-        return owner_of_mailbox(self.hub)
 
     def owner(self, asked: Asked) -> str | None:
         """Return the owner of the mailbox."""

@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from fastapi import Header, Response
 
-from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual, Waiting
+from connectors.gateway.engine.operation import (
+    SMALL_BYTES,
+    Answer,
+    Asked,
+    Behind,
+    IsGone,
+    Operation,
+    Unusual,
+    Waiting,
+)
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.deliveries import (
     ATTEMPTS,
@@ -22,7 +31,7 @@ from connectors.gateway.messages.deliveries import (
     taking_record,
 )
 from connectors.gateway.messages.replies import wait_reply
-from connectors.gateway.messages.shown_messages import SMALL_BYTES, answer_bytes_of, message_as_json
+from connectors.gateway.messages.shown_messages import answer_bytes_of, message_as_json
 from connectors.gateway.rules.message_limits import (
     check_limits,
     keep_mailbox,

@@ -10,10 +10,11 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from connectors.gateway.engine.operation import reserve_bytes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.web.answers import BUSY, encoded_within, unavailable
+from connectors.gateway.web.answers import encoded_within
 from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.message_text import shown_json
@@ -21,8 +22,6 @@ from schemas.streams.task.task_registry import TaskRow
 from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import iso_moment
 
-# Answers below this are not counted: all connections together have few MiB of them.
-SMALL_BYTES: Final = 32 * 1024
 _ROW_BYTES: Final = 1024
 _R = TypeVar("_R")
 
@@ -54,13 +53,6 @@ def answer_bytes_of(hub: Hub, mailbox: Mailbox | None, limit: int, bytes_most: i
     name = "/".join(mailbox)
     size = MailboxEntries(name, hub.live_view.entries(stream_key(MAILBOX, name)), 0).size()
     return min(body_bytes, size.body_bytes)
-
-
-async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
-    """Wait until there is room for `size` bytes of the present request's answer. Raises ApiError (503)."""
-    wait_s = hub.settings.gateway.settle_timeout_s
-    if size > SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
-        raise unavailable("the gateway has too many long answers under way; try again", BUSY)
 
 
 async def list_page(

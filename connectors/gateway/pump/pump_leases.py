@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from connectors.gateway.messages.shown_messages import answer_bytes_of, reserve_bytes
+from connectors.gateway.engine.operation import reserve_bytes
+from connectors.gateway.messages.shown_messages import answer_bytes_of
 from connectors.gateway.pump.pump_models import LeaseRequest
 from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub

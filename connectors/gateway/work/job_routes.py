@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.messages.shown_messages import list_page, reserve_bytes
+from connectors.gateway.engine.operation import reserve_bytes
+from connectors.gateway.messages.shown_messages import list_page
 from connectors.gateway.rules.job_models import (
     BrokersAnswer,
     BrokersFilter,

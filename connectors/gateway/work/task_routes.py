@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 
-from connectors.gateway.messages.shown_messages import reserve_bytes
+from connectors.gateway.engine.operation import reserve_bytes
 from connectors.gateway.rules.hub_models import (
     SubmittedAnswer,
     TaskAnswer,
