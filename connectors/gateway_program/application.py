@@ -25,7 +25,7 @@ from connectors.gateway.messages.limit_routes import add_limit_routes
 from connectors.gateway.messages.mailbox_stream import add_follow_route
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
-from connectors.gateway.messages.schedule_routes import add_schedule_routes
+from connectors.gateway.messages.schedule_operations import SCHEDULES
 from connectors.gateway.messages.topic_operations import topic_operations
 from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
@@ -93,7 +93,7 @@ def build_application(hub: Hub) -> FastAPI:
     add(ListDeadMessages(hub), ReplayMessage(hub))
     add_blob_routes(routes, hub)
     add(*topic_operations(hub))
-    add_schedule_routes(routes, hub)
+    add(*SCHEDULES.operations(hub))
     add_webhook_routes(routes, hub)
     add_agent_routes(routes, hub)
     add_task_routes(routes, hub)

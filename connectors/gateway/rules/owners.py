@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from connectors.gateway.engine.operation import Asked, Behind
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.services.mailboxes import own_mailboxes
@@ -140,21 +141,16 @@ def owner_of_webhook(hub: Hub) -> OwnerOf:
     return owner
 
 
-def owner_of_schedule(hub: Hub, *, is_free_own: bool = False) -> OwnerOf:
-    """Return a function with which the access check finds the owner of the schedule in a request's path.
+def owner_of_schedule(hub: Hub, asked: Asked) -> str | None:
+    """Return the owner of the schedule in a request's path, also of a removed one. None: it never existed."""
+    row = row_of(hub, asked, ScheduleRow, "name")
+    return None if row is None else setter_of_schedule(row)
 
-    The returned coroutine function takes the request, whose path has the schedule's name. If no schedule of
-    this name is active, the name is free. With `is_free_own`, a free name belongs to the caller. Without it,
-    the owner is the one of the removed schedule, or None for a name that never had one.
-    """
 
-    async def owner(request: Request) -> str | None:
-        row = await _found(hub, ScheduleRow, str(request.path_params["name"]))
-        if is_free_own and (row is None or row.status != ACTIVE):
-            return str(request.state.caller.principal)
-        return None if row is None else setter_of_schedule(row)
-
-    return owner
+def free_schedule_or_own(hub: Hub, asked: Asked) -> str | None:
+    """Return the owner of the schedule in a request's path, or the caller if no schedule of this name is active."""
+    row = row_of(hub, asked, ScheduleRow, "name")
+    return asked.principal if row is None or row.status != ACTIVE else setter_of_schedule(row)
 
 
 def setter_of_schedule(row: ScheduleRow) -> str:
@@ -175,6 +171,17 @@ def submitter_of_token(hub: Hub) -> OwnerOf:
         return None if task is None else task.submitted_by
 
     return owner
+
+
+def row_of(hub: Hub, asked: Asked, row_type: type[R], parameter: str) -> R | None:
+    """Return the row whose key is a parameter of a request's path. None: it does not exist.
+
+    Raises Behind if it may just have been created at another gateway.
+    """
+    row = hub.live_view.get(row_type, asked.path[parameter])
+    if row is None and not asked.is_fresh:
+        raise Behind
+    return row
 
 
 async def _found(hub: Hub, row_type: type[R], key: str) -> R | None:
