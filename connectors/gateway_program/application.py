@@ -39,7 +39,7 @@ from connectors.gateway.web.bounded_http import HeadRequests
 from connectors.gateway.web.endpoint_routes import EndpointRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
-from connectors.gateway.webhooks.webhook_routes import add_webhook_routes
+from connectors.gateway.webhooks.webhook_operations import WEBHOOKS
 from connectors.gateway.work.job_routes import add_job_routes
 from connectors.gateway.work.session_routes import add_session_routes
 from connectors.gateway.work.task_routes import add_task_routes
@@ -93,8 +93,7 @@ def build_application(hub: Hub) -> FastAPI:
     add(ListDeadMessages(hub), ReplayMessage(hub))
     add_blob_routes(routes, hub)
     add(*topic_operations(hub))
-    add(*SCHEDULES.operations(hub))
-    add_webhook_routes(routes, hub)
+    add(*SCHEDULES.operations(hub), *WEBHOOKS.operations(hub))
     add_agent_routes(routes, hub)
     add_task_routes(routes, hub)
     add_participant_routes(routes, hub)

@@ -125,20 +125,13 @@ def mailbox_owner(hub: Hub, caller: Caller, mailbox: Mailbox) -> str | None:
     return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
 
 
-def owner_of_webhook(hub: Hub) -> OwnerOf:
-    """Return a function with which the access check finds the owner of the webhook in a request's path.
+def owner_of_webhook(hub: Hub, asked: Asked) -> str | None:
+    """Return the owner of the webhook in a request's path: the caller, if it may drain the mailbox of this name.
 
-    The returned coroutine function takes the request, whose path has the webhook's name. The owner is that of
-    the mailbox of this name, as in `owner_of_mailbox`. So a webhook with a mailbox of its own has none.
+    A webhook with a mailbox of its own has no owner.
     """
-
-    async def owner(request: Request) -> str | None:
-        mailbox = (DEFAULT_REALM, str(request.path_params["name"]))
-        caller: Caller = request.state.caller
-        is_own = mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token)
-        return caller.principal if is_own else None
-
-    return owner
+    own = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
+    return asked.principal if (DEFAULT_REALM, asked.path["name"]) in own else None
 
 
 def owner_of_schedule(hub: Hub, asked: Asked) -> str | None:

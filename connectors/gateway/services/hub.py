@@ -64,6 +64,7 @@ from trunkline_agent.errors import TrunklineError
 log = structlog.stdlib.get_logger(__name__)
 
 _PRUNED: Final = 10_000
+_TESTS_AT_ONCE: Final = 8
 
 
 class Hub:
@@ -119,6 +120,8 @@ class Hub:
         self.request_lines = RequestLines()
         self.webhook_client = WebhookClient(settings.webhooks)
         self.webhook_health = WebhookHealth()
+        # A test lasts as long as the address likes, up to the time limit of a call.
+        self.webhook_tests = asyncio.Semaphore(_TESTS_AT_ONCE)
         self.appender = LogAppender(settings, live_view, self.log_clock)
         self.own_answers = OwnAnswers()
         self.turns, self.pace, self.under_way = FairTurns(), RefusalPace(), UnderWay()
