@@ -21,7 +21,7 @@ from connectors.gateway.messages.blob_routes import add_blob_routes
 from connectors.gateway.messages.broadcast_operations import BroadcastMessage, ReadAudit
 from connectors.gateway.messages.dead_messages import ListDeadMessages, ReplayMessage
 from connectors.gateway.messages.lease_operations import lease_operations
-from connectors.gateway.messages.limit_routes import add_limit_routes
+from connectors.gateway.messages.limit_operations import LIMITS
 from connectors.gateway.messages.mailbox_stream import add_follow_route
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
 from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
@@ -89,8 +89,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_session_routes(routes, hub)
     add_principal_routes(routes, hub)
     add_mailbox_routes(routes, hub)
-    add_limit_routes(routes, hub)
-    add(ListDeadMessages(hub), ReplayMessage(hub))
+    add(*LIMITS.operations(hub), ListDeadMessages(hub), ReplayMessage(hub))
     add_blob_routes(routes, hub)
     add(*topic_operations(hub))
     add(*SCHEDULES.operations(hub), *WEBHOOKS.operations(hub))
