@@ -6,6 +6,7 @@ All but the replay only read. The replay is the hub's own: the same rights, and 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Path, Query, Request, Response
@@ -13,7 +14,7 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from connectors.dashboard.entrance import Entrance
 from connectors.dashboard.mailbox_board import MailboxBoard
 from connectors.dashboard.task_board import TaskBoard
-from connectors.gateway.engine.operation import Asked
+from connectors.gateway.engine.operation import Asked, owner_by
 from connectors.gateway.engine.operation_routes import serve_carefully
 from connectors.gateway.messages.dead_messages import ReplayMessage
 from connectors.gateway.messages.deliveries import never_gone
@@ -49,7 +50,7 @@ def add_detail_routes(
 
 def _add_mailbox(app: FastAPI, hub: Hub, entrance: Entrance, mailboxes: MailboxBoard) -> None:
     places = asyncio.Semaphore(_MAILBOX_READERS)
-    owner_of = owner_of_mailbox(hub)
+    owner_of = owner_by(hub, partial(owner_of_mailbox, hub))
 
     async def may_replay(request: Request) -> bool:
         caller = request.state.caller
@@ -88,7 +89,7 @@ def _add_mailbox(app: FastAPI, hub: Hub, entrance: Entrance, mailboxes: MailboxB
 
 
 def _add_replay(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
-    owner_of, operation = owner_of_mailbox(hub), ReplayMessage(hub)
+    operation = ReplayMessage(hub)
 
     @app.post(_REPLAY)
     async def replay_message(
@@ -100,7 +101,9 @@ def _add_replay(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         caller may not replay the message, 404 for an unknown message, and 409 for one that is not dead.
         """
         caller = request.state.caller = entrance.admit(request, _REPLAY)
-        entrance.check_change(request, caller, _REPLAY, Action.MESSAGE_REPLAY, await owner_of(request))
+        entrance.check_change(
+            request, caller, _REPLAY, Action.MESSAGE_REPLAY, await operation.owner_of(request)
+        )
         path = {"realm": realm, "name": name, "message_id": message_id}
         asked = Asked(caller, None, None, key, lambda: False, path)
         return await serve_carefully(operation, asked, never_gone)

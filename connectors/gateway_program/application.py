@@ -24,7 +24,7 @@ from connectors.gateway.messages.lease_operations import lease_operations
 from connectors.gateway.messages.limit_operations import LIMITS
 from connectors.gateway.messages.mailbox_stream import add_follow_route
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
-from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
+from connectors.gateway.messages.principal_operations import MAILBOXES, PRINCIPALS
 from connectors.gateway.messages.schedule_operations import SCHEDULES
 from connectors.gateway.messages.topic_operations import topic_operations
 from connectors.gateway.pump.pump_routes import add_pump_routes
@@ -87,9 +87,9 @@ def build_application(hub: Hub) -> FastAPI:
     add_job_routes(routes, hub)
     add_stream_routes(routes, hub, gate)
     add_session_routes(routes, hub)
-    add_principal_routes(routes, hub)
-    add_mailbox_routes(routes, hub)
-    add(*LIMITS.operations(hub), ListDeadMessages(hub), ReplayMessage(hub))
+    for family in (PRINCIPALS, MAILBOXES, LIMITS):
+        add(*family.operations(hub))
+    add(ListDeadMessages(hub), ReplayMessage(hub))
     add_blob_routes(routes, hub)
     add(*topic_operations(hub))
     add(*SCHEDULES.operations(hub), *WEBHOOKS.operations(hub))

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
+from connectors.gateway.engine.operation import owner_by
 from connectors.gateway.messages.blobs import Uploads, opened_blob, stored_blob
 from connectors.gateway.messages.byte_ranges import is_unchanged, range_of
-from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath
+from connectors.gateway.messages.principal_operations import MAILBOX, NamePath, RealmPath
 from connectors.gateway.rules.message_models import BlobFilter, StoredBlobAnswer
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.services.hub import Hub
@@ -91,7 +92,7 @@ def _add_upload_route(routes: Routes, hub: Hub) -> None:
 def _add_fetch_routes(routes: Routes, hub: Hub) -> None:
     path = f"{MAILBOX}/messages/{{message_id}}/blob"
     places = StreamPlaces(hub.answer_memory, 64, 16, on_unread=partial(hub.metrics.dropped, DOOR))
-    owner = owner_of_mailbox(hub)
+    owner = owner_by(hub, partial(owner_of_mailbox, hub))
     documented: dict[str, Any] = {"response_class": Response, "responses": _FETCHED}
 
     @routes.get(path, Action.MAILBOX_READ, None, owner, **documented)

@@ -24,10 +24,10 @@ from connectors.gateway.engine.operation import (
 )
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_operations import MESSAGES
-from connectors.gateway.messages.principal_routes import MAILBOX, NamePath, RealmPath, newest_with_bodies
+from connectors.gateway.messages.principal_operations import MAILBOX, NamePath, RealmPath, newest_with_bodies
 from connectors.gateway.messages.shown_messages import blob_of, reserve_answer
 from connectors.gateway.rules.hub_models import TaskLimit
-from connectors.gateway.rules.owners import mailbox_owner
+from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
 from connectors.gateway.rules.principal_models import MessagesAnswer
 from connectors.gateway.rules.queue_room import check_room
@@ -106,7 +106,7 @@ class ReplayMessage(Operation):
 
     def owner(self, asked: Asked) -> str | None:
         """Return the owner of the mailbox."""
-        return mailbox_owner(self.hub, asked.caller, (asked.path["realm"], asked.path["name"]))
+        return owner_of_mailbox(self.hub, asked)
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
         """Return the new message's record; none if it exists. A message with a blob is unusual."""

@@ -8,7 +8,7 @@ from fastapi import Path
 
 from connectors.gateway.engine.family import Family, LongAnswer, Steps, page_by_name
 from connectors.gateway.engine.operation import Asked
-from connectors.gateway.messages.principal_routes import NamePath
+from connectors.gateway.messages.principal_operations import NamePath
 from connectors.gateway.rules.limit_models import (
     LimitAnswer,
     LimitsAnswer,

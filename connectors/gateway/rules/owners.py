@@ -9,10 +9,9 @@ from fastapi import Request
 
 from connectors.gateway.engine.operation import Asked, Behind
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
-from connectors.gateway.web.policy import Caller, owner_of_task
+from connectors.gateway.web.policy import owner_of_task
 from connectors.gateway.web.refusals import DOOR
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
@@ -100,28 +99,16 @@ def owner_of_task_in_path(hub: Hub) -> OwnerOf:
     return owner
 
 
-def owner_of_mailbox(hub: Hub) -> OwnerOf:
-    """Return a function with which the access check finds the owner of the mailbox in a request's path.
-
-    The returned coroutine function takes the request, and returns what `mailbox_owner` does.
-    """
-
-    async def owner(request: Request) -> str | None:
-        mailbox = (str(request.path_params["realm"]), str(request.path_params["name"]))
-        return mailbox_owner(hub, request.state.caller, mailbox)
-
-    return owner
-
-
-def mailbox_owner(hub: Hub, caller: Caller, mailbox: Mailbox) -> str | None:
-    """Return the owner of a mailbox, from the point of view of a caller.
+def owner_of_mailbox(hub: Hub, asked: Asked) -> str | None:
+    """Return the owner of the mailbox in a request's path, from the point of view of the caller.
 
     The caller owns the mailboxes that it may drain. Any other mailbox of the realm `default` belongs to the
     principal of its name. The result is None for a mailbox in another realm: principals exist in the default
     realm only, and others may use the same names.
     """
-    if mailbox in own_mailboxes(caller, hub.settings.gateway.mailbox_per_token):
-        return caller.principal
+    mailbox = asked.path["realm"], asked.path["name"]
+    if mailbox in own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token):
+        return asked.principal
     return mailbox[1] if mailbox[0] == DEFAULT_REALM else None
 
 

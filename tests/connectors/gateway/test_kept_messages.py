@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from connectors.gateway.messages.dead_messages import newest_dead
-from connectors.gateway.messages.principal_routes import cleared_count
+from connectors.gateway.messages.principal_operations import cleared_count
 from connectors.gateway.services import mailbox_waits, mailboxes
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.mailbox_waits import HandedMessages, same_request

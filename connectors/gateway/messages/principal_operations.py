@@ -1,15 +1,18 @@
-"""The operator's HTTP routes for principals and their tokens, and for showing and clearing mailboxes."""
+"""The operator's operations for principals and their tokens, and for showing and clearing mailboxes."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path
 
-from connectors.gateway.messages.shown_messages import list_page, reserve_answer
+from connectors.gateway.engine.family import Family, LongAnswer, Steps, page_by_name
+from connectors.gateway.engine.operation import Answer, Asked
+from connectors.gateway.messages.shown_messages import answer_bytes_of
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ClearedAnswer
@@ -23,9 +26,8 @@ from connectors.gateway.rules.principal_models import (
 )
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
-from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import ApiError, encoded_within, json_answer, row_as_json
-from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, caller_of, derived_token
+from connectors.gateway.web.answers import ApiError, encoded_within, row_as_json
+from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, derived_token
 from connectors.gateway.web.models import NAME_PATTERN, NoFields, PageFilter
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
@@ -42,8 +44,9 @@ from schemas.streams.principal.principals import (
 from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
-PRINCIPALS: Final = "/api/hub/principals"
 MAILBOX: Final = "/api/hub/mailboxes/{realm}/{name}"
+PRINCIPALS: Final = Family("/api/hub/principals")
+MAILBOXES: Final = Family(MAILBOX)
 NamePath = Annotated[
     str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the principal or mailbox.")
 ]
@@ -52,91 +55,73 @@ RealmPath = Annotated[
 ]
 
 
-def add_principal_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes that add, list and revoke principals of the hub.
+@PRINCIPALS.post("", Action.PRINCIPAL_ADD, NewPrincipalAnswer, status=201)
+def add_principal(hub: Hub, asked: Asked, body: PrincipalRequest) -> Steps:
+    """Add a principal with a role. The answer contains its new token, which is not shown again.
 
-    Called once, when the gateway starts. The paths begin with `/api/hub/principals`. The routes read from `hub`
-    and append records through it.
+    Only a retry with the same idempotency key within a day gets the same token. The answer is 409 when a
+    principal of this name exists, and 403 for the name of a listener.
     """
-
-    @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, NewPrincipalAnswer, status_code=201)
-    async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
-        """Add a principal with a role. The answer contains its new token, which is not shown again.
-
-        Only a retry with the same idempotency key within a day gets the same token. The answer is 409 when a
-        principal of this name exists, and 403 for the name of a listener.
-        """
-        name = body.principal
-        check_name_is_free(hub, name, "principal", write.principal, f"POST {PRINCIPALS}")
-        known = hub.live_view.get(PrincipalRow, name)
-        sha256 = None if known is None else known.token_sha256
-        token = new_token() if write.key is None else derived_token(hub.keyring, write.made, name, sha256)
-        settled = await hub.appender.settle_accepted(addition_record(name, body.role, token, **write.origin))
-        if settled.verdict == DUPLICATE:
-            _check_repeatable(hub, hub.live_view.get(PrincipalRow, name))
-        answer = {"principal": name, "role": body.role, "token": token}
-        return json_answer(answer, 201, settled.verdict)
-
-    @routes.get(PRINCIPALS, Action.PRINCIPAL_LIST, PrincipalsAnswer)
-    async def list_principals(request: Request, wanted: Annotated[PageFilter, Query()]) -> Response:
-        """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown.
-
-        An answer has `limits.answer_bytes` at most.
-        """
-        rows, by = hub.live_view.live(PrincipalRow), caller_of(request).principal
-        shown, left = await list_page(hub, by, rows, lambda row: row.principal, row_as_json, wanted.after)
-        return json_answer({"principals": shown, "left": left})
-
-    @routes.post(f"{PRINCIPALS}/{{name}}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
-    async def revoke_principal(write: WriteRequest, name: NamePath, body: NoFields | None = None) -> Response:
-        """Revoke a principal's token for good, so that its requests are refused.
-
-        Revoking it again changes nothing. The answer is 404 for an unknown principal.
-        """
-        settled = await hub.appender.settle_accepted(revocation_record(name, **write.origin))
-        row = hub.live_view.get(PrincipalRow, name)
-        return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)
+    name = body.principal
+    check_name_is_free(hub, name, "principal", asked.principal, f"POST {PRINCIPALS.path}")
+    known = hub.live_view.get(PrincipalRow, name)
+    sha256 = None if known is None else known.token_sha256
+    token = new_token() if asked.key is None else derived_token(hub.keyring, asked.made, name, sha256)
+    settled = yield addition_record(name, body.role, token, **asked.origin)
+    if settled.verdict == DUPLICATE:
+        _check_repeatable(hub, hub.live_view.get(PrincipalRow, name))
+    return {"principal": name, "role": body.role, "token": token}
 
 
-def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
-    """Add to `routes` the HTTP routes that show the messages of a mailbox and clear them.
+@PRINCIPALS.get("", Action.PRINCIPAL_LIST, PrincipalsAnswer)
+def list_principals(hub: Hub, asked: Asked, wanted: PageFilter) -> LongAnswer:
+    """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown.
 
-    Called once, when the gateway starts. The paths begin with `/api/hub/mailboxes`. The routes read from `hub`
-    and append records through it.
+    An answer has `limits.answer_bytes` at most.
     """
+    rows = hub.live_view.live(PrincipalRow)
+    return page_by_name(hub, "principals", rows, lambda row: row.principal, wanted.after)
 
-    @routes.get(MAILBOX, Action.MAILBOX_READ, MessagesAnswer, owner_of_mailbox(hub))
-    async def show_mailbox(
-        request: Request, realm: RealmPath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]
-    ) -> Response:
-        """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
 
-        `status` selects messages by their status, such as `dead`. `after` is the id of the last message on the
-        previous page of pending messages. An answer has `limits.answer_bytes` at most, unless it has only one
-        message; `left` is the number of messages that were asked for beyond that.
-        """
-        principal = caller_of(request).principal
-        await reserve_answer(hub, principal, None, wanted.limit, hub.settings.limits.answer_bytes)
-        if wanted.pending:
-            return json_answer(await asyncio.to_thread(_pending, hub, (realm, name), wanted))
-        return json_answer(await asyncio.to_thread(_messages, hub, (realm, name), wanted))
+@PRINCIPALS.post("/{name}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
+def revoke_principal(hub: Hub, asked: Asked, name: NamePath, body: NoFields | None = None) -> Steps:
+    """Revoke a principal's token for good, so that its requests are refused.
 
-    @routes.post(f"{MAILBOX}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
-    async def clear_mailbox(
-        write: WriteRequest, realm: RealmPath, name: NamePath, body: NoFields | None = None
-    ) -> Response:
-        """Remove all waiting messages of a mailbox, and answer how many.
+    Revoking it again changes nothing. The answer is 404 for an unknown principal.
+    """
+    yield revocation_record(name, **asked.origin)
+    row = hub.live_view.get(PrincipalRow, name)
+    return None if row is None else row_as_json(row)
 
-        A repeated request with the same idempotency key removes none and answers 0.
-        """
-        waiting = hub.mailboxes.waiting((realm, name))
-        record = clearing_record(realm, name, write.request_id, **write.origin)
-        settled = await hub.appender.settle_accepted(record)
-        cleared = 0
-        if settled.verdict == ACCEPTED:
-            at_us = settled.logged_at_us
-            cleared = await asyncio.to_thread(cleared_count, hub.live_view, (realm, name), waiting, at_us)
-        return json_answer({"cleared": cleared}, verdict=settled.verdict)
+
+@MAILBOXES.get("", Action.MAILBOX_READ, MessagesAnswer, owner=owner_of_mailbox)
+def show_mailbox(hub: Hub, asked: Asked, realm: RealmPath, name: NamePath, wanted: MailboxFilter) -> LongAnswer:
+    """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
+
+    `status` selects messages by their status, such as `dead`. `after` is the id of the last message on the
+    previous page of pending messages. An answer has `limits.answer_bytes` at most, unless it has only one
+    message; `left` is the number of messages that were asked for beyond that.
+    """
+    size = answer_bytes_of(hub, None, wanted.limit, hub.settings.limits.answer_bytes)
+    return LongAnswer(size, partial(_pending if wanted.pending else _messages, hub, (realm, name), wanted))
+
+
+@MAILBOXES.post("/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
+async def clear_mailbox(
+    hub: Hub, asked: Asked, realm: RealmPath, name: NamePath, body: NoFields | None = None
+) -> Answer:
+    """Remove all waiting messages of a mailbox, and answer how many.
+
+    A repeated request with the same idempotency key removes none and answers 0.
+    """
+    waiting = hub.mailboxes.waiting((realm, name))
+    record = clearing_record(realm, name, asked.request_id, **asked.origin)
+    settled = await hub.appender.settle_accepted(record)
+    cleared = 0
+    if settled.verdict == ACCEPTED:
+        at_us = settled.logged_at_us
+        cleared = await asyncio.to_thread(cleared_count, hub.live_view, (realm, name), waiting, at_us)
+    return Answer({"cleared": cleared}, settled.verdict)
 
 
 def cleared_count(live_view: LiveRows, mailbox: Mailbox, waiting: Iterable[str], at_us: int) -> int:
