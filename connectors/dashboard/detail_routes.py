@@ -22,9 +22,8 @@ from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import json_answer, not_found
 from connectors.gateway.web.idempotency import IdempotencyKey
-from connectors.gateway.web.models import LIST_LIMIT, NAME_PATTERN
+from connectors.gateway.web.models import LIST_LIMIT, NAMED
 from connectors.gateway.web.policy import Action, decide
-from trunkline_agent.wire.ids import NAME_LIMIT
 
 _MAILBOX: Final = "/api/mailboxes/{realm}/{name}"
 _MESSAGE: Final = f"{_MAILBOX}/messages/{{message_id}}"
@@ -33,7 +32,7 @@ _FIRST_MESSAGES: Final = 100
 # The number of answers that may go through a whole mailbox at once, so that callers cannot occupy all threads.
 _MAILBOX_READERS: Final = 2
 
-NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
+NamePath = Annotated[str, Path(**NAMED)]
 
 
 def add_detail_routes(
@@ -101,9 +100,8 @@ def _add_replay(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         caller may not replay the message, 404 for an unknown message, and 409 for one that is not dead.
         """
         caller = request.state.caller = entrance.admit(request, _REPLAY)
-        entrance.check_change(
-            request, caller, _REPLAY, Action.MESSAGE_REPLAY, await operation.owner_of(request)
-        )
+        owner = await operation.owner_of(request)
+        entrance.check_change(request, caller, _REPLAY, Action.MESSAGE_REPLAY, owner)
         path = {"realm": realm, "name": name, "message_id": message_id}
         asked = Asked(caller, None, None, key, lambda: False, path)
         return await serve_carefully(operation, asked, never_gone)

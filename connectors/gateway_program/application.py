@@ -9,17 +9,18 @@ from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from connectors.gateway.agents.agent_routes import add_agent_routes
-from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
-from connectors.gateway.agents.participant_routes import add_participant_routes
+from connectors.gateway.agents.agent_operations import AGENTS, CONTAINERS
+from connectors.gateway.agents.mqtt_agent_operations import MQTT_AGENTS, OF_AGENTS
+from connectors.gateway.agents.participant_operations import PARTICIPANTS
 from connectors.gateway.contracts.contract_routes import add_contract_routes
 from connectors.gateway.engine.engine import Engine
+from connectors.gateway.engine.family import Family
 from connectors.gateway.engine.operation import Operation
 from connectors.gateway.engine.operation_routes import add_operation
 from connectors.gateway.feed.stream_routes import add_stream_routes
 from connectors.gateway.messages.blob_routes import add_blob_routes
-from connectors.gateway.messages.broadcast_operations import BroadcastMessage, ReadAudit
-from connectors.gateway.messages.dead_messages import ListDeadMessages, ReplayMessage
+from connectors.gateway.messages.broadcast_operations import AUDIT, BroadcastMessage
+from connectors.gateway.messages.dead_messages import DEAD_MESSAGES, ReplayMessage
 from connectors.gateway.messages.lease_operations import lease_operations
 from connectors.gateway.messages.limit_operations import LIMITS
 from connectors.gateway.messages.mailbox_stream import add_follow_route
@@ -27,7 +28,7 @@ from connectors.gateway.messages.message_operations import MESSAGES, message_ope
 from connectors.gateway.messages.principal_operations import MAILBOXES, PRINCIPALS
 from connectors.gateway.messages.schedule_operations import SCHEDULES
 from connectors.gateway.messages.topic_operations import topic_operations
-from connectors.gateway.pump.pump_routes import add_pump_routes
+from connectors.gateway.pump.pump_routes import LISTENERS, THREADS, add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
@@ -40,9 +41,9 @@ from connectors.gateway.web.endpoint_routes import EndpointRoutes
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.webhooks.webhook_operations import WEBHOOKS
-from connectors.gateway.work.job_routes import add_job_routes
-from connectors.gateway.work.session_routes import add_session_routes
-from connectors.gateway.work.task_routes import add_task_routes
+from connectors.gateway.work.job_operations import BROKERS, JOBS, add_event_route
+from connectors.gateway.work.session_operations import SESSIONS
+from connectors.gateway.work.task_operations import TASKS, TOKENS
 
 TITLE: Final = "Trunkline hub"
 VERSION: Final = "1"
@@ -80,25 +81,27 @@ def build_application(hub: Hub) -> FastAPI:
         for operation in found:
             add_operation(routes, gate, operation)
 
+    def add_families(*families: Family) -> None:
+        for family in families:
+            add(*family.operations(hub))
+
     # Starlette tries the routes in this order, so the most used ones come first.
     send, *others = message_operations(hub)
-    add(send, BroadcastMessage(hub), ReadAudit(hub), *others, *lease_operations(hub))
+    add(send, BroadcastMessage(hub), *AUDIT.operations(hub), *others, *lease_operations(hub))
     add_follow_route(routes, hub, gate)
-    add_job_routes(routes, hub)
+    register, pick, *of_jobs = JOBS.operations(hub)
+    add(register, pick)
+    add_event_route(routes, hub)
+    add(*of_jobs, *BROKERS.operations(hub))
     add_stream_routes(routes, hub, gate)
-    add_session_routes(routes, hub)
-    for family in (PRINCIPALS, MAILBOXES, LIMITS):
-        add(*family.operations(hub))
-    add(ListDeadMessages(hub), ReplayMessage(hub))
+    add_families(SESSIONS, PRINCIPALS, MAILBOXES, LIMITS, DEAD_MESSAGES)
+    add(ReplayMessage(hub))
     add_blob_routes(routes, hub)
     add(*topic_operations(hub))
-    add(*SCHEDULES.operations(hub), *WEBHOOKS.operations(hub))
-    add_agent_routes(routes, hub)
-    add_task_routes(routes, hub)
-    add_participant_routes(routes, hub)
-    add_mqtt_agent_routes(routes, hub)
+    add_families(SCHEDULES, WEBHOOKS, AGENTS, CONTAINERS, TASKS, TOKENS, PARTICIPANTS, OF_AGENTS, MQTT_AGENTS)
     add_xml_routes(routes, hub)
     add_pump_routes(routes, hub)
+    add_families(LISTENERS, THREADS)
     app.state.engine = Engine(hub, gate, operations)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     return app

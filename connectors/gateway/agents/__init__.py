@@ -1,4 +1,4 @@
-"""HTTP routes for agent definitions, participants and MQTT agents.
+"""Operations on agent definitions, participants and MQTT agents.
 
 May import the tasks of `connectors.gateway.work`, because spawning an agent starts a task. No other route
 packages.

@@ -21,7 +21,6 @@ from connectors.gateway.engine.operation import (
     Answer,
     Asked,
     Behind,
-    CarefulOperation,
     Exchange,
     Operation,
     Planned,
@@ -65,10 +64,10 @@ class Engine:
     def __init__(self, hub: Hub, gate: Gate, operations: Iterable[Operation]) -> None:
         self._hub = hub
         self._gate = gate
-        direct = [one for one in operations if not isinstance(one, CarefulOperation)]
+        direct = [one for one in operations if one.IS_DIRECT]
         self._operations = {one.route.encode(): one for one in direct}
         self._named = {one.NAME: one for one in direct if one.parameters}
-        # Each path with parameters is a group with the name of its operation. Those of a family have a pattern.
+        # Each path with parameters is a group, with the name of its operation, of its family's pattern.
         families: dict[bytes, list[bytes]] = {}
         for one in self._named.values():
             families.setdefault(_family(one.route.encode()), []).append(_pattern_of(one))

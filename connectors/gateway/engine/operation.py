@@ -244,8 +244,8 @@ class Exchange:
 def owner_by(hub: Hub, owner: Callable[[Asked], str | None]) -> OwnerOf:
     """Return a function with which the access check finds an owner, by a function as `Operation.owner`.
 
-    The request that `owner` gets is not validated, and has no body. If it raises Behind, it is called again when
-    the live view has caught up with the log; BackboneUnreachable is raised if that takes too long.
+    The request that `owner` gets is not validated, and has no body. If it raises Behind, it is called again
+    when the live view has caught up with the log. BackboneUnreachable is raised if that takes too long.
     """
 
     async def found(request: Request) -> str | None:
@@ -340,6 +340,7 @@ class Operation(Planned):
         KEY: The header with the idempotency key, as the type of a route's parameter. None: there is none.
         RESPONSES: Further answers, for the documents of the API.
         STATUS: The status of the answer.
+        IS_DIRECT: Whether the engine may serve it. Otherwise the careful path serves all its requests.
         EXAMPLE: An example of the body, for the documents of the API. None: it follows from its fields.
     """
 
@@ -355,6 +356,7 @@ class Operation(Planned):
     KEY: ClassVar[Any] = IdempotencyKey
     RESPONSES: ClassVar[dict[int | str, dict[str, Any]]] = ERRORS
     STATUS: ClassVar[int] = 200
+    IS_DIRECT: ClassVar[bool] = True
     EXAMPLE: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, hub: Hub) -> None:
@@ -396,15 +398,3 @@ class Operation(Planned):
         """
         document, verdict = await self.later(asked)
         return json_answer(document, self.STATUS, verdict)
-
-
-class CarefulOperation(Operation):
-    """An operation that only the careful path serves: `slowly` answers all its requests."""
-
-    def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
-        """Raise Unusual."""
-        raise Unusual
-
-    def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
-        """Raise NotImplementedError, since there is no plan."""
-        raise NotImplementedError

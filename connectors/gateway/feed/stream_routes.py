@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import Query, Request, Response
 from pydantic import Field
 
-from connectors.gateway.agents.participant_routes import participant_as_json
+from connectors.gateway.agents.participant_operations import participant_as_json
+from connectors.gateway.engine.operation import owner_by
 from connectors.gateway.feed.settled_stream import (
     EventWriter,
     Follower,
@@ -27,7 +28,7 @@ from connectors.gateway.web.models import ERRORS, QueryFilter
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.web.streaming_answer import EVENT_STREAM, LastEventId, Reserve, StreamingAnswer
-from connectors.gateway.work.job_routes import JOBS, JobPath
+from connectors.gateway.work.job_operations import JOBS, JobPath
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.principal.principals import OPERATOR
@@ -105,9 +106,9 @@ def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
         return answer(request, events(rows, wanted, last_event_id), EVENT_STREAM)
 
     @routes.get(
-        f"{JOBS}/{{job_id}}/events",
+        f"{JOBS.path}/{{job_id}}/events",
         Action.JOB_READ,
-        owner_of=session_of_job(hub),
+        owner_of=owner_by(hub, partial(session_of_job, hub)),
         response_class=Response,
         responses=_documented(EVENT_STREAM),
     )

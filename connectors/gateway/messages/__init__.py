@@ -1,4 +1,4 @@
-"""HTTP routes for messages, mailboxes and principals.
+"""Operations on messages, mailboxes and principals.
 
 Must not import other route packages.
 """

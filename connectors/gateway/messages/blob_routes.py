@@ -22,7 +22,7 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, malformed
 from connectors.gateway.web.bounded_http import BODY_PROGRESS
 from connectors.gateway.web.idempotency import Origin, caller_of
-from connectors.gateway.web.models import ERRORS, NAME_PATTERN
+from connectors.gateway.web.models import ERRORS, NAMED
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.web.streaming_answer import StreamPlaces
@@ -32,7 +32,6 @@ from schemas.streams.blob.blob_registry import (
     DEFAULT_CONTENT_TYPE,
     BlobReference,
 )
-from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import iso_moment
 
 BLOBS: Final = "/api/hub/blobs"
@@ -48,9 +47,7 @@ _FETCHED: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {DEFAULT_CONTENT_TYPE: {"schema": _BINARY, "example": "the bytes of a picture"}}},
     **ERRORS,
 }
-MessagePath = Annotated[
-    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the message.")
-]
+MessagePath = Annotated[str, Path(**NAMED, description="Id of the message.")]
 
 
 def add_blob_routes(routes: Routes, hub: Hub) -> None:

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from fastapi import Response
-
-from connectors.gateway.engine.operation import (
-    SMALL_BYTES,
-    Answer,
-    Asked,
-    CarefulOperation,
-    IsGone,
-    Operation,
-    Unusual,
-)
+from connectors.gateway.engine.family import Family
+from connectors.gateway.engine.operation import SMALL_BYTES, Answer, Asked, Operation, Unusual
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.topics import Published
@@ -30,7 +21,8 @@ from connectors.gateway.rules.message_limits import (
 from connectors.gateway.rules.message_models import AuditAnswer, AuditFilter
 from connectors.gateway.rules.message_policy import check_message
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
-from connectors.gateway.web.answers import encoded_within, json_answer, refuse_rejected
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import encoded_within, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Action
 from connectors.live.settled_feed import SettledRecord
@@ -40,7 +32,7 @@ from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, MAILBOX_FULL
 
-AUDIT: Final = "/api/hub/audit"
+AUDIT: Final = Family("/api/hub/audit")
 # The engine sends no more messages at once, which all take one of the sender's places (`UnderWay`).
 _AT_ONCE: Final = 16
 
@@ -125,23 +117,13 @@ class BroadcastMessage(Operation):
         return {"broadcast_id": str(asked.made), "recipients": found.recipients, "full": found.full}
 
 
-class ReadAudit(CarefulOperation):
+@AUDIT.get("", Action.AUDIT_READ, AuditAnswer)
+async def read_audit(hub: Hub, asked: Asked, wanted: AuditFilter) -> dict[str, Any]:
     """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
 
     `limit` is the number of entries, by default the setting `gateway.audit_messages`. An answer has
     `limits.answer_bytes` at most; `left` is the number of older entries beyond that.
     """
-
-    NAME = "read_audit"
-    METHOD = "GET"
-    PATH = AUDIT
-    ACTION = Action.AUDIT_READ
-    ANSWER = AuditAnswer
-    QUERY = AuditFilter
-    KEY = None
-
-    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
-        """Return the newest entries that fit, which may be a long answer."""
-        entries = self.hub.audit.newest(asked.query.limit)
-        shown = encoded_within(reversed(entries), self.hub.settings.limits.answer_bytes)
-        return json_answer({"entries": shown[::-1], "left": len(entries) - len(shown)})
+    entries = hub.audit.newest(wanted.limit)
+    shown = encoded_within(reversed(entries), hub.settings.limits.answer_bytes)
+    return {"entries": shown[::-1], "left": len(entries) - len(shown)}

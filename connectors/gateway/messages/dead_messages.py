@@ -5,27 +5,20 @@ A replay is a new message with the content of the dead one. The dead message sta
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import Path, Response
 
-from connectors.gateway.engine.operation import (
-    Answer,
-    Asked,
-    Behind,
-    CarefulOperation,
-    IsGone,
-    Operation,
-    Unusual,
-)
+from connectors.gateway.engine.family import Family, LongAnswer
+from connectors.gateway.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
 from connectors.gateway.messages.blobs import reference_to
 from connectors.gateway.messages.message_operations import MESSAGES
 from connectors.gateway.messages.principal_operations import MAILBOX, NamePath, RealmPath, newest_with_bodies
-from connectors.gateway.messages.shown_messages import blob_of, reserve_answer
+from connectors.gateway.messages.shown_messages import answer_bytes_of, blob_of
 from connectors.gateway.rules.hub_models import TaskLimit
 from connectors.gateway.rules.owners import owner_of_mailbox
 from connectors.gateway.rules.participant_models import ReplayedAnswer
@@ -34,19 +27,17 @@ from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, json_answer, not_found, refuse_rejected
 from connectors.gateway.web.idempotency import NAMESPACE
-from connectors.gateway.web.models import NAME_PATTERN, NoFields
+from connectors.gateway.web.models import NAMED, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
-MessagePath = Annotated[
-    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the dead message.")
-]
+MessagePath = Annotated[str, Path(**NAMED, description="Id of the dead message.")]
+DEAD_MESSAGES: Final = Family(f"{MESSAGES}/dead")
 _COPIED: Final = (
     "realm",
     "from_verified",
@@ -65,27 +56,17 @@ _COPIED: Final = (
 )
 
 
-class ListDeadMessages(CarefulOperation):
+@DEAD_MESSAGES.get("", Action.MAILBOX_READ, MessagesAnswer)
+def list_dead_messages(hub: Hub, asked: Asked, wanted: TaskLimit) -> LongAnswer:
     """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
 
     The order is that of their ends, oldest first. The gateway keeps the newest 100,000 dead messages, and
     `total` counts them; the view `mailbox` in the tables has all of them. An answer has
     `limits.answer_bytes` at most; `left` is the number of older messages that were asked for beyond that.
     """
-
-    NAME = "list_dead_messages"
-    METHOD = "GET"
-    PATH = f"{MESSAGES}/dead"
-    ACTION = Action.MAILBOX_READ
-    ANSWER = MessagesAnswer
-    QUERY = TaskLimit
-    KEY = None
-
-    async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
-        """Read the messages in a thread, when there is room for the answer."""
-        hub, limit, most = self.hub, asked.query.limit, self.hub.settings.limits.answer_bytes
-        await reserve_answer(hub, asked.caller.principal, None, limit, most)
-        return json_answer(await asyncio.to_thread(newest_dead, hub.live_view, limit, most))
+    most = hub.settings.limits.answer_bytes
+    size = answer_bytes_of(hub, None, wanted.limit, most)
+    return LongAnswer(size, partial(newest_dead, hub.live_view, wanted.limit, most))
 
 
 class ReplayMessage(Operation):

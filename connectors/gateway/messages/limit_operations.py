@@ -40,7 +40,7 @@ _ORDER: Final = (ALL, ROLE, NAME)
 ScopePath = Annotated[Literal["all", "role", "name"], Path(description="Whom the limits are for.")]
 
 
-@LIMITS.post("/mqtt-load", Action.LIMITS_SET, MqttLoadAnswer, key=None)
+@LIMITS.post("/mqtt-load", Action.LIMITS_SET, MqttLoadAnswer, KEY=None)
 def report_mqtt_load(hub: Hub, asked: Asked, body: MqttLoadRequest) -> dict[str, Any]:
     """Report how many messages each account has published at the stack's own MQTT broker.
 
@@ -66,9 +66,17 @@ def list_limits(hub: Hub, asked: Asked, wanted: LimitsFilter) -> LongAnswer:
     `limits.answer_bytes` at most.
     """
     rows = hub.live_view.live(LimitRow)
-    after = None if wanted.after is None else _place(*wanted.after.split("/"))
-    defaults = {"pending_default": PENDING_DEFAULT, "subscriptions_default": SUBSCRIPTIONS_DEFAULT}
-    return page_by_name(hub, "limits", rows, lambda row: _place(row.scope, row.name), after, **defaults)
+    if wanted.after is not None:
+        wanted = wanted.model_copy(update={"after": _place(*wanted.after.split("/"))})
+    return page_by_name(
+        hub,
+        "limits",
+        rows,
+        lambda row: _place(row.scope, row.name),
+        wanted,
+        pending_default=PENDING_DEFAULT,
+        subscriptions_default=SUBSCRIPTIONS_DEFAULT,
+    )
 
 
 @LIMITS.post("/limits/{scope}/{name}", Action.LIMITS_SET, LimitAnswer)

@@ -28,7 +28,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.answers import ApiError, encoded_within, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, derived_token
-from connectors.gateway.web.models import NAME_PATTERN, NoFields, PageFilter
+from connectors.gateway.web.models import NAMED, NoFields, PageFilter
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
 from schemas.state_store.ended_lists import Span
@@ -41,21 +41,16 @@ from schemas.streams.principal.principals import (
     new_token,
     revocation_record,
 )
-from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 MAILBOX: Final = "/api/hub/mailboxes/{realm}/{name}"
 PRINCIPALS: Final = Family("/api/hub/principals")
-MAILBOXES: Final = Family(MAILBOX)
-NamePath = Annotated[
-    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the principal or mailbox.")
-]
-RealmPath = Annotated[
-    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Namespace of the mailbox.")
-]
+MAILBOXES: Final = Family(MAILBOX, owner=owner_of_mailbox)
+NamePath = Annotated[str, Path(**NAMED, description="Name of the principal or mailbox.")]
+RealmPath = Annotated[str, Path(**NAMED, description="Namespace of the mailbox.")]
 
 
-@PRINCIPALS.post("", Action.PRINCIPAL_ADD, NewPrincipalAnswer, status=201)
+@PRINCIPALS.post("", Action.PRINCIPAL_ADD, NewPrincipalAnswer, STATUS=201)
 def add_principal(hub: Hub, asked: Asked, body: PrincipalRequest) -> Steps:
     """Add a principal with a role. The answer contains its new token, which is not shown again.
 
@@ -80,7 +75,7 @@ def list_principals(hub: Hub, asked: Asked, wanted: PageFilter) -> LongAnswer:
     An answer has `limits.answer_bytes` at most.
     """
     rows = hub.live_view.live(PrincipalRow)
-    return page_by_name(hub, "principals", rows, lambda row: row.principal, wanted.after)
+    return page_by_name(hub, "principals", rows, lambda row: row.principal, wanted)
 
 
 @PRINCIPALS.post("/{name}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
@@ -94,7 +89,7 @@ def revoke_principal(hub: Hub, asked: Asked, name: NamePath, body: NoFields | No
     return None if row is None else row_as_json(row)
 
 
-@MAILBOXES.get("", Action.MAILBOX_READ, MessagesAnswer, owner=owner_of_mailbox)
+@MAILBOXES.get("", Action.MAILBOX_READ, MessagesAnswer)
 def show_mailbox(hub: Hub, asked: Asked, realm: RealmPath, name: NamePath, wanted: MailboxFilter) -> LongAnswer:
     """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
 

@@ -21,7 +21,7 @@ from connectors.gateway.rules.schedule_models import (
 from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import existing, row_as_json
-from connectors.gateway.web.models import NAME_PATTERN, NoFields
+from connectors.gateway.web.models import NAMED, NoFields
 from connectors.gateway.web.policy import Action, Caller, needs_owner
 from schemas.streams.mailboxes.message import milliseconds_of
 from schemas.streams.schedule.schedule_registry import (
@@ -32,15 +32,12 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleSet,
     schedule_request_record,
 )
-from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import canonical
 
 # The document's own example would leave out both ways to name the times of the runs.
 _EXAMPLE: Final = {"recipient": "echo", "type": "ask", "payload": {"text": "hello"}, "cron": "0 9 * * 1-5"}
-SchedulePath = Annotated[
-    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the schedule.")
-]
+SchedulePath = Annotated[str, Path(**NAMED, description="Name of the schedule.")]
 
 
 def _shown(hub: Hub, name: str) -> dict[str, Any]:
@@ -49,7 +46,7 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     return {**row_as_json(row), "next_runs": next_runs}
 
 
-SCHEDULES: Final = Family("/api/hub/schedules", schedule_request_record, _shown)
+SCHEDULES: Final = Family("/api/hub/schedules", schedule_request_record, _shown, owner=owner_of_schedule)
 
 
 @SCHEDULES.post(
@@ -92,7 +89,7 @@ def set_schedule(hub: Hub, asked: Asked, name: SchedulePath, body: ScheduleReque
     )
 
 
-@SCHEDULES.post("/{name}/remove", Action.SCHEDULE_REMOVE, ScheduleAnswer, owner=owner_of_schedule)
+@SCHEDULES.post("/{name}/remove", Action.SCHEDULE_REMOVE, ScheduleAnswer)
 def remove_schedule(
     hub: Hub, asked: Asked, name: SchedulePath, body: NoFields | None = None
 ) -> ScheduleRemoved:
@@ -117,19 +114,11 @@ def list_schedules(hub: Hub, asked: Asked, wanted: ScheduleFilter) -> LongAnswer
     is_all = not needs_owner(asked.caller, Action.SCHEDULE_READ)
     active = hub.live_view.live(ScheduleRow)
     rows = [row for row in active if is_all or asked.caller.owns(setter_of_schedule(row))]
-    return page_by_name(
-        hub,
-        "schedules",
-        rows,
-        lambda row: row.schedule,
-        wanted.after,
-        row_bytes=BODY_CHARACTERS_MOST,
-        limit=wanted.limit,
-        total=len(rows),
-    )
+    most: dict[str, Any] = {"row_bytes": BODY_CHARACTERS_MOST, "total": len(rows)}
+    return page_by_name(hub, "schedules", rows, lambda row: row.schedule, wanted, **most)
 
 
-@SCHEDULES.get("/{name}", Action.SCHEDULE_READ, ScheduleAnswer, owner=owner_of_schedule)
+@SCHEDULES.get("/{name}", Action.SCHEDULE_READ, ScheduleAnswer)
 def show_schedule(hub: Hub, asked: Asked, name: SchedulePath) -> dict[str, Any]:
     """Show a schedule, also a removed one, with its next five runs."""
     return _shown(hub, name)

@@ -1,29 +1,22 @@
-"""Messages as JSON, in the form in which the HTTP routes hand them to the owner of a mailbox; pages of lists.
+"""Messages as JSON, in the form in which the HTTP routes hand them to the owner of a mailbox.
 
 Before an answer is made, its bytes are taken out of the budget of all answers (LM-12).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
-
-import orjson
+from typing import Any
 
 from connectors.gateway.engine.operation import reserve_bytes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.web.answers import encoded_within
 from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.message_text import shown_json
 from schemas.streams.task.task_registry import TaskRow
 from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import iso_moment
-
-_ROW_BYTES: Final = 1024
-_R = TypeVar("_R")
 
 
 async def reserve_answer(
@@ -53,36 +46,6 @@ def answer_bytes_of(hub: Hub, mailbox: Mailbox | None, limit: int, bytes_most: i
     name = "/".join(mailbox)
     size = MailboxEntries(name, hub.live_view.entries(stream_key(MAILBOX, name)), 0).size()
     return min(body_bytes, size.body_bytes)
-
-
-async def list_page(
-    hub: Hub,
-    principal: str,
-    rows: Iterable[_R],
-    name_of: Callable[[_R], str],
-    shown: Callable[[_R], Any],
-    after: str | None,
-    row_bytes: int = _ROW_BYTES,
-) -> tuple[list[orjson.Fragment], int]:
-    """Return the rows of a list that fit into one answer, sorted by name, and the number of the others.
-
-    Args:
-        hub: The hub.
-        principal: The principal that gets the answer.
-        rows: All rows.
-        name_of: Returns the name of a row.
-        shown: Returns the JSON of a row.
-        after: The rows up to this name are left out. None: none are.
-        row_bytes: The bytes of a row, roughly.
-
-    Raises:
-        ApiError: 503 as of `reserve_bytes`.
-    """
-    most = hub.settings.limits.answer_bytes
-    wanted = sorted((row for row in rows if after is None or name_of(row) > after), key=name_of)
-    await reserve_bytes(hub, principal, min(most, len(wanted) * row_bytes))
-    found = encoded_within(map(shown, wanted), most)
-    return found, len(wanted) - len(found)
 
 
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.answers import existing, refuse_rejected
 from connectors.gateway.web.idempotency import caller_of
-from connectors.gateway.web.models import NAME_PATTERN
+from connectors.gateway.web.models import NAMED
 from connectors.gateway.web.policy import Action, Caller
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.blob.blob_registry import BlobReference
@@ -54,12 +54,11 @@ from schemas.streams.topic.topic_registry import (
     subscription_record,
 )
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import iso_moment
 
 TOPICS: Final = "/api/hub/topics"
 _TOPIC: Final = f"{TOPICS}/{{topic}}"
-TopicPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the topic.")]
+TopicPath = Annotated[str, Path(**NAMED, description="Name of the topic.")]
 # The engine returns no longer lists, and reads no topic with more subscribers.
 _AT_ONCE: Final = 100
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Request, Response
 
-from connectors.gateway.messages.shown_messages import list_page, reserve_answer
+from connectors.gateway.engine.family import ROW_BYTES, Family, LongAnswer, page_by_name
+from connectors.gateway.engine.operation import Asked
+from connectors.gateway.messages.shown_messages import reserve_answer
 from connectors.gateway.pump.pump_answers import opens_thread
 from connectors.gateway.pump.pump_leases import PumpLeases
 from connectors.gateway.pump.pump_models import (
@@ -34,7 +36,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import encoded_within, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import caller_of
-from connectors.gateway.web.models import NAME_PATTERN
+from connectors.gateway.web.models import NAMED
 from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from schemas.streams.control.organism import ListenerRow
@@ -47,25 +49,23 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ALL, ThreadRow
-from trunkline_agent.wire.ids import NAME_LIMIT
 from trunkline_agent.wire.moments import iso_moment
 
 PUMP: Final = "/api/hub/pump"
-LISTENERS: Final = "/api/hub/listeners"
-THREADS: Final = "/api/hub/threads"
+LISTENERS: Final = Family("/api/hub/listeners")
+THREADS: Final = Family("/api/hub/threads")
 BOOT_TAG: Final = "boot"
-ThreadPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Id of the thread.")]
+ThreadPath = Annotated[str, Path(**NAMED, description="Id of the thread.")]
 _NAMESPACE: Final = uuid.UUID("4a0f1f0e-6d2b-5f19-9a53-5d1f0f0c9d88")
 # The root of the system's own conversations.
 ROOT_THREAD: Final = str(uuid.uuid5(_NAMESPACE, "root"))
 
 
 def add_pump_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/pump`, `/api/hub/listeners` and `/api/hub/threads`."""
+    """Add the routes under `/api/hub/pump`."""
     leases = PumpLeases(hub)
     _add_work(routes, hub, leases)
     _add_start(routes, hub, leases)
-    _add_reads(routes, hub)
 
 
 def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
@@ -147,43 +147,44 @@ def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         return json_answer({"messages": shown[::-1], "left": len(rows) - len(shown)})
 
 
-def _add_reads(routes: Routes, hub: Hub) -> None:
-    # The operator's alone: the organism defines which listeners know of each other (XP-09, XP-14).
-    @routes.get(LISTENERS, Action.LISTENER_READ, ListenersAnswer)
-    async def list_listeners(request: Request, wanted: Annotated[ListenerFilter, Query()]) -> Response:
-        """List the active or the removed listeners, each with the number of messages that wait for it.
+# The operator's alone: the organism defines which listeners know of each other (XP-09, XP-14).
+@LISTENERS.get("", Action.LISTENER_READ, ListenersAnswer)
+def list_listeners(hub: Hub, asked: Asked, wanted: ListenerFilter) -> LongAnswer:
+    """List the active or the removed listeners, each with the number of messages that wait for it.
 
-        An answer has `limits.answer_bytes` at most.
-        """
+    An answer has `limits.answer_bytes` at most.
+    """
 
-        def shown(row: ListenerRow) -> dict[str, Any]:
-            return {**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)}
+    def shown(row: ListenerRow) -> dict[str, Any]:
+        return {**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)}
 
-        version, by = hub.listeners.version, caller_of(request).principal
-        rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
-        found, left = await list_page(hub, by, rows, lambda row: row.listener, shown, wanted.after)
-        said = {"version": version, "fault": hub.organism.fault, "listeners": found, "left": left}
-        return json_answer(said)
+    said: dict[str, Any] = {"version": hub.listeners.version, "fault": hub.organism.fault}
+    rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
+    return page_by_name(hub, "listeners", rows, lambda row: row.listener, wanted, shown, **said)
 
-    @routes.get(THREADS, Action.THREAD_READ, ThreadsAnswer)
-    async def list_threads(wanted: Annotated[ThreadFilter, Query()]) -> Response:
-        """List threads, newest first; with `root` only those of the tree that begins with this thread."""
+
+@THREADS.get("", Action.THREAD_READ, ThreadsAnswer)
+def list_threads(hub: Hub, asked: Asked, wanted: ThreadFilter) -> LongAnswer:
+    """List threads, newest first; with `root` only those of the tree that begins with this thread."""
+
+    def document() -> dict[str, Any]:
         rows = hub.lists.threads.newest([ALL if wanted.root is None else wanted.root], wanted.limit)
-        return json_answer({"threads": [row_as_json(row) for row in rows]})
+        return {"threads": [row_as_json(row) for row in rows]}
 
-    @routes.get(f"{THREADS}/{{name}}", Action.THREAD_READ, ThreadAnswer)
-    async def show_thread(name: ThreadPath) -> Response:
-        """Show one thread: the principal that opened it, the one that knows it, and its parent thread.
+    return LongAnswer(wanted.limit * ROW_BYTES, document)
 
-        The first thread of a tree has no parent (null). The answer is 404 for an unknown thread.
-        """
-        row = hub.live_view.get(ThreadRow, name)
-        if row is not None:
-            return json_answer(row_as_json(row))
-        root = _root_thread(hub, name)
-        if root is None:
-            raise not_found("no thread of this id; a thread is known a moment after its first message")
-        return json_answer(root)
+
+@THREADS.get("/{name}", Action.THREAD_READ, ThreadAnswer)
+def show_thread(hub: Hub, asked: Asked, name: ThreadPath) -> dict[str, Any]:
+    """Show one thread: the principal that opened it, the one that knows it, and its parent thread.
+
+    The first thread of a tree has no parent (null). The answer is 404 for an unknown thread.
+    """
+    row = hub.live_view.get(ThreadRow, name)
+    found = _root_thread(hub, name) if row is None else row_as_json(row)
+    if found is None:
+        raise not_found("no thread of this id; a thread is known a moment after its first message")
+    return found
 
 
 def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
 from connectors.gateway.web.example_values import EXAMPLES
-from connectors.gateway.web.idempotency import WriteRequest
+from connectors.gateway.web.idempotency import IdempotencyKey, caller_of, request_uuid
 from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.strict_request import UNSUPPORTED
@@ -104,7 +104,7 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
         openapi_extra=_DOCUMENTED,
     )
     async def send_xml(
-        request: Request, write: WriteRequest, asked: Annotated[XmlSending, Query()]
+        request: Request, asked: Annotated[XmlSending, Query()], key: IdempotencyKey = None
     ) -> Response:
         """Send an XML message to the listener named in its <to>, or to all listeners of its root tag.
 
@@ -115,7 +115,8 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
         The query parameters `priority`, `expires_in_s` and `deliver_after_s` are those of other messages. A
         listener that has not got a message in its time never gets it.
         """
-        caller = write.caller
+        caller = caller_of(request)
+        request_id = str(request_uuid(caller.requester, key))
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
             raise ApiError(415, UNSUPPORTED, "the body must be application/xml")
         sender = _sender(hub, caller, asked.sender)
@@ -126,7 +127,7 @@ def add_xml_routes(routes: Routes, hub: Hub) -> None:
         opened: OpenedMessage | None = None
         try:
             opened = await _opened(hub, body)
-            messages = _addressed(hub, sender, opened, body, write.request_id, asked)
+            messages = _addressed(hub, sender, opened, body, request_id, asked)
             for message in messages:
                 # The messages of a repeated request need no room.
                 if hub.mailboxes.mailbox_of(message.message_id) is None:

@@ -64,6 +64,7 @@ from trunkline_agent.errors import TrunklineError
 log = structlog.stdlib.get_logger(__name__)
 
 _PRUNED: Final = 10_000
+# A test of a webhook lasts as long as the address likes, up to the time limit of a call.
 _TESTS_AT_ONCE: Final = 8
 
 
@@ -120,7 +121,6 @@ class Hub:
         self.request_lines = RequestLines()
         self.webhook_client = WebhookClient(settings.webhooks)
         self.webhook_health = WebhookHealth()
-        # A test lasts as long as the address likes, up to the time limit of a call.
         self.webhook_tests = asyncio.Semaphore(_TESTS_AT_ONCE)
         self.appender = LogAppender(settings, live_view, self.log_clock)
         self.own_answers = OwnAnswers()

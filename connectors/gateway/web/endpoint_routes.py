@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.params import Depends, Param
+from fastapi.params import Param
 from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
@@ -130,18 +130,15 @@ class _Field(NamedTuple):
 
 
 class _Called:
-    """A coroutine function that is called with values of a request: an endpoint, or one that it depends on."""
+    """An endpoint, which is called with values of a request."""
 
     def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         self._function = function
-        self._below: dict[str, _Called] = {}
         self._fields: list[_Field] = []
         self._requests: list[str] = []
         for name, one in inspect.signature(function, eval_str=True).parameters.items():
             mark = next(iter(getattr(one.annotation, "__metadata__", ())), None)
-            if isinstance(mark, Depends):
-                self._below[name] = _Called(mark.dependency)  # type: ignore[arg-type]
-            elif one.annotation is Request:
+            if one.annotation is Request:
                 self._requests.append(name)
             else:
                 self._fields.append(_field(name, one, mark))
@@ -150,8 +147,7 @@ class _Called:
 
     async def call(self, request: Request, body: Any) -> Any:
         """Return the result of the function. Raises RequestValidationError for the first fault."""
-        values = {name: await one.call(request, body) for name, one in self._below.items()}
-        values |= {field.name: field.value(request, body) for field in self._fields}
+        values = {field.name: field.value(request, body) for field in self._fields}
         return await self._function(**values, **dict.fromkeys(self._requests, request))
 
 

@@ -6,13 +6,11 @@ import base64
 import os
 import uuid
 from collections import deque
-from dataclasses import dataclass
 from typing import Annotated, Final, TypedDict
 
-from fastapi import Depends, Header, Request
+from fastapi import Header, Request
 
 from connectors.gateway.web.policy import Caller
-from connectors.gateway.web.refusals import DOOR
 from schemas.keys.sealing import Keyring
 from schemas.streams.principal.principals import token_hash
 
@@ -63,49 +61,10 @@ class Origin(TypedDict):
     principal: str
 
 
-@dataclass(frozen=True)
-class Write:
-    """A request that changes something. A route gets it as a parameter of the type `WriteRequest`.
-
-    Attributes:
-        caller: The authenticated sender.
-        key: The value of the header `Idempotency-Key`; None without the header.
-        made: The UUID of the thing that the request makes. A repeated request with a key has the same one.
-    """
-
-    caller: Caller
-    key: str | None
-    made: uuid.UUID
-
-    @property
-    def principal(self) -> str:
-        """The name of the principal that sent the request."""
-        return self.caller.principal
-
-    @property
-    def origin(self) -> Origin:
-        """The arguments `door` and `principal` for the functions that build the request's records."""
-        return {"door": DOOR, "principal": self.principal}
-
-    @property
-    def request_id(self) -> str:
-        """The text of `made`, for the field `request_id` of the records that the request appends."""
-        return str(self.made)
-
-
 def caller_of(request: Request) -> Caller:
     """Return the authenticated sender of a request."""
     found: Caller = request.state.caller
     return found
-
-
-async def _write(request: Request, key: IdempotencyKey = None) -> Write:
-    caller = caller_of(request)
-    return Write(caller, key, request_uuid(caller.requester, key))
-
-
-WriteRequest = Annotated[Write, Depends(_write)]
-"""The parameter of a route that changes something. It reads the caller and the header `Idempotency-Key`."""
 
 
 def url_safe(secret: bytes) -> str:

@@ -16,6 +16,8 @@ from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name
 from trunkline_agent.wire.ids import NAME_LIMIT
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+NAMED: Final[dict[str, Any]] = {"pattern": NAME_PATTERN, "max_length": NAME_LIMIT}
+"""The arguments of a parameter that is a name."""
 JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"
 DIGEST_PATTERN: Final = r"^[0-9a-f]{64}$"
 LIST_LIMIT: Final = 1000

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path
 
-from connectors.gateway.engine.family import Family, Steps
+from connectors.gateway.engine.family import ROW_BYTES, Family, LongAnswer, Steps
 from connectors.gateway.engine.operation import Answer, Asked
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.owners import owner_of_webhook
@@ -22,7 +22,7 @@ from connectors.gateway.web.answers import (
     row_as_json,
     too_many,
 )
-from connectors.gateway.web.models import NAME_PATTERN, NoFields
+from connectors.gateway.web.models import NAMED, NoFields
 from connectors.gateway.web.policy import Action, needs_owner
 from connectors.gateway.webhooks.webhook_calls import TEST_EVENT, cloud_event, target_of
 from connectors.gateway.webhooks.webhook_models import (
@@ -50,15 +50,13 @@ from schemas.streams.webhook.webhook_registry import (
     setting_record,
     webhook_record,
 )
-from trunkline_agent.wire.ids import NAME_LIMIT, WEBHOOK, stream_key
+from trunkline_agent.wire.ids import WEBHOOK, stream_key
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_RECIPIENT
 
 _UNKNOWN: Final = "no webhook with this name"
 _EXAMPLE: Final = {"url": "https://agents.example.org/inbox"}
-WebhookPath = Annotated[
-    str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT, description="Name of the webhook.")
-]
+WebhookPath = Annotated[str, Path(**NAMED, description="Name of the webhook.")]
 
 
 def _shown(hub: Hub, name: str) -> dict[str, Any]:
@@ -78,10 +76,10 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     }
 
 
-WEBHOOKS: Final = Family("/api/hub/webhooks", webhook_record, _shown)
+WEBHOOKS: Final = Family("/api/hub/webhooks", webhook_record, _shown, owner=owner_of_webhook)
 
 
-@WEBHOOKS.post("/{name}", Action.WEBHOOK_SET, WebhookGrantAnswer, owner=owner_of_webhook, EXAMPLE=_EXAMPLE)
+@WEBHOOKS.post("/{name}", Action.WEBHOOK_SET, WebhookGrantAnswer, EXAMPLE=_EXAMPLE)
 def set_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: WebhookRequest) -> Steps:
     """Make a webhook, or give it a new address and a new secret. The answer alone shows the secret.
 
@@ -148,7 +146,7 @@ def _secret_of(keyring: Keyring, made: uuid.UUID, name: str) -> str:
     return new_webhook_secret(keyring.derive(f"new-webhook-secret/{name}/{made}"))
 
 
-@WEBHOOKS.post("/{name}/pause", Action.WEBHOOK_SET, WebhookAnswer, owner=owner_of_webhook)
+@WEBHOOKS.post("/{name}/pause", Action.WEBHOOK_SET, WebhookAnswer)
 def pause_webhook(
     hub: Hub, asked: Asked, name: WebhookPath, body: WebhookPauseRequest | None = None
 ) -> WebhookPaused:
@@ -161,7 +159,7 @@ def pause_webhook(
     return WebhookPaused(name=name, request_id=asked.request_id, reason=reason)
 
 
-@WEBHOOKS.post("/{name}/resume", Action.WEBHOOK_SET, WebhookAnswer, owner=owner_of_webhook)
+@WEBHOOKS.post("/{name}/resume", Action.WEBHOOK_SET, WebhookAnswer)
 def resume_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | None = None) -> WebhookResumed:
     """Call the address of a paused webhook again, first with the messages that wait.
 
@@ -170,7 +168,7 @@ def resume_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | N
     return WebhookResumed(name=name, request_id=asked.request_id)
 
 
-@WEBHOOKS.post("/{name}/remove", Action.WEBHOOK_SET, WebhookAnswer, owner=owner_of_webhook)
+@WEBHOOKS.post("/{name}/remove", Action.WEBHOOK_SET, WebhookAnswer)
 def remove_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | None = None) -> WebhookRemoved:
     """Remove a webhook, and forget its secret. The messages stay in the mailbox.
 
@@ -180,7 +178,7 @@ def remove_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | N
     return WebhookRemoved(name=name, request_id=asked.request_id)
 
 
-@WEBHOOKS.post("/{name}/test", Action.WEBHOOK_SET, WebhookTestAnswer, owner=owner_of_webhook)
+@WEBHOOKS.post("/{name}/test", Action.WEBHOOK_SET, WebhookTestAnswer)
 async def test_webhook(
     hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | None = None
 ) -> dict[str, Any]:
@@ -208,7 +206,7 @@ async def test_webhook(
 
 
 @WEBHOOKS.get("", Action.WEBHOOK_LIST, WebhooksAnswer)
-def list_webhooks(hub: Hub, asked: Asked, wanted: WebhookFilter) -> dict[str, Any]:
+def list_webhooks(hub: Hub, asked: Asked, wanted: WebhookFilter) -> LongAnswer:
     """List the webhooks of the caller's mailboxes, sorted by name. The operator sees those of all.
 
     Removed ones are left out. How the calls went is that of the gateway that answers.
@@ -217,10 +215,15 @@ def list_webhooks(hub: Hub, asked: Asked, wanted: WebhookFilter) -> dict[str, An
     own = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
     live = hub.live_view.live(WebhookRow)
     names = sorted(row.webhook for row in live if is_all or (DEFAULT_REALM, row.webhook) in own)
-    return {"webhooks": [_shown(hub, name) for name in names[: wanted.limit]], "total": len(names)}
+    found = names[: wanted.limit]
+
+    def document() -> dict[str, Any]:
+        return {"webhooks": [_shown(hub, name) for name in found], "total": len(names)}
+
+    return LongAnswer(len(found) * ROW_BYTES, document)
 
 
-@WEBHOOKS.get("/{name}", Action.WEBHOOK_READ, WebhookAnswer, owner=owner_of_webhook)
+@WEBHOOKS.get("/{name}", Action.WEBHOOK_READ, WebhookAnswer)
 def show_webhook(hub: Hub, asked: Asked, name: WebhookPath) -> dict[str, Any]:
     """Show a webhook, also a removed one, without its secret, and how its calls went at this gateway."""
     return _shown(hub, name)

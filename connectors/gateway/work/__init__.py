@@ -1,4 +1,4 @@
-"""HTTP routes for jobs, sessions, tasks and tokens.
+"""Operations on jobs, sessions, tasks and tokens.
 
 Must not import other route packages.
 """

@@ -6,11 +6,11 @@ import uuid
 from contextlib import nullcontext
 from typing import Final
 
+from connectors.gateway.engine.operation import Asked
 from connectors.gateway.rules.job_models import JobRequest
 from connectors.gateway.rules.message_limits import job_counted
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, refuse_rejected, unavailable
-from connectors.gateway.web.idempotency import Write
 from connectors.gateway.work.broker_overlays import sealed_overlay
 from connectors.live.settled_feed import SettledRecord
 from schemas.keys.sealing import UnsealError
@@ -26,7 +26,7 @@ _ATTEMPTS: Final = 8
 _ROUTE: Final = "POST /api/hub/jobs"
 
 
-async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str, SettledRecord]:
+async def register(hub: Hub, asked: Asked, wanted: JobRequest) -> tuple[str, str, SettledRecord]:
     """Append the registration of a job and wait until it is settled.
 
     With an idempotency key the job's id follows from the key, and a repeated request writes the same secret
@@ -34,7 +34,7 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
 
     Args:
         hub: the hub, with the live view, the keyring and the appender.
-        write: the request's id, its principal and its idempotency key.
+        asked: the request, with its id, its principal and its idempotency key.
         wanted: the body of the request.
 
     Returns:
@@ -45,12 +45,12 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
             many live jobs as it may have, 503 when no id is free, or the status that belongs to another reason
             of a rejected record.
     """
-    made = write.made
+    made = asked.made
     for _ in range(_ATTEMPTS):
         job_id = made.hex[:8]
         row = hub.live_view.get(JobRow, job_id)
         known = None if row is None else grant_of(hub, job_id)
-        if known is not None and known.request_id != write.request_id:
+        if known is not None and known.request_id != asked.request_id:
             made = uuid.uuid5(made, "taken")
             continue
         secret = new_secret() if known is None else known.registered_secret
@@ -63,13 +63,13 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
             keyring,
             session=wanted.session,
             broker=None if wanted.broker is None else sealed_overlay(wanted.broker, keyring),
-            request_id=write.request_id,
+            request_id=asked.request_id,
             notify=wanted.notify,
-            **write.origin,
+            **asked.origin,
         )
         # A repeated request makes no further job.
         is_new = known is None
-        with job_counted(hub, write.principal, _ROUTE) if is_new else nullcontext():
+        with job_counted(hub, asked.principal, _ROUTE) if is_new else nullcontext():
             settled = await hub.appender.settle(record)
         if settled.verdict == REJECTED and settled.reason == SEQ_CONFLICT and row is None:
             # Another request got the id first. Its row decides in the next turn.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from connectors.gateway.engine.operation import Asked
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError
-from connectors.gateway.web.idempotency import Write, url_safe
+from connectors.gateway.web.idempotency import url_safe
 from connectors.gateway.work.registration import grant_of
 from connectors.live.settled_feed import SettledRecord
 from schemas.keys.sealing import Keyring
@@ -19,13 +20,13 @@ from trunkline_agent.wire.verdicts import SEQ_CONFLICT
 
 
 async def rotate_secret(
-    hub: Hub, write: Write, job_id: str, overlap_s: int
+    hub: Hub, asked: Asked, job_id: str, overlap_s: int
 ) -> tuple[dict[str, Any], SettledRecord]:
     """Append a new secret for a job, wait until it is settled, and wait until the job's new MQTT login works.
 
     Args:
         hub: the hub, with the live view, the keyring and the appender.
-        write: the request's id, its principal and its idempotency key. A repeated request gets the same secret.
+        asked: the request. A repeated one, by its idempotency key, gets the same secret.
         job_id: the job.
         overlap_s: for how many seconds the previous secret stays valid.
 
@@ -37,14 +38,14 @@ async def rotate_secret(
             later request has replaced.
     """
     known = None if hub.live_view.get(JobRow, job_id) is None else grant_of(hub, job_id)
-    secret, keyring = _secret_of(hub.keyring, write.made, job_id, known)
+    secret, keyring = _secret_of(hub.keyring, asked.made, job_id, known)
     record = rotation_record(
         job_id,
         secret,
         overlap_s * 1000,
         keyring,
-        request_id=write.request_id,
-        **write.origin,
+        request_id=asked.request_id,
+        **asked.origin,
     )
     settled = await hub.appender.settle_accepted(record)
     grant = grant_of(hub, job_id)

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import Final, NamedTuple
 
+from connectors.gateway.engine.operation import Asked
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.task_credentials import task_token
 from connectors.gateway.services.task_keeper import container_of
 from connectors.gateway.web.answers import ApiError, existing
-from connectors.gateway.web.idempotency import Write
 from schemas.fold import life_cycles as states
 from schemas.streams.container.container_registry import MONITORING, ContainerRow
 from schemas.streams.principal.principals import token_hash
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 
 async def start_task(
     hub: Hub,
-    write: Write,
+    asked: Asked,
     agent_name: str,
     description: str,
     capabilities: list[str],
@@ -50,7 +50,7 @@ async def start_task(
 
     Args:
         hub: The hub, with the live view, the keyring and the appender.
-        write: The request. Its id becomes the id of the task, so a repeated request starts no second task.
+        asked: The request. Its id becomes the id of the task, so a repeated request starts no second task.
         agent_name: The agent of the task.
         description: The text of the task.
         capabilities: The capabilities of the task's token.
@@ -64,7 +64,7 @@ async def start_task(
         ApiError: The fold rejected the record that starts the task.
         BackboneUnreachable: Kafka is unreachable.
     """
-    task_id = write.request_id
+    task_id = asked.request_id
     known = hub.live_view.get(TaskRow, task_id)
     token = task_token(hub.keyring, task_id, None if known is None else known.token_id)
     start = TaskStart(
@@ -79,7 +79,7 @@ async def start_task(
         session_name=container_of(task_id) if known is None else known.session_name,
         image=image,
     )
-    settled = await hub.appender.settle_accepted(task_record(start, **write.origin))
+    settled = await hub.appender.settle_accepted(task_record(start, **asked.origin))
     row = await _launched(hub, task_id)
     error = None
     if row.status == FAILED:

@@ -20,7 +20,6 @@ from fastapi import FastAPI, Request, Response
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import OPEN, AdmittedRoute
 from connectors.gateway.web.endpoint_routes import EndpointRoutes
-from connectors.gateway.web.idempotency import Write
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
 from schemas.keys.sealing import ensure_keyring
@@ -93,8 +92,6 @@ class Sides:
 
 
 def _shown(value: Any) -> Any:
-    if isinstance(value, Write):
-        return value.caller, value.key, value.key and value.made
     return type(value) if isinstance(value, Request) else value
 
 

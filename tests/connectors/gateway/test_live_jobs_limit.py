@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import Any
 
 import pytest
 
+from connectors.gateway.engine.operation import Asked
 from connectors.gateway.rules.job_models import JobRequest
 from connectors.gateway.services.principal_limits import LiveJobs
 from connectors.gateway.web.answers import ApiError
-from connectors.gateway.web.idempotency import Write
 from connectors.gateway.web.policy import Caller
 from connectors.gateway.work.registration import register
 from connectors.live.settled_feed import SettledRecord
@@ -34,12 +33,12 @@ class SlowHub(FoldedHub):
         return self.add(outgoing)
 
 
-def write(principal: str, made: uuid.UUID | None = None) -> Write:
-    """A request to register a job; with `made` a repeated one."""
-    return Write(Caller(principal, "delegator"), None if made is None else "key", made or uuid.uuid4())
+def write(principal: str, key: str | None = None) -> Asked:
+    """A request to register a job, with an idempotency key if it is to be repeated."""
+    return Asked(Caller(principal, "delegator"), None, None, key, lambda: False, {})
 
 
-async def registered(hub: SlowHub, *writes: Write) -> list[Any]:
+async def registered(hub: SlowHub, *writes: Asked) -> list[Any]:
     """Register jobs at once; for each its id, or the error."""
     any_hub: Any = hub
     found = await asyncio.gather(*(register(any_hub, one, WANTED) for one in writes), return_exceptions=True)
@@ -63,11 +62,11 @@ def test_a_principal_has_as_many_live_jobs_as_its_limit_and_the_end_of_one_makes
 
 
 def test_a_repeated_registration_is_the_same_job_when_the_limit_is_reached() -> None:
-    hub, made = SlowHub(), uuid.uuid4()
+    hub = SlowHub()
     hub.limit("dee", live_jobs_most=1)
-    (first,) = asyncio.run(registered(hub, write("dee", made)))
-    (again,) = asyncio.run(registered(hub, write("dee", made)))
-    assert first == again == made.hex[:8]
+    (first,) = asyncio.run(registered(hub, write("dee", "key")))
+    (again,) = asyncio.run(registered(hub, write("dee", "key")))
+    assert first == again == write("dee", "key").made.hex[:8]
     assert len(hub.live(JobRow)) == 1
 
 
