@@ -156,7 +156,7 @@ def test_a_direct_call_has_the_number_of_full_mailboxes(shared_gateway: McpGatew
             for side in sides:
                 found = side.ask(usual("broadcast_message", message="x"))
                 assert b'"full":1' in found, "the other side's mailbox is full, too"
+            assert direct(shared_gateway)["answered"] == before + 2
         finally:
             for side in sides:
                 assert operator.post(f"{LIMITS}/{side.name}", json={}).status_code == 200
-    assert direct(shared_gateway)["answered"] == before + 2

@@ -15,6 +15,7 @@ CAREFUL = b"TE: trailers"
 UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 TIME = re.compile(rb"20\d\d-\d\d-\d\dT[0-9:.]+Z")
 DATE = re.compile(rb"date: [^\r]*\r\n")
+TASK = re.compile(rb"task-[0-9a-z-]+")
 
 
 class Sender:
@@ -180,6 +181,28 @@ def changed(
         headers.append(b"Content-Length: $LENGTH")
     draw.shuffle(headers)
     return b"%b %b%b HTTP/1.1" % (method, path, query), headers, body
+
+
+def records_of(hub: HubStack, sender: Sender) -> tuple[list[str], list[Any]]:
+    """Return the records of one side by their streams, and the first refusals by route and reason."""
+    found, refused, ids = [], dict[Any, list[str]](), dict[str, str]()
+    for one in hub.log():
+        if one.stream == "refused/http" and one.body["principal"] == sender.name:
+            about = refused.setdefault((one.body["route"], one.body["reason"]), [])
+            about.append(one.body["why"])
+        is_own = sender.side in one.stream or one.source.endswith(f"/{sender.name}")
+        # Not the copies of publications, which follow in any order.
+        if is_own and one.source.startswith("http/") and not one.stream.startswith("refused/"):
+            body = TIME.sub(b"TIME", json.dumps(one.body, sort_keys=True).encode())
+            text = b" ".join((one.stream.encode(), one.type.encode(), one.source.encode(), body))
+            found.append(TASK.sub(b"TASK", sender.without_names(text)).decode())
+    # Partitions are read in any order.
+    found.sort(key=lambda text: text.partition(" ")[0])
+    # Equal ids stay equal.
+    same = [
+        re.sub(UUID.pattern.decode(), lambda id_: ids.setdefault(id_[0], f"ID{len(ids)}"), one) for one in found
+    ]
+    return same, sorted((key, why[:5]) for key, why in refused.items())
 
 
 def close_all() -> None:

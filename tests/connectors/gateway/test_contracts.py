@@ -27,7 +27,9 @@ from connectors.gateway.contracts.mqtt_payloads import (
     MQTT_PAYLOADS,
     payload_schema,
 )
+from connectors.gateway.engine.operation_routes import add_operation
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import AdmittedRoute
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
 from connectors.mqtt_bridge.bridge_records import receipt_of
@@ -51,6 +53,31 @@ FOLDER = PROJECT_ROOT / "docs" / "reference" / "contracts"
 KEYS = Keyring({"test": bytes(32)}, "test")
 DOCUMENT = asyncapi_document(Settings())
 SAID = {"message_id": "m-1", "to": "planner", "kind": "ask", "body": [1.5, None], "seq": 3, "mood": "good"}
+
+# The routes that are no declared operations, with the reason. The list may only get shorter.
+BY_HAND = {
+    "GET /healthz": "no token",
+    "GET /readyz": "no token",
+    "GET /metrics": "no token",
+    "GET /docs": "a page",
+    "GET /docs/{name}": "a file of the page",
+    "GET /contracts": "a file",
+    "GET /contracts/asyncapi.json": "a file",
+    "GET /contracts/schemas/{name}": "a file",
+    "GET /api/hub/messages/events": "a stream",
+    "GET /api/hub/events": "a stream",
+    "GET /api/hub/jobs/{job_id}/events": "a stream",
+    "GET /api/hub/verdicts": "a stream",
+    "PUT /api/hub/blobs": "an upload",
+    "GET /api/hub/mailboxes/{realm}/{name}/messages/{message_id}/blob": "a download",
+    "POST /api/hub/jobs/{job_id}/events": "the body is the signed bytes",
+    "POST /messages": "the body is XML",
+    "POST /api/hub/pump/lease": "the pump's own: it waits for messages while the pump is there",
+    "POST /api/hub/pump/settle": "the pump's own: the handlers' answers in several steps",
+    "POST /api/hub/pump/history": "the pump's own",
+    "POST /api/hub/pump/started": "the pump's own",
+}
+BY_HAND_MOST = 20
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +253,13 @@ def test_the_gateways_document_has_the_names_of_its_own_topics() -> None:
     assert channels["jobEvents"]["address"] == "p/jobs/{job_id}/events"
     binding = channels["log"]["bindings"]["kafka"]
     assert (channels["log"]["address"], binding["partitions"]) == ("own.events", 7)
+
+
+@pytest.mark.requirement("ST-90")
+def test_the_routes_that_are_no_declared_operations_only_get_fewer(app: Any) -> None:
+    routes = [route for route in app.routes if isinstance(route, AdmittedRoute)]
+    names = {f"{method} {route.path}": route.endpoint for route in routes for method in route.methods}
+    by_hand = {name for name, endpoint in names.items() if endpoint.__module__ != add_operation.__module__}
+    print(f"{len(by_hand)} of {len(names)} operations by hand:", *sorted(by_hand), sep="\n")
+    assert by_hand == set(BY_HAND)
+    assert len(by_hand) <= BY_HAND_MOST

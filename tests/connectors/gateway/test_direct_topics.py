@@ -12,17 +12,16 @@ import pytest
 
 from connectors.gateway.engine.engine import Engine
 from connectors.gateway.engine.operation import Operation
-from connectors.gateway.messages.dead_messages import ReplayMessage
-from connectors.gateway.messages.lease_operations import lease_operations
-from connectors.gateway.messages.message_operations import message_operations
-from connectors.gateway.messages.topic_operations import TOPICS, topic_operations
-from schemas.settings.settings import PROJECT_ROOT
+from connectors.gateway.messages.topic_operations import TOPICS
+from connectors.gateway.services.hub import Hub
+from connectors.gateway_program.application import build_application
+from connectors.live.live_view import LiveView
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.gateway.both_ways import (
     HEADERS,
     SIDES,
-    TIME,
     USUAL,
-    UUID,
     VALUES,
     Sender,
     changed,
@@ -30,6 +29,7 @@ from tests.connectors.gateway.both_ways import (
     direct,
     pair,
     paired,
+    records_of,
     two_principals,
 )
 from tests.connectors.gateway.hub_stack import MESSAGES, HubStack, post
@@ -59,7 +59,6 @@ ODD_NAMES = (
     "$SIDE%2ea",
 )
 ODD_NAMES += ("$SIDE.%61", "$SIDE%20", "$SIDE.a;b", "$SIDE.a%", "$SIDE%2Fa", "$SIDE.\xff")
-TASK = re.compile(rb"task-[0-9a-z-]+")
 SUBSCRIBERS = (None, "$NAME", "$BOX", "operator", "nobody-of-this-name", "", "a b", 7, ["$NAME"])
 IDS = ("$READ", "$LEASED", "$DEAD", "$DEAD", "$FRESH", "nobody")
 TOPIC_VALUES = {name: values for name, values in VALUES.items() if name != "recipient"} | {
@@ -115,28 +114,6 @@ def topic_requests(draw: random.Random, count: int) -> Iterator[tuple[str, bytes
         if draw.random() < 0.3:
             headers.append(draw.choice(HEADERS[:2]))
         yield role, line, headers, b"" if body == b"{}" else body
-
-
-def records_of(hub: HubStack, sender: Sender) -> tuple[list[str], list[Any]]:
-    """Return the records of one side by their streams, and the first refusals by route and reason."""
-    found, refused, ids = [], dict[Any, list[str]](), dict[str, str]()
-    for one in hub.log():
-        if one.stream == "refused/http" and one.body["principal"] == sender.name:
-            about = refused.setdefault((one.body["route"], one.body["reason"]), [])
-            about.append(one.body["why"])
-        is_own = sender.side in one.stream or one.source.endswith(f"/{sender.name}")
-        # Not the copies of publications, which follow in any order.
-        if is_own and one.source.startswith("http/") and not one.stream.startswith("refused/"):
-            body = TIME.sub(b"TIME", json.dumps(one.body, sort_keys=True).encode())
-            text = b" ".join((one.stream.encode(), one.type.encode(), one.source.encode(), body))
-            found.append(TASK.sub(b"TASK", sender.without_names(text)).decode())
-    # Partitions are read in any order.
-    found.sort(key=lambda text: text.partition(" ")[0])
-    # Equal ids stay equal.
-    same = [
-        re.sub(UUID.pattern.decode(), lambda id_: ids.setdefault(id_[0], f"ID{len(ids)}"), one) for one in found
-    ]
-    return same, sorted((key, why[:5]) for key, why in refused.items())
 
 
 def with_messages(hub: HubStack, sender: Sender, box: str) -> None:
@@ -200,11 +177,12 @@ LENGTH = b"Content-Length: $LENGTH"
 
 
 def test_both_ways_list_the_same_and_keep_the_same_limits(hub: HubStack) -> None:
-    limited, before = pair(hub, "worker"), direct(hub)
+    limited = pair(hub, "worker")
     for one in limited:
         one.side = one.side.replace("side", "list")
         limits = {"messages_per_minute": 1, "subscriptions_most": 1}
         assert hub.operator.post(f"{LIMITS}/name/{one.name}", json=limits).status_code == 200
+    before = direct(hub)
     steps = (
         (b"/$SIDE.l/subscribe", b"", 200),
         (b"/$SIDE.m/subscribe", b"{}", 429),
@@ -231,16 +209,16 @@ def test_both_ways_list_the_same_and_keep_the_same_limits(hub: HubStack) -> None
 
 
 def test_the_engine_finds_the_operation_of_each_path_and_no_other() -> None:
-    hub: Any = None
-    operations = (*message_operations(hub), *lease_operations(hub), *topic_operations(hub), ReplayMessage(hub))
-    engine = Engine(hub, hub, operations)
+    settings, keyring = Settings(), Keyring({"test": bytes(32)}, "test")
+    engine = build_application(Hub(settings, keyring, "test", LiveView(settings, keyring))).state.engine
     found = {
         operation.route: values
         for path, methods in json.loads(OPENAPI.read_text())["paths"].items()
         for method in methods
         if (operation := _found(engine, method, path, values := re.findall(r"{(\w+)}", path))) is not None
     }
-    assert found == {one.route: list(one.parameters) for one in operations}
+    assert found == {one.route: list(one.parameters) for one in engine._operations.values()}
+    assert len(found) > 50
     for path in ("/a%20b", "/a%2Db", "/", "/a/b", "/a;b", "/a/subscribe/", "/a//subscribe", "/ä", "/a#b"):
         assert engine.find(f"POST {TOPICS}{path} HTTP/1.1".encode())[0] is None
 
