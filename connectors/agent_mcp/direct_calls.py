@@ -35,7 +35,8 @@ from connectors.agent_mcp.signed_requests import (
 )
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS
 from connectors.gateway.engine.engine import outcome, settle_then
-from connectors.gateway.engine.operation import Answer, Exchange, Unusual
+from connectors.gateway.engine.exchange import Exchange
+from connectors.gateway.engine.operation import Answer, Unusual
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.host_names import HostNames, name_and_port

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from connectors.dashboard.application import Dashboard
-from connectors.gateway.engine.operation import DoorEngine
+from connectors.gateway.engine.exchange import DoorEngine
 from connectors.gateway.services.hub import Hub
 from connectors.gateway_program.application import build_application
 from connectors.out_of_band.door import OutOfBandDoor

@@ -49,7 +49,7 @@ async def peer_answers(connection: Any) -> bool:
     connection, even if nobody has read that yet. Else it is True for peers on this machine, whose end the
     kernel always tells, and for other kinds of sockets. Only 2 s pass without an answer.
     """
-    if _has_left(connection):
+    if has_left(connection):
         return False
     if is_near(connection):
         return True
@@ -72,7 +72,7 @@ async def peer_answers(connection: Any) -> bool:
 
 def is_heard(connection: Any, *, is_near: bool) -> bool:
     """Return whether `peer_answers` would return True at once. `is_near`: as the function of this name."""
-    if _has_left(connection):
+    if has_left(connection):
         return False
     with suppress(OSError):
         return is_near or silent_ms(connection) <= _FRESH_MS
@@ -86,7 +86,8 @@ def is_near(connection: Any) -> bool:
     return False
 
 
-def _has_left(connection: Any) -> bool:
+def has_left(connection: Any) -> bool:
+    """Return whether the peer has ended the connection of a socket, even if nobody has read that yet."""
     if connection.fileno() < 0:
         return True
     end = select.poll()

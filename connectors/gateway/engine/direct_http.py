@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from connectors.gateway.engine.operation import DoorEngine, Exchange
+from connectors.gateway.engine.exchange import DoorEngine, Exchange
 from connectors.gateway.web.bounded_http import BoundedHttp
 from connectors.gateway.web.connection_budget import Phase
 from connectors.gateway.web.strict_http import HEAD_BYTES
-from connectors.tcp_peers.peer_probe import is_heard, is_near, peer_answers
+from connectors.tcp_peers.peer_probe import has_left, is_heard, is_near, peer_answers
 
 _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(rb"(?:\r\n[A-Za-z0-9-]{1,64}: [!-~](?:[ -~]*[!-~])?)+").fullmatch
@@ -90,6 +90,10 @@ class DirectHttp(BoundedHttp):
         if self._is_near is None:
             self._is_near = is_near(connection)
         return is_heard(connection, is_near=self._is_near)
+
+    def has_left(self) -> bool:
+        """Return whether the client has ended the connection."""
+        return has_left(self.transport.get_extra_info("socket"))
 
     async def answers(self) -> bool:
         """Return whether the client is there, after a probe of its machine."""

@@ -17,16 +17,8 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from connectors.gateway.engine.operation import (
-    Answer,
-    Asked,
-    Behind,
-    Exchange,
-    Operation,
-    Planned,
-    Unusual,
-    Waiting,
-)
+from connectors.gateway.engine.exchange import Exchange
+from connectors.gateway.engine.operation import Answer, Asked, Behind, Operation, Planned, Unusual, Waiting
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Gate, answered, token_ended
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, error_answer, unavailable
@@ -152,6 +144,7 @@ class Engine:
                 on_wake=partial(self._resume, exchange),
             )
         exchange.wait.clear()
+        exchange.is_probed = nothing.is_probed
         exchange.timer = asyncio.get_running_loop().call_later(nothing.left_s, self._resume, exchange)
 
     def _resume(self, exchange: Exchange) -> None:
@@ -165,10 +158,11 @@ class Engine:
             self._refuse(exchange, token_ended())
         elif self._hub.stopping.is_set():
             self._refuse(exchange, unavailable("the gateway stops; ask another one"))
-        elif exchange.connection.is_heard():
-            self._carry_out(exchange)
-        else:
+        elif exchange.is_probed and not exchange.connection.is_heard():
             self._start(self._probe(exchange))
+        else:
+            exchange.asked.is_gone = exchange.connection.has_left()
+            self._carry_out(exchange)
 
     async def _probe(self, exchange: Exchange) -> None:
         is_there = await exchange.connection.answers()

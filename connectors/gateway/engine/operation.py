@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import uuid
@@ -18,7 +17,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, TypeAdapter
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.services.mailbox_waits import Mailbox, MailboxWait
+from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.admission import OwnerOf, WhyRefused, reason_alone
 from connectors.gateway.web.answers import BUSY, json_answer, unavailable
 from connectors.gateway.web.idempotency import IdempotencyKey, Origin, caller_of, request_uuid
@@ -50,13 +49,17 @@ class Waiting(Unusual):
         mailboxes: The mailboxes whose messages end the wait.
         left_s: How many seconds to wait.
         request: The part that all ids of a repeatable request have in common.
+        is_probed: Whether the client must answer a probe after the wait, because what it gets is gone then.
     """
 
-    def __init__(self, mailboxes: Sequence[Mailbox], left_s: float, request: str | None) -> None:
+    def __init__(
+        self, mailboxes: Sequence[Mailbox], left_s: float, request: str | None, *, is_probed: bool
+    ) -> None:
         super().__init__()
         self.mailboxes = mailboxes
         self.left_s = left_s
         self.request = request
+        self.is_probed = is_probed
 
 
 class IsGone(Protocol):
@@ -71,28 +74,6 @@ class Answer(NamedTuple):
 
     document: Any
     verdict: str | None = None
-
-
-class Connection(Protocol):
-    """The connection of a request."""
-
-    def is_heard(self) -> bool:
-        """Return whether the client was there a moment ago."""
-
-    def admits(self, principal: str, *, is_operator: bool) -> bool:
-        """Count the connection as one of a principal. Return False if the principal has too many."""
-
-    def answer(self, status: int, head: bytes, body: bytes) -> None:
-        """Send the answer: its status, the lines of its headers, and its body."""
-
-    async def answers(self) -> bool:
-        """Return whether the client is there, after a probe of its machine."""
-
-    async def sent(self) -> None:
-        """Wait until most of the answer has left, or the connection has ended."""
-
-    def pass_on(self, exchange: Exchange) -> None:
-        """Let the careful path answer."""
 
 
 class Asked:
@@ -183,64 +164,6 @@ class Asked:
         return {"door": DOOR, "principal": self.caller.principal}
 
 
-class Exchange:
-    """A usual request on its connection.
-
-    Attributes:
-        connection: Where it came from.
-        operation: The operation that it asks for, in the form that the door's engine has found it.
-        request: Its bytes.
-        path: The values of the path's parameters, in their order.
-        headers: Its headers by their names in lower case.
-        query: Its query, without the question mark.
-        body: Its body.
-        caller: Its sender, once it is admitted.
-        asked: Its validated values, once there are any.
-        began: The time at which it came, by the monotonic clock.
-        wait: Its wait for messages, once it has waited.
-        timer: The end of its present wait. None: it does not wait now.
-    """
-
-    __slots__ = (
-        "asked",
-        "began",
-        "body",
-        "caller",
-        "connection",
-        "headers",
-        "operation",
-        "path",
-        "query",
-        "request",
-        "timer",
-        "wait",
-    )
-
-    caller: Caller
-    asked: Asked
-
-    def __init__(
-        self,
-        connection: Connection,
-        operation: Any,
-        request: bytes,
-        path: Sequence[bytes],
-        headers: dict[bytes, bytes],
-        query: bytes,
-        body: bytes,
-    ) -> None:
-        self.connection = connection
-        self.operation = operation
-        self.request = request
-        self.path = path
-        self.headers = headers
-        self.query = query
-        self.body = body
-        self.began = time.monotonic()
-        self.wait: MailboxWait | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-
 def owner_by(hub: Hub, owner: Callable[[Asked], str | None]) -> OwnerOf:
     """Return a function with which the access check finds an owner, by a function as `Operation.owner`.
 
@@ -265,22 +188,6 @@ async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
     wait_s = hub.settings.gateway.settle_timeout_s
     if size > SMALL_BYTES and not await hub.answer_memory.reserve(principal, size, wait_s):
         raise unavailable("the gateway has too many long answers under way; try again", BUSY)
-
-
-class DoorEngine(Protocol):
-    """Serves usual requests of a door in the protocol's own callback."""
-
-    def find(self, request_line: bytes) -> tuple[Any, Sequence[bytes], bytes]:
-        """Return the operation of a request line, the values of the path's parameters, and the query.
-
-        The operation is None for a request line that the careful path must read.
-        """
-
-    def admit(self, exchange: Exchange) -> bool:
-        """Find the caller of a request and check its right. Return False if the careful path must do that."""
-
-    def begin(self, exchange: Exchange) -> None:
-        """Begin an admitted request when it is its principal's turn."""
 
 
 class Planned(ABC):

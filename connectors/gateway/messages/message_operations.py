@@ -247,7 +247,8 @@ class TakeMessages(Operation):
         if mailbox is None:
             left_s = taking.wait_s - (time.monotonic() - asked.began)
             if left_s > 0:
-                raise Waiting(taking.mailboxes, left_s, taking.request)
+                # A lease comes back by itself from a client that has gone.
+                raise Waiting(taking.mailboxes, left_s, taking.request, is_probed=taking.lease_s is None)
             if not asked.is_fresh:
                 raise Behind
             return ()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from connectors.gateway.engine.engine import Engine
-from connectors.gateway.engine.operation import Exchange
+from connectors.gateway.engine.exchange import Exchange
 from connectors.gateway.messages.lease_operations import lease_operations
 from connectors.gateway.messages.message_operations import MESSAGES, message_operations
 from connectors.gateway.services.listeners import Listeners
@@ -95,7 +95,7 @@ class Asking:
         key: bytes | None = None,
     ) -> None:
         self.answered, self.passed_on, self.head, self.is_operator = list[tuple[int, Any]](), 0, b"", False
-        self.is_there, self._has_place = is_there, has_place
+        self.is_there, self.has_ended, self._has_place = is_there, False, has_place
         operation, path, _ = hub.engine.find(route + b" HTTP/1.1")
         assert operation is not None
         sent = {"recipient": "bo", "type": "note"} if body is None and route == SEND else body
@@ -110,6 +110,10 @@ class Asking:
     def is_heard(self) -> bool:
         """As of the connection."""
         return self.is_there
+
+    def has_left(self) -> bool:
+        """As of the connection."""
+        return self.has_ended
 
     async def answers(self) -> bool:
         """As of the connection."""

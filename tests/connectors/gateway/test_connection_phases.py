@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from connectors.gateway.engine.operation import Exchange
+from connectors.gateway.engine.exchange import Exchange
 from connectors.gateway.web.bounded_http import BODY_PROGRESS
 from connectors.gateway.web.connection_budget import Phase
 from schemas.settings.settings import GatewaySettings

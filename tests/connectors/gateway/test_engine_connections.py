@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.engine.operation import Exchange
+from connectors.gateway.engine.exchange import Exchange
 from connectors.gateway.web.bounded_http import IS_STREAM
 from connectors.gateway.web.connection_budget import Phase
 from connectors.gateway.web.strict_http import HEAD_BYTES

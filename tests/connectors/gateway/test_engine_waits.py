@@ -155,6 +155,19 @@ def test_a_message_goes_to_the_next_when_the_first_client_has_left_during_its_wa
     run(test)
 
 
+def test_who_waits_for_a_lease_is_not_probed_but_gets_none_after_it_has_left() -> None:
+    async def test(hub: HeldHub) -> None:
+        left, silent = (Asking(hub, "bo", TAKE, query=LONG + b"&lease=60") for _ in range(2))
+        await steps()
+        left.has_ended, silent.is_there = True, False
+        sent(hub)
+        await settled(hub)
+        await settled(hub)
+        assert messages(left) == 0 and messages(silent) == 1
+
+    run(test)
+
+
 def test_a_client_whose_token_has_ended_gets_an_error_and_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(hub: HeldHub) -> None:
         waiting = Asking(hub, "bo", TAKE, query=LONG)
