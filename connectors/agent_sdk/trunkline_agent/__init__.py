@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trunkline_agent import errors
     from trunkline_agent.agent import Agent
     from trunkline_agent.async_agent import AsyncAgent
+    from trunkline_agent.async_message import AsyncMessage
     from trunkline_agent.broker import Broker
     from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
     from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trunkline_agent.jobs.delegator_plans import SubmittedJob
     from trunkline_agent.jobs.job import Job
     from trunkline_agent.jobs.job_watch import JobUpdate, WatchTimeout
-    from trunkline_agent.message import AsyncMessage, Message
+    from trunkline_agent.message import Message
     from trunkline_agent.wire.receipt import Receipt
 
 __all__ = [
@@ -60,7 +61,7 @@ _MODULE_OF: Final = {
     "AsyncAgent": "trunkline_agent.async_agent",
     "AsyncDelegator": "trunkline_agent.jobs.async_delegator",
     "AsyncJob": "trunkline_agent.jobs.async_job",
-    "AsyncMessage": "trunkline_agent.message",
+    "AsyncMessage": "trunkline_agent.async_message",
     "BlobReference": _VALUES,
     "Broker": "trunkline_agent.broker",
     "Credentials": _CREDENTIALS,

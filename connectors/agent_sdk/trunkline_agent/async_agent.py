@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
+from trunkline_agent.async_message import AsyncMessage
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub import agent_plans, mailbox_plans
@@ -29,7 +30,6 @@ from trunkline_agent.hub.held_messages import Held, HeldMessages
 from trunkline_agent.hub.hub_values import REPLY_TYPE, AgentInfo, BlobReference, Published, Schedule, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
 from trunkline_agent.hub.mailbox_plans import Taking
-from trunkline_agent.message import AsyncMessage
 
 
 class AsyncAgent:

@@ -45,6 +45,13 @@ def test_the_async_class_has_the_same_methods_with_the_same_parameters(sync, oth
 
 
 @pytest.mark.requirement("AG-14")
+def test_the_sync_half_is_as_generated_from_the_async_half():
+    command = [sys.executable, str(ROOT / ".ci" / "sync_half.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.requirement("AG-14")
 def test_every_public_name_is_there_and_an_unknown_one_is_an_attribute_error():
     for name in trunkline_agent.__all__:
         assert getattr(trunkline_agent, name) is not None and name in dir(trunkline_agent)
