@@ -162,7 +162,9 @@ def test_a_message_that_expires_behind_a_slow_callback_is_not_handed_out(run: Ma
     agent.may_go_on.clear()
     with agent:
         slow = run.post(agent.name, "slow")
-        body = {"recipient": agent.name, "type": "note", "payload": 1, "expires_in_s": 1.5}
+        # So long that the bridge publishes it more than a second before its end, also on a slow machine: a
+        # copy's expiry interval is at least a second.
+        body = {"recipient": agent.name, "type": "note", "payload": 1, "expires_in_s": 4}
         over = str(run.operator.post("/api/hub/messages", json=body).json()["message_id"])
         run.wait_status(agent.name, [over], "expired")
         agent.may_go_on.set()

@@ -171,8 +171,9 @@ class InboxReceiver:
 def _ends_at(message: InboxMessage, properties: Any) -> float:
     """Return when this copy of a message ends, in the seconds of `time.monotonic`; infinity if it does not.
 
-    The bridge gives a copy a Message Expiry Interval, which ends with the message at the latest, and publishes
-    another copy if the message goes on. So the agent's clock does not matter.
+    The bridge gives a copy a Message Expiry Interval in whole seconds, which ends with the message at the
+    latest, but not before a second, and publishes another copy if the message goes on. So the agent's clock
+    does not matter.
     """
     left_s = getattr(properties, "MessageExpiryInterval", None)
     if message.fields.get("expires_at") is None or type(left_s) is not int:
