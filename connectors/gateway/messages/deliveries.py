@@ -63,7 +63,7 @@ class Taking:
 
     @property
     def request(self) -> str | None:
-        """The part that all ids of this request have in common. None: it was not made before."""
+        """The part that all ids of this request have in common. None: it cannot have been made before."""
         return same_request(str(self.made)) if self.is_repeatable else None
 
     def request_id(self, attempt: int) -> str:

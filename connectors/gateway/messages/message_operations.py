@@ -230,9 +230,9 @@ class TakeMessages(Operation):
     KEY: ClassVar = RequestId
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
-        """Return the claim or the lease, once a message waits. It is unusual to get what a request got before.
+        """Return the claim or the lease, once a message waits.
 
-        A long answer is unusual, and a client of which nothing was heard.
+        A request that has got messages before is unusual, and so are a long answer and a silent client.
         """
         hub, taking = self.hub, self._taking(asked)
         asked.known = _Taken(taking)
