@@ -19,10 +19,8 @@ from tests.broker_processes import LOOPBACK, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack]
 
-# Fold version 5, the oldest that is brought over. Version 7, with the state in packed buckets. Version 9, the
-# first commit of the issue that put local stores in the place of Spark's state. Version 10, without times,
-# topics, schedules and limits.
-COMMITS = ("b68d6e2", "b679e19", "6e99b22", "21f0297")
+# Fold version 10, the oldest that is brought over: without times, topics, schedules and limits.
+COMMITS = ("21f0297",)
 WITHIN_S = 1500
 LEFT = 5
 
@@ -132,6 +130,5 @@ def test_a_directory_of_an_earlier_commit_is_brought_over_with_what_it_had_not_s
         wait_until(lambda: not both.json("fold", "status")["left"]["ledger"], 120, "the ledger's end")
         both.call("audit", "verify")
     finally:
-        # The program of this version does not find the supervisor of version 7.
         both.call("down", old=True)
         both.call("down")

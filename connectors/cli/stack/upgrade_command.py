@@ -17,22 +17,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
 from connectors.cli.stack.upgrade_steps import Upgrade
-from trunkline_agent.errors import UsageError
 
 ARGUMENTS = (
     flag("--dry-run", "say what would be done, and change nothing"),
-    argument(
-        "--checkpoints",
-        "the earlier version's storage.checkpoints (default: the folder checkpoints of the data directory)",
-        metavar="DIR",
-        type=Path,
-    ),
     flag("--json", "print one JSON object at the end, and the steps to standard error"),
 )
 
@@ -42,15 +34,13 @@ def run(call: Call) -> int:
 
     Raises TrunklineError, with the exit code that the module's text names.
     """
-    if call.checkpoints is not None and not call.checkpoints.is_dir():
-        raise UsageError(f"--checkpoints: there is no folder {call.checkpoints}")
     steps: list[dict[str, Any]] = []
 
     def tell(step: str, text: str) -> None:
         steps.append({"step": step, "result": text})
         print(f"  {step:<9}{text}", file=sys.stderr if call.json else sys.stdout, flush=True)
 
-    upgrade = Upgrade(call.settings, tell, call.checkpoints)
+    upgrade = Upgrade(call.settings, tell)
     found = upgrade.plan() if call.dry_run else upgrade.carry_out()
     if call.json:
         print(json.dumps({**found, "dry_run": call.dry_run, "steps": steps}))

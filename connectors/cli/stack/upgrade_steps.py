@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from connectors.cli.shared.job_run import run_job
 from connectors.cli.stack.fold_command import check_doors_closed, fold_state, left_in_log, switch_fold
 from connectors.local_stack import control
@@ -23,24 +21,14 @@ from schemas.streams.control.control_fold import records_left
 from schemas.tables.fold_version import other_version
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
-# The last commit of each earlier fold version. It settles what is left of a log.
-LAST_COMMITS: Final = {
-    5: "b68d6e2",
-    6: "0b9666b",
-    7: "b679e19",
-    8: "a51e877",
-    9: "cf81ddb",
-    10: "21f0297",
-    11: "5902560",
-}
+# The last commit of each of the two earlier fold versions. It settles what is left of a log.
+LAST_COMMITS: Final = {10: "21f0297", 11: "5902560"}
 _REACH_S: Final = 2.0
 # How long the earlier version may settle nothing.
 _STUCK_S: Final = 1800.0
 _LOOK_EVERY_S: Final = 2.0
 # The beginnings of the names of settings that say where everything is, and how large Spark may be.
 _PASSED: Final = ("MASTER_KEY", "KAFKA__", "STORAGE__TABLES", "TLS_DIR", "AUDIT__", "SPARK__")
-# Version 7 does not know these, and would not start with them.
-_NOT_PASSED: Final = ("KAFKA__MIN_IN_SYNC_REPLICAS", "SPARK__TASKS")
 # The ends of the names of paths. A relative one is relative to the checkout.
 _PATHS: Final = ("_DIR", "FILE", "_CERTS", "TABLES")
 
@@ -53,13 +41,11 @@ class Upgrade:
     Args:
         settings: The settings of the data directory.
         tell: Called with the name of each step and its result.
-        checkpoints: The folder in which earlier versions kept Spark's state. None: `<data_dir>/checkpoints`.
     """
 
-    def __init__(self, settings: Settings, tell: Tell, checkpoints: Path | None = None) -> None:
+    def __init__(self, settings: Settings, tell: Tell) -> None:
         self._settings = settings
         self._tell = tell
-        self._checkpoints = checkpoints or settings.data_path / "checkpoints"
 
     def plan(self) -> dict[str, Any]:
         """Say what `carry_out` would do. Nothing is changed, and no program is started.
@@ -69,8 +55,8 @@ class Upgrade:
 
         Raises:
             NotFound: There is no ledger.
-            Refused: A door is open, the ledger has a newer version or has lost records, or the earlier version
-                is needed and not to be had.
+            Refused: A door is open, the ledger has a newer version or one that is too old, or the earlier
+                version is needed and not to be had.
         """
         state = self._checked_state()
         version, own = state["ledger_version"], state["program_version"]
@@ -103,8 +89,8 @@ class Upgrade:
 
         Raises:
             NotFound: There is no ledger.
-            Refused: A door is open, the ledger has a newer version or has lost records, or the earlier version
-                is needed and not to be had.
+            Refused: A door is open, the ledger has a newer version or one that is too old, or the earlier
+                version is needed and not to be had.
             BackboneUnreachable: Kafka does not answer.
             TrunklineError: A step failed.
         """
@@ -130,11 +116,10 @@ class Upgrade:
             raise Refused(other_version(version))
         if version is not None and version < oldest:
             raise Refused(
-                f"the ledger has fold version {version}, and upgrade begins with version {oldest}: "
-                f"first switch it to version {oldest}, as docs/how-to/upgrade.md says"
+                f"the ledger has fold version {version}, and upgrade begins with version {oldest}: check out "
+                f"commit {LAST_COMMITS[oldest]}, and run its ./trunkline upgrade first"
             )
         check_doors_closed(self._settings)
-        self._compare_checkpoint(state)
         return state
 
     def _settle_rest(self, state: dict[str, Any]) -> int:
@@ -189,26 +174,6 @@ class Upgrade:
             # Perhaps it could not even set itself up.
             control.stop_detached(self._settings, lambda _: None)
 
-    def _compare_checkpoint(self, state: dict[str, Any]) -> None:
-        """Compare the ledger with the checkpoint in which earlier versions kept their state. It is not deleted.
-
-        Raises Refused if the checkpoint has records that the ledger lacks.
-        """
-        folder, ledger = self._checkpoints, state["ledger"]
-        if not folder.is_dir():
-            if state["ledger_version"] != state["program_version"]:
-                text = f"{folder} is missing, so no checkpoint is compared; name another one: --checkpoints DIR"
-                self._tell("state", text)
-            return
-        for query, ends in _settled_ends(folder, self._settings.kafka.topic):
-            lacking = {number: end for number, end in ends.items() if end > ledger.get(number, 0)}
-            if lacking:
-                raise Refused(
-                    f"the ledger ends at {ledger}, but {query} settled up to {ends}: the ledger has lost "
-                    "records; put the tables back from a copy that is not older than the checkpoint"
-                )
-        self._tell("state", f"the ledger has all that {folder} has; delete that when the upgrade is done")
-
     @contextmanager
     def _kafka(self) -> Iterator[bool]:
         """Have Kafka run. Yields whether it is the stack's own, which this starts and stops."""
@@ -236,18 +201,6 @@ class Upgrade:
         if check.returncode:
             raise TrunklineError(f"the views differ from the ledger: {(check.stderr or check.stdout).strip()}")
         self._tell("views", "are those of the ledger")
-
-
-def _settled_ends(checkpoints: Path, topic: str) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield for each query of Spark the end of the topic's partitions in its newest finished micro-batch."""
-    for commits in checkpoints.rglob("commits"):
-        newest = max((int(file.name) for file in commits.iterdir() if file.name.isdigit()), default=None)
-        offsets = commits.with_name("offsets") / str(newest)
-        # A line with the version, one with metadata, and one for each source.
-        for line in offsets.read_text().splitlines()[2:] if offsets.is_file() else ():
-            found = orjson.loads(line)
-            if isinstance(found, dict) and topic in found:
-                yield commits.parent, found[topic]
 
 
 def _of_commit(version: int) -> str:
@@ -319,11 +272,7 @@ def _environment_for_earlier(settings: Settings) -> dict[str, str]:
     passed = {f"{ENV_PREFIX}DATA_DIR": str(settings.data_path)}
     for name, value in settings_environment(settings).items():
         setting = name.removeprefix(ENV_PREFIX)
-        if setting.startswith(_PASSED) and setting not in _NOT_PASSED:
+        if setting.startswith(_PASSED):
             is_relative = setting.endswith(_PATHS) and "://" not in value
             passed[name] = str(PROJECT_ROOT / value) if is_relative else value
-    if any(name.startswith(f"{ENV_PREFIX}KAFKA__SASL_") for name in passed):
-        # Version 7 has other defaults.
-        passed[f"{ENV_PREFIX}KAFKA__SECURITY_PROTOCOL"] = settings.kafka.security_protocol
-        passed[f"{ENV_PREFIX}KAFKA__SASL_USERNAME"] = settings.kafka.sasl_username
     return {**kept, "TRUNKLINE_CONF": os.devnull, **passed}

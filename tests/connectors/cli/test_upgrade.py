@@ -64,7 +64,7 @@ def test_an_upgrade_switches_the_ledger_and_builds_the_views(
     up = trunkline.call("up", "--only", "gateway")
     assert (up.returncode, "./trunkline upgrade" in up.stderr) == (4, True)
     done = told(trunkline)
-    assert [step["step"] for step in done["steps"]] == ["state", "settle", "fold", "views", "done"]
+    assert [step["step"] for step in done["steps"]] == ["settle", "fold", "views", "done"]
     assert version(hub_settings) == FOLD_VERSION
     again = told(trunkline)
     assert [step["step"] for step in again["steps"]] == ["fold", "views", "done"]
@@ -83,7 +83,7 @@ def test_an_upgrade_builds_views_with_other_columns_that_lack_records(
     found = records_in_topic(hub_settings).items()
     ledger.commit(*(settled_rows(records, keyring)[known[number] :] for number, records in found))
     ledger.keep()
-    # As version 8 had it.
+    # As an earlier version had it.
     mailbox = DeltaTable(hub_settings.table_path(MAILBOX_VIEW))
     narrow = mailbox.to_pyarrow_table().drop_columns(["last_reason", "replay_of"])
     write_deltalake(mailbox, narrow, mode="overwrite", schema_mode="overwrite", partition_by=["shelf"])
@@ -122,61 +122,22 @@ def test_an_upgrade_refuses_what_it_cannot_settle_other_ledgers_and_none(
     )
 
 
-@pytest.mark.requirement("ST-07")
-@pytest.mark.parametrize("folder", ["checkpoints", "elsewhere"])
-def test_a_checkpoint_of_earlier_versions_is_left_behind_unless_it_is_ahead_of_the_ledger(
-    trunkline: CommandLine, hub_settings: Settings, keyring: Keyring, folder: str
-) -> None:
-    append_all(hub_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
-    records = records_of(hub_settings, FIRST + 2)
-    settle_topic(hub_settings, keyring)
-    ends = {str(record.partition): record.offset + 1 for record in records}
-    checkpoints = hub_settings.data_path / folder
-    query = checkpoints / "settle_events"
-    named = [] if folder == "checkpoints" else ["--checkpoints", str(checkpoints)]
-    for name in ("commits", "offsets"):
-        (query / name).mkdir(parents=True)
-    (query / "commits" / "7").write_text('v1\n{"nextBatchWatermarkMs":0}')
-
-    def settled(ends: dict[str, int]) -> None:
-        lines = ("v1", '{"batchWatermarkMs":0}', json.dumps({hub_settings.kafka.topic: ends}))
-        (query / "offsets" / "7").write_text("\n".join(lines))
-
-    settled({**ends, "0": ends["0"] + 1})
-    (query / "offsets" / "8").write_text("v1\n{}\n{}")
-    for arguments in (["--dry-run"], []):
-        refused = trunkline.call("upgrade", *named, *arguments)
-        assert (refused.returncode, "the ledger has lost records" in refused.stderr) == (4, True)
-    settled(ends)
-    done = told(trunkline, *named)
-    state = next(step["result"] for step in done["steps"] if step["step"] == "state")
-    assert f"the ledger has all that {checkpoints} has" in state
-    assert (query / "commits" / "7").is_file(), "nothing is deleted"
-
-
-def test_a_plan_says_that_no_checkpoint_is_compared_and_that_the_earlier_version_is_missing(
+def test_a_plan_says_that_the_earlier_version_is_missing(
     trunkline: CommandLine, hub_settings: Settings, keyring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LAST_COMMITS, EARLIER, NOWHERE)
     settle_topic(hub_settings, keyring)
     set_version(hub_settings, EARLIER)
-    planned = told(trunkline, "--dry-run")
-    assert "no checkpoint is compared; name another one: --checkpoints DIR" in planned["steps"][0]["result"]
     away = {"TRUNKLINE__KAFKA__BOOTSTRAP_SERVERS": f"{LOOPBACK}:{free_port()}"}
     planned = json.loads(trunkline.call("upgrade", "--dry-run", "--json", **away).stdout)
     assert planned["left"] is None
     assert f"they would be refused, the history here has no code with version {EARLIER}" in str(
         planned["steps"]
     )
-    unknown = trunkline.call("upgrade", "--dry-run", "--checkpoints", "/nowhere")
-    assert (unknown.returncode, "there is no folder /nowhere" in unknown.stderr) == (2, True)
 
 
 LOADED = """
-try:
-    from schemas.settings.settings import load_settings
-except ImportError:
-    from schemas.settings import load_settings
+from schemas.settings.settings import load_settings
 found = load_settings()
 audit, kafka, spark = found.audit, found.kafka, found.spark
 print(found.data_path, found.tables_root, found.tls_path, sep="\\n")
