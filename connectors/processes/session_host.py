@@ -36,8 +36,6 @@ from trunkline_agent.private_files import replace_file
 
 TMUX: Final = "tmux"
 _RUNNER: Final = "connectors.processes.session_runner"
-# Sessions outlive an upgrade: earlier versions started the wrapper under another name.
-_RUNNERS: Final = frozenset({_RUNNER, "connectors.session_runner"})
 GRACE_S: Final = 10.0
 # How long an agent may take to end by itself after its job has ended: its last receipt may be on the way.
 OWN_END_S: Final = 3.0
@@ -212,7 +210,7 @@ class SessionHost:
         for process in process_tree.running_processes():
             with suppress(psutil.Error, OSError):
                 words = process.cmdline()
-                if _RUNNERS.isdisjoint(words[:-2]) or Path(words[-2]).parent.parent != self._folder:
+                if _RUNNER not in words[:-2] or Path(words[-2]).parent.parent != self._folder:
                     continue
                 handle: str | None = words[-1]
                 if handle == process_tree.PROCESS:
@@ -383,7 +381,7 @@ class SessionHost:
             if process_tree.handle_pid(handle) is not None:
                 found = process_tree.first_process(handle)
                 # Other programs write handles to the registry, too. Only a wrapper of ours may be ended.
-                return None if found is None or _RUNNERS.isdisjoint(found.cmdline()) else found
+                return None if found is None or _RUNNER not in found.cmdline() else found
             name = self._tmux_name(handle)
             if name is not None and self.alive(handle):
                 shown = self._tmux("display-message", "-p", "-t", f"={name}:", "#{pane_pid}", check=False)

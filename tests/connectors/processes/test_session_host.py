@@ -141,26 +141,6 @@ def test_a_process_that_only_has_the_number_of_a_session_is_left_alone(tmp_path:
 
 
 @pytest.mark.requirement("JE-14")
-def test_a_session_whose_runner_has_its_former_name_is_found_and_ended(tmp_path: Path) -> None:
-    host = SessionHost(Settings(data_dir=tmp_path), use_tmux=False)
-    spec = host.folder("old") / "spec.json"
-    # An earlier version's command line; the words behind the program are not read by it.
-    words = [sys.executable, "-c", POLITE, "-m", "connectors.session_runner", str(spec), "process"]
-    runner = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
-    assert runner.stdout is not None and runner.stdout.readline() == b"here\n"
-    handle = process_handle(runner.pid)
-    assert handle is not None
-    try:
-        assert host.running() == {handle: "old"}
-        assert host.stop(handle, grace_s=10)
-        assert (runner.wait(10), host.alive(handle)) == (3, False)
-    finally:
-        runner.kill()
-        runner.wait(10)
-        runner.stdout.close()
-
-
-@pytest.mark.requirement("JE-14")
 def test_what_was_prepared_runs_again_under_a_new_handle(host: SessionHost) -> None:
     first = start_python(host, POLITE)
     wait_shown(host, "here")
