@@ -65,15 +65,6 @@ def fill_topic(settings: Settings, count: int, jobs: int | None = None, per_job:
 
 
 @contextmanager
-def filled_topic(settings: Settings, count: int, jobs: int | None = None) -> Iterator[int]:
-    """Kafka alone with `count` job events in the topic, and these settings in the environment. Yields how many
-    records there are; `jobs` are registered, or as many as the events need.
-    """
-    with kafka_alone(settings):
-        yield fill_topic(settings, count, jobs)
-
-
-@contextmanager
 def served(
     name: str,
     command: Sequence[str | Path],

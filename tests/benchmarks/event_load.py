@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections.abc import Iterator
 
 from confluent_kafka import Producer
@@ -142,35 +140,3 @@ def fill(settings: Settings, records: Iterator[OutgoingRecord]) -> int:
         count += 1
     writer.flush()
     return count
-
-
-class SteadyLoad(threading.Thread):
-    """Appends events at `rate` a second for `seconds`, in steps of 20 ms. As a context manager it runs beside
-    the body, at whose end it stops.
-    """
-
-    def __init__(self, settings: Settings, rate: int, seconds: int, first: int = 0) -> None:
-        super().__init__(daemon=True)
-        self._settings, self._rate, self._seconds, self._first = settings, rate, seconds, first
-        self._stopping = threading.Event()
-
-    def __enter__(self) -> SteadyLoad:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self.join()
-
-    def run(self) -> None:
-        """Append until the time is over, or it is stopped."""
-        writer = TopicWriter(self._settings, linger_ms=0)
-        step = max(1, self._rate // 50)
-        began = time.monotonic()
-        for number, record in enumerate(events(self._rate * self._seconds, seed=2, first=self._first)):
-            if number % step == 0:
-                writer.flush()
-                if self._stopping.wait(max(0.0, began + number / self._rate - time.monotonic())):
-                    return
-            writer.append(record)
-        writer.flush()

@@ -22,7 +22,7 @@ _SUFFIX = "_bench"
 def benchmarks() -> dict[str, str]:
     """Return the names of the benchmarks in tests/benchmarks, each with the first line of its docstring.
 
-    `queue_bench.py` is named `queue`: a file `queue.py` would hide Python's own module.
+    `pump_bench.py` is named `pump`, so that no file has the name of another module.
     """
     found = {}
     for path in sorted(_FOLDER.glob("*.py")):
