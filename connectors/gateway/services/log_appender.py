@@ -35,7 +35,7 @@ _PROBE_S: Final = 1.0
 _TOPIC_S: Final = 3.0
 _CLOSE_S: Final = 5.0
 _UNATTENDED_LIMIT: Final = 1000
-# How long a record waits for others of its partition, so that they share a request (decision 0014).
+# How long a record waits for others of its partition, so that they share a request (decision 0035).
 _LINGER_MS: Final = 2
 
 

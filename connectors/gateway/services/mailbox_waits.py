@@ -34,7 +34,7 @@ def same_request(request_id: str) -> str:
 class HandedMessages:
     """An index of messages by the request that got them: the newest 20,000 requests. Not thread-safe.
 
-    A mailbox is given as the pair of realm and recipient. The index maps text to text (decision 0014).
+    A mailbox is given as the pair of realm and recipient. The index maps text to text (decision 0056).
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ def newest_final(live_view: LiveView) -> list[MessageRow]:
 class MailboxIndex(RowIndex[MessageRow]):
     """An index of messages by mailbox, and by the request that drained or leased them.
 
-    A mailbox is given as the pair of realm and recipient. The index maps text to text (decision 0014).
+    A mailbox is given as the pair of realm and recipient. The index maps text to text (decision 0056).
     """
 
     def __init__(self) -> None:

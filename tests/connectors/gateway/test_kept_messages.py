@@ -1,4 +1,4 @@
-"""The messages in a gateway's memory: many, and none for Python's collector to walk (decision 0014)."""
+"""The messages in a gateway's memory: many, and none for Python's collector to walk (decision 0056)."""
 
 from __future__ import annotations
 
