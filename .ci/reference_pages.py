@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the reference pages and the contracts that follow from the code, below docs/reference.
+"""Writes the reference pages that follow from the code, and the digests of the contracts, below docs/reference.
 
-.venv/bin/python .ci/reference_pages.py            write them
-.venv/bin/python .ci/reference_pages.py --check    fail if one of them is out of date
+.venv/bin/python .ci/reference_pages.py                    write them
+.venv/bin/python .ci/reference_pages.py --check            fail if one of them is out of date
+.venv/bin/python .ci/reference_pages.py --contracts DIR    write the contracts themselves, into a folder
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -114,7 +116,7 @@ def http_page() -> Iterator[str]:
     yield "For programs that call the hub: its operations. An asterisk marks what is required. The operator may"
     yield "perform all operations. `own`: only for things that the caller made or holds. A running hub serves"
     yield "the OpenAPI document, with the fields of bodies and answers and with examples, at `/openapi.json`."
-    yield "The page `/docs` shows it. A copy is among the [contracts](contracts.md)."
+    yield "The page `/docs` shows it. It is one of the [contracts](contracts.md)."
     yield "The rules that all operations share are in [Rules of HTTP](http_rules.md)."
     for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
         yield ""
@@ -251,37 +253,47 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-CONTRACTS = "contracts"
+DIGESTS = "contracts.sha256"
+
+
+def contracts() -> dict[str, bytes]:
+    """Return the contents of the contracts by their paths."""
+    return {OPENAPI_FILE: file_of(openapi()), **contract_files(Settings())}
 
 
 def reference_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the path below docs/reference, and the content, of each file."""
+    """Yield the path below docs/reference, and the content, of each file. `sha256sum -c` reads the digests."""
     for name, page in PAGES.items():
         text = "\n".join(line.rstrip() for line in "\n".join([NOTE, *page()]).splitlines()) + "\n"
         yield name, text.encode()
-    for name, content in {OPENAPI_FILE: file_of(openapi()), **contract_files(Settings())}.items():
-        yield f"{CONTRACTS}/{name}", content
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contracts().items()]
+    yield DIGESTS, "".join(lines).encode()
+
+
+def write(files: dict[Path, bytes]) -> None:
+    """Write files, with the folders that they need."""
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def main() -> int:
-    """Write the files, or compare them. The folder of the contracts has no other files."""
+    """Write the files, or compare them."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
+    parser.add_argument("--contracts", type=Path, metavar="DIR", help="write the contracts, and nothing else")
     args = parser.parse_args()
+    if args.contracts is not None:
+        write({args.contracts / name: content for name, content in contracts().items()})
+        return 0
     wanted = {FOLDER / name: content for name, content in reference_files()}
-    found = {*wanted, *(FOLDER / CONTRACTS).rglob("*.json")}
-    stale = [path for path in sorted(found) if not path.exists() or path.read_bytes() != wanted.get(path)]
+    stale = [path for path, content in wanted.items() if not path.exists() or path.read_bytes() != content]
     if args.check and stale:
         names = ", ".join(str(path.relative_to(FOLDER)) for path in stale)
         print(f"out of date: {names}; run .venv/bin/python .ci/reference_pages.py", file=sys.stderr)
         return 1
-    for path in stale:
-        if path in wanted:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(wanted[path])
-        else:
-            path.unlink()
+    write({path: wanted[path] for path in stale})
     return 0
 
 

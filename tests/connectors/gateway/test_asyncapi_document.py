@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.programs import required_program, run_program
 
 pytestmark = pytest.mark.requirement("CT-01")
 
-FOLDER = PROJECT_ROOT / "docs" / "reference" / "contracts"
+GENERATOR = PROJECT_ROOT / ".ci" / "reference_pages.py"
 PARSER = "@asyncapi/parser@3.6.6"
 PARSER_SHA512 = "DppE3OStajt6gHc+RsVf9VxRwW9WACagHnFvkOML5rZGwS9hXxtFYTxnsH3mHPRgHom0rClMs6DpbjNY65Y54A=="
 PARSER_FILE = "package/browser/index.js"
@@ -46,6 +47,15 @@ const wrong = JSON.parse(process.argv[1]).filter((pattern) => {
 });
 console.log(JSON.stringify(wrong));
 """
+
+
+@pytest.fixture(scope="module")
+def contracts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the contracts, as the generator writes them for users."""
+    folder = tmp_path_factory.mktemp("contracts")
+    done = run_program([sys.executable, str(GENERATOR), "--contracts", str(folder)])
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -79,9 +89,9 @@ def faults(node: str, parser: Path, *documents: Path) -> list[list[Any]]:
     return found
 
 
-def mqtt_document() -> dict[str, Any]:
+def mqtt_document(contracts: Path) -> dict[str, Any]:
     """The document without the log, which the parser reads quicker."""
-    document: dict[str, Any] = json.loads((FOLDER / ASYNCAPI_FILE).read_bytes())
+    document: dict[str, Any] = json.loads((contracts / ASYNCAPI_FILE).read_bytes())
     del (
         document["channels"]["log"],
         document["operations"]["appendRecord"],
@@ -95,9 +105,9 @@ def mqtt_document() -> dict[str, Any]:
     return document
 
 
-def broken_documents() -> dict[str, dict[str, Any]]:
+def broken_documents(contracts: Path) -> dict[str, dict[str, Any]]:
     """A document with one fault each, by a word that the parser's message has for it; the last has none."""
-    found = {word: mqtt_document() for word in ("does not exist", "action", "job_id", "")}
+    found = {word: mqtt_document(contracts) for word in ("does not exist", "action", "job_id", "")}
     found["does not exist"]["channels"]["inbox"]["messages"]["mqtt.inbox_message"]["$ref"] += "x"
     found["action"]["operations"]["receiveJobEvent"]["action"] = "publish"
     del found["job_id"]["channels"]["jobEvents"]["parameters"]["job_id"]
@@ -105,12 +115,12 @@ def broken_documents() -> dict[str, dict[str, Any]]:
 
 
 def test_asyncapis_own_parser_finds_no_fault_in_the_document_and_each_planted_one(
-    node: str, parser: Path, tmp_path: Path
+    node: str, parser: Path, contracts: Path, tmp_path: Path
 ) -> None:
-    broken = broken_documents()
+    broken = broken_documents(contracts)
     for number, document in enumerate(broken.values()):
         (tmp_path / f"{number}.json").write_text(json.dumps(document), encoding="utf-8")
-    whole, *others, last = faults(node, parser, FOLDER / ASYNCAPI_FILE, *sorted(tmp_path.glob("*.json")))
+    whole, *others, last = faults(node, parser, contracts / ASYNCAPI_FILE, *sorted(tmp_path.glob("*.json")))
     assert (whole, last) == ([], [])
     for word, found in zip(broken, others, strict=False):
         assert [one for one in found if one[0] == 0 and word in one[2]], (word, found)
@@ -126,8 +136,8 @@ def patterns_in(part: Any) -> set[str]:
     return own.union(*map(patterns_in, part.values()))
 
 
-def test_javascript_compiles_every_pattern_of_the_contracts(node: str) -> None:
-    found = patterns_in([json.loads(path.read_bytes()) for path in sorted(FOLDER.rglob("*.json"))])
+def test_javascript_compiles_every_pattern_of_the_contracts(node: str, contracts: Path) -> None:
+    found = patterns_in([json.loads(path.read_bytes()) for path in sorted(contracts.rglob("*.json"))])
     assert len(found) > 10
     wrong = r"^a\z"
     done = run_program([node, "--eval", COMPILE, json.dumps([*sorted(found), wrong])])

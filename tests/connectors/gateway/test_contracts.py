@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from connectors.gateway.contracts.asyncapi import asyncapi_document
-from connectors.gateway.contracts.contract_files import contract_files
+from connectors.gateway.contracts.contract_files import contract_files, file_of
 from connectors.gateway.contracts.log_messages import header_schema
 from connectors.gateway.contracts.mqtt_payloads import (
     EXAMPLES,
@@ -49,7 +50,7 @@ from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
 from trunkline_agent.wire.verdicts import REASONS
 
-FOLDER = PROJECT_ROOT / "docs" / "reference" / "contracts"
+DIGESTS = PROJECT_ROOT / "docs" / "reference" / "contracts.sha256"
 KEYS = Keyring({"test": bytes(32)}, "test")
 DOCUMENT = asyncapi_document(Settings())
 SAID = {"message_id": "m-1", "to": "planner", "kind": "ask", "body": [1.5, None], "seq": 3, "mood": "good"}
@@ -101,6 +102,12 @@ def got(app: Any, path: str, **headers: str) -> httpx.Response:
     return asyncio.run(send())
 
 
+def committed_digests() -> dict[str, str]:
+    """The SHA-256 of each contract, by its path."""
+    lines = (line.split("  ") for line in DIGESTS.read_text(encoding="utf-8").splitlines())
+    return {name: digest for digest, name in lines}
+
+
 def openapi_faults(document: dict[str, Any]) -> list[str]:
     return [fault.message for fault in OpenAPIV31SpecValidator(document).iter_errors()]
 
@@ -111,8 +118,8 @@ def is_valid(name: str, payload: Any) -> bool:
 
 
 @pytest.mark.requirement("CT-01")
-def test_the_openapi_document_has_no_fault_and_a_broken_one_has() -> None:
-    document = json.loads((FOLDER / "openapi.json").read_bytes())
+def test_the_openapi_document_has_no_fault_and_a_broken_one_has(app: Any) -> None:
+    document = got(app, "/openapi.json").json()
     assert openapi_faults(document) == []
     assert document["openapi"].startswith("3.1")
     broken = copy.deepcopy(document)
@@ -121,11 +128,11 @@ def test_the_openapi_document_has_no_fault_and_a_broken_one_has() -> None:
 
 
 @pytest.mark.requirement("CT-01")
-def test_the_files_are_those_that_the_code_makes_and_no_others() -> None:
+def test_the_digests_are_those_of_the_files_that_the_code_makes_and_no_others() -> None:
     made = contract_files(Settings())
-    found = {str(path.relative_to(FOLDER)): path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
+    found = committed_digests()
     assert found.pop("openapi.json")
-    assert found == made
+    assert found == {name: hashlib.sha256(content).hexdigest() for name, content in made.items()}
     assert contract_files(Settings()) == made
     assert {Path(path).stem for path in made if path.startswith("schemas/")} == {*RECORD_TYPES, *MQTT_PAYLOADS}
 
@@ -229,7 +236,8 @@ def test_every_receipt_of_the_bridge_is_valid(settled: tuple[Any, ...]) -> None:
 def test_the_gateway_serves_the_files_without_a_token(app: Any) -> None:
     index = got(app, "/contracts").json()
     assert index["openapi"] == "/openapi.json"
-    assert got(app, index["openapi"]).json() == json.loads((FOLDER / "openapi.json").read_bytes())
+    document = file_of(got(app, index["openapi"]).json())
+    assert hashlib.sha256(document).hexdigest() == committed_digests()["openapi.json"]
     served = {
         path.removeprefix("/contracts/"): got(app, path) for path in (index["asyncapi"], *index["schemas"])
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
 from schemas.keys.sealing import Keyring
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import Settings
 from tests.connectors.gateway.both_ways import (
     HEADERS,
     SIDES,
@@ -44,7 +43,6 @@ def _closed() -> Iterator[None]:
 
 
 LIMITS = "/api/hub/limits"
-OPENAPI = PROJECT_ROOT / "docs/reference/contracts/openapi.json"
 NAMES = ("$SIDE.a", "$SIDE.a", "$SIDE.b", "$SIDE.full", "$SIDE.unknown", "$SIDE" + "x" * 123)
 ODD_NAMES = (
     "$SIDE" + "x" * 124,
@@ -210,10 +208,11 @@ def test_both_ways_list_the_same_and_keep_the_same_limits(hub: HubStack) -> None
 
 def test_the_engine_finds_the_operation_of_each_path_and_no_other() -> None:
     settings, keyring = Settings(), Keyring({"test": bytes(32)}, "test")
-    engine = build_application(Hub(settings, keyring, "test", LiveView(settings, keyring))).state.engine
+    app = build_application(Hub(settings, keyring, "test", LiveView(settings, keyring)))
+    engine = app.state.engine
     found = {
         operation.route: values
-        for path, methods in json.loads(OPENAPI.read_text())["paths"].items()
+        for path, methods in app.openapi()["paths"].items()
         for method in methods
         if (operation := _found(engine, method, path, values := re.findall(r"{(\w+)}", path))) is not None
     }
