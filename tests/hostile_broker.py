@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from connectors.conformance.mqtt_packets import CONNECT, PUBACK, PUBLISH, Packet, PacketReader
 from tests.broker_processes import LOOPBACK
-from tests.mqtt_wire import _read_packet
 
-_CONNECT, _PUBLISH, _PUBACK, _SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ, _DISCONNECT = 1, 3, 4, 8, 10, 12, 14
+_SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ, _DISCONNECT = 8, 10, 12, 14
 
 
 def packet(first: int, body: bytes) -> bytes:
@@ -70,27 +70,30 @@ class HostileBroker:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError, EOFError):
-            while True:
-                found = _read_packet(client)
-                kind, body = found[0] >> 4, found[1 + _length_bytes(found) :]
-                if kind == _CONNECT:
-                    client.sendall(b"\x20\x03\x00\x00\x00")
-                elif kind == _SUBSCRIBE:
-                    self._subscribed(client, body)
-                elif kind == _UNSUBSCRIBE:
-                    client.sendall(packet(0xB0, body[:2] + b"\x00\x00"))
-                elif kind == _DISCONNECT:
-                    client.close()
-                    return
-                elif kind == _PINGREQ:
-                    client.sendall(b"\xd0\x00")
-                elif kind == _PUBACK:
-                    self.acknowledged.append(int.from_bytes(body[:2], "big"))
-                elif kind == _PUBLISH and found[0] & 6:
-                    at = 2 + int.from_bytes(body[:2], "big")
-                    payload = body[at + 3 + body[at + 2] :]
-                    client.sendall(packet(0x40, body[at : at + 2]) + self._answer(body[2:at], payload))
+        reader = PacketReader()
+        with suppress(OSError):
+            while data := client.recv(64 * 1024):
+                for found in reader.feed(data):
+                    self._take(client, found)
+
+    def _take(self, client: socket.socket, found: Packet) -> None:
+        kind, body = found.kind, found.whole[found.start :]
+        if kind == CONNECT:
+            client.sendall(b"\x20\x03\x00\x00\x00")
+        elif kind == _SUBSCRIBE:
+            self._subscribed(client, body)
+        elif kind == _UNSUBSCRIBE:
+            client.sendall(packet(0xB0, body[:2] + b"\x00\x00"))
+        elif kind == _DISCONNECT:
+            client.close()
+        elif kind == _PINGREQ:
+            client.sendall(b"\xd0\x00")
+        elif kind == PUBACK:
+            self.acknowledged.append(int.from_bytes(body[:2], "big"))
+        elif kind == PUBLISH and found.whole[0] & 6:
+            at = 2 + int.from_bytes(body[:2], "big")
+            payload = body[at + 3 + body[at + 2] :]
+            client.sendall(packet(0x40, body[at : at + 2]) + self._answer(body[2:at], payload))
 
     def _subscribed(self, client: socket.socket, body: bytes) -> None:
         filters = _count_filters(body)
@@ -118,4 +121,4 @@ def _mid_of(found: bytes) -> int:
     """Return the packet id of a PUBLISH with QoS 1 or 2, 0 if it has none."""
     body = found[1 + _length_bytes(found) :]
     at = 2 + int.from_bytes(body[:2], "big")
-    return int.from_bytes(body[at : at + 2], "big") if found[0] >> 4 == _PUBLISH and found[0] & 6 else 0
+    return int.from_bytes(body[at : at + 2], "big") if found[0] >> 4 == PUBLISH and found[0] & 6 else 0

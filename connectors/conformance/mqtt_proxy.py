@@ -1,4 +1,4 @@
-"""A proxy in front of the MQTT broker, which cuts connections, swallows packets and forges receipts."""
+"""A proxy in front of the MQTT broker that cuts connections, holds or swallows packets, and forges receipts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from connectors.conformance.mqtt_packets import (
     version_of,
 )
 
+# The directions of packets: of a client, and of the broker.
+UP, DOWN = "up", "down"
 _LOOPBACK: Final = "127.0.0.1"
 _CHUNK: Final = 64 * 1024
 _HOLD_S: Final = 60.0
@@ -64,6 +66,8 @@ class MqttFault:
 class MqttProxy:
     """A proxy on a free port of loopback, without TLS. `close` stops it.
 
+    A fault is for one PUBLISH of a client. `hold` and `cut` are for all connections.
+
     Args:
         host: The broker's host.
         port: The broker's port.
@@ -77,7 +81,9 @@ class MqttProxy:
         self._faults: list[MqttFault] = []
         self._planted: list[MqttFault] = []
         self._published: list[Publish] = []
-        self._open: set[socket.socket] = set()
+        self._links: list[_Link] = []
+        self._held: set[tuple[str, int]] = set()
+        self._let_go = threading.Condition()
         self._listener = socket.create_server((_LOOPBACK, 0))
         self._thread = threading.Thread(target=self._accept, name="mqtt-proxy", daemon=True)
         self._thread.start()
@@ -105,18 +111,46 @@ class MqttProxy:
         with self._lock:
             self._faults.clear()
 
+    def hold(self, direction: str, kind: int) -> None:
+        """Hold all packets of this type, and those behind them, until `release`: a minute at most for each."""
+        with self._let_go:
+            self._held.add((direction, kind))
+
+    def release(self) -> None:
+        """Pass held packets on, and hold no more."""
+        with self._let_go:
+            self._held.clear()
+            self._let_go.notify_all()
+
+    def wait_passable(self, direction: str, kind: int) -> None:
+        """Wait while packets of this type are held."""
+        with self._let_go:
+            self._let_go.wait_for(lambda: (direction, kind) not in self._held, _HOLD_S)
+
+    def count(self, direction: str, kind: int, link: int | None = None) -> int:
+        """Return how many packets of this type have come, also held ones, by all connections or that number."""
+        with self._lock:
+            links = self._links if link is None else self._links[link : link + 1]
+            return sum(one.seen.count((direction, kind)) for one in links)
+
+    def cut(self) -> None:
+        """End all connections that are open."""
+        with self._lock:
+            links = list(self._links)
+        for one in links:
+            one.end()
+
     def close(self) -> None:
         """Stop the proxy and close its connections."""
         self.heal()
         with self._lock:
-            connections = list(self._open)
             for fault in self._planted:
                 fault.release()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for one in connections:
-            _end(one)
+        self.cut()
+        self.release()
         self._thread.join()
 
     def noted(self, publish: Publish) -> MqttFault | None:
@@ -142,18 +176,15 @@ class MqttProxy:
         except OSError:
             client.close()
             return
-        ends = {client, broker}
-        with self._lock:
-            self._open |= ends
         link = _Link(self, client, broker)
+        with self._lock:
+            self._links.append(link)
         back = threading.Thread(target=link.pass_back, name="mqtt-back", daemon=True)
         back.start()
         link.pass_on()
         back.join()
-        with self._lock:
-            self._open -= ends
-        for one in ends:
-            one.close()
+        client.close()
+        broker.close()
 
 
 class _Link:
@@ -166,23 +197,32 @@ class _Link:
         # The fault that a PUBLISH has met, which waits for the receipt.
         self._met: MqttFault | None = None
         self._is_muted = False
+        # The direction and the type of each packet, as they came.
+        self.seen: list[tuple[str, int]] = []
+
+    def end(self) -> None:
+        """End the connection."""
+        for one in (self._client, self._broker):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
     def pass_on(self) -> None:
         """Pass the client's packets on to the broker, until the connection ends."""
-        self._pump(self._client, self._from_client)
+        self._pump(UP, self._client, self._from_client)
 
     def pass_back(self) -> None:
         """Pass the broker's packets back to the client, until the connection ends."""
-        self._pump(self._broker, self._from_broker)
+        self._pump(DOWN, self._broker, self._from_broker)
 
-    def _pump(self, source: socket.socket, take: Callable[[Packet], None]) -> None:
+    def _pump(self, direction: str, source: socket.socket, take: Callable[[Packet], None]) -> None:
         reader = PacketReader()
         with suppress(OSError, ValueError):
             while data := source.recv(_CHUNK):
                 for packet in reader.feed(data):
+                    self.seen.append((direction, packet.kind))
+                    self._proxy.wait_passable(direction, packet.kind)
                     take(packet)
-        _end(self._client)
-        _end(self._broker)
+        self.end()
 
     def _from_client(self, packet: Packet) -> None:
         if packet.kind == CONNECT:
@@ -232,8 +272,3 @@ class _Link:
     def _to_client(self, data: bytes) -> None:
         with self._writing:
             self._client.sendall(data)
-
-
-def _end(one: socket.socket) -> None:
-    with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)

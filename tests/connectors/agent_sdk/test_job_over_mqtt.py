@@ -13,11 +13,13 @@ import time
 
 import pytest
 
+from connectors.conformance.mqtt_packets import PUBACK, PUBLISH
+from connectors.conformance.mqtt_proxy import DOWN, UP, MqttProxy
 from connectors.local_stack import free_port
 from connectors.mqtt_bridge.receipt_payloads import encode_receipt
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import program_environment, wait_until, with_mqtt
-from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, listening
+from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_mqtt
+from tests.mqtt_wire import listening
 from trunkline_agent.errors import (
     BackboneUnreachable,
     EventRejected,
@@ -269,7 +271,7 @@ def test_a_receipt_waits_a_second_for_its_verdict_unless_set_otherwise():
 def test_without_puback_each_attempt_is_a_new_connection_with_the_same_bytes(
     backbone_settings, mosquitto_broker, state_dir
 ):
-    proxy = MqttProxy(mosquitto_broker.port)
+    proxy = MqttProxy(LOOPBACK, mosquitto_broker.port)
     try:
         proxy.hold(DOWN, PUBACK)
         settings = with_mqtt(backbone_settings, port=proxy.port, puback_timeout_s=0.4, publish_attempts=2)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_processes import BrokerProcess, make_mosquitto, wait_until, with_mqtt
+from connectors.conformance.mqtt_packets import PUBLISH
+from connectors.conformance.mqtt_proxy import DOWN, MqttProxy
+from tests.broker_processes import LOOPBACK, BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.mqtt_agents.mail_run import MailRun
-from tests.mqtt_wire import DOWN, PUBLISH, MqttProxy
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.wire.agent_message import sign_said
@@ -113,7 +114,7 @@ def test_an_agent_killed_before_it_acknowledged_gets_the_message_again(
     run: MailRun, mosquitto_broker: BrokerProcess
 ) -> None:
     agent = run.agent(fresh("hit"))
-    proxy = MqttProxy(mosquitto_broker.port)
+    proxy = MqttProxy(LOOPBACK, mosquitto_broker.port)
     try:
         through = with_mqtt(run.settings, port=proxy.port)
         with MqttAgent(agent.credentials, run.folder / "agents", agent._receive, broker=through.mqtt):

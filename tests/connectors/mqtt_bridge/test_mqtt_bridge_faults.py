@@ -10,10 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from connectors.conformance.mqtt_packets import PUBACK, PUBLISH
+from connectors.conformance.mqtt_proxy import DOWN, UP, MqttProxy
 from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
-from tests.broker_processes import wait_until, with_kafka, with_mqtt
-from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, publish_all
+from tests.broker_processes import LOOPBACK, wait_until, with_kafka, with_mqtt
+from tests.mqtt_wire import publish_all
 from trunkline_agent.mqtt.ack_window import AckWindow
 
 JOB = "0a1b2c3d"
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.requirement("JE-18")
 
 @pytest.fixture
 def proxy(mosquitto_broker):
-    found = MqttProxy(mosquitto_broker.port)
+    found = MqttProxy(LOOPBACK, mosquitto_broker.port)
     yield found
     found.close()
 
