@@ -1,13 +1,12 @@
 """A machine of its own for an agent: a network namespace that reaches one port, and no checkout.
 
-The two ends of a virtual cable are in two new namespaces. The agent's has nothing else. In the hub's, a relay
-listens and hands on to a server on the loopback of the tests, so no server of ours leaves loopback. This needs
+The two ends of a virtual cable are in two new namespaces. The agent's has nothing else. In the hub's, a proxy
+listens and passes connections on to the loopback of the tests, so no server of ours leaves loopback. This needs
 root and iproute2.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -23,11 +22,11 @@ from typing import Protocol
 
 from schemas.settings.settings import PROJECT_ROOT
 from tests.programs import required_program
+from tests.tcp_proxy import TcpProxy
 
 # A network for measuring between machines (RFC 2544), which routers do not pass on.
 HUB, AGENT, BITS = "198.18.0.1", "198.18.0.2", 30
 LOOPBACK = "127.0.0.1"
-CHUNK = 64 * 1024
 COMMAND_S = 30
 _NET = 0x40000000  # CLONE_NEWNET
 _NAMES = "trunkline-test"
@@ -85,8 +84,11 @@ def machine_apart(port: int) -> Iterator[Machine]:
     if not may_make_namespaces():
         yield SameMachine(f"http://{LOOPBACK}:{port}")
         return
-    with cabled_namespaces() as (hub, agent), Relay(listener_in(hub, HUB), port) as relay:
-        yield MachineApart(f"http://{HUB}:{relay.port}", agent)
+    with (
+        cabled_namespaces() as (hub, agent),
+        contextlib.closing(TcpProxy(listener_in(hub, HUB), port)) as proxy,
+    ):
+        yield MachineApart(f"http://{HUB}:{proxy.port}", agent)
 
 
 @contextlib.contextmanager
@@ -173,62 +175,3 @@ def socket_in(namespace: str, create: Callable[[], socket.socket]) -> socket.soc
     if failed:
         raise failed[0]
     return made[0]
-
-
-class Relay:
-    """Hands on what comes in at a listening socket to a port of the loopback, on a thread of its own."""
-
-    def __init__(self, listener: socket.socket, target: int) -> None:
-        self.port: int = listener.getsockname()[1]
-        self._listener, self._target = listener, target
-        self._loop, self._started = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-
-    def __enter__(self) -> Relay:
-        self._thread.start()
-        assert self._started.wait(COMMAND_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(COMMAND_S)
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._ended = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        server = await asyncio.start_server(self._accept, sock=self._listener)
-        self._started.set()
-        await self._ended.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            inner_reader, inner = await asyncio.open_connection(LOOPBACK, self._target)
-        except OSError:
-            writer.close()
-            return
-        try:
-            # asyncio reports a handler that is cancelled; this one has nothing left to do.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(_copy(reader, inner), _copy(inner_reader, writer))
-        finally:
-            writer.close()
-            inner.close()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the reader has no more; the writer's other direction stays open."""
-    # A socket whose other end is gone may not be shut down: ENOTCONN is no ConnectionError.
-    with contextlib.suppress(OSError):
-        while data := await reader.read(CHUNK):
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,71 +17,17 @@ import pytest
 
 from connectors.gateway_client.event_stream import EventStream
 from connectors.gateway_client.gateway_client import GatewayClient
-from connectors.tls_keys.tls_files import TlsFolder, create
+from connectors.tls_keys.tls_files import create
 from schemas.settings.settings import Settings
-from tests.broker_processes import LOOPBACK, free_port, wait_until
+from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import starting
+from tests.tcp_proxy import TcpProxy
 from trunkline_agent.mcp import agent_client
 
 # Loopback as well, and not an address that the gateway knows of itself.
 PROXY_HOST = "127.0.0.2"
-CHUNK = 64 * 1024
 MESSAGES = "/api/hub/messages"
-
-
-class TlsProxy:
-    """Takes TLS on a free port and hands on what is in it to the port `target`, on a thread of its own."""
-
-    def __init__(self, certificate: TlsFolder) -> None:
-        self.port, self.target = free_port(), 0
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        files = certificate.of("gateway")
-        self._context.load_cert_chain(files.certificate, files.key)
-        self._loop, self._started = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(
-            target=self._loop.run_until_complete, args=(self._serve(),), daemon=True
-        )
-        self._thread.start()
-        assert self._started.wait(10)
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"https://{PROXY_HOST}:{self.port}"
-
-    def close(self) -> None:
-        """End it and its connections."""
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._ended = asyncio.Event()
-        server = await asyncio.start_server(self._accepted, PROXY_HOST, self.port, ssl=self._context)
-        self._started.set()
-        await self._ended.wait()
-        server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, onward = await asyncio.open_connection(LOOPBACK, self.target)
-        try:
-            await asyncio.gather(self._pass_on(reader, onward), self._pass_on(back, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-            onward.transport.abort()
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(CHUNK):
-            writer.write(data)
-            await writer.drain()
-        writer.transport.abort()
 
 
 @pytest.fixture
@@ -89,10 +35,12 @@ def proxied(backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.Mon
     """The settings of who comes through the proxies, with a gateway behind them that speaks plain HTTP."""
     monkeypatch.setenv("NO_PROXY", PROXY_HOST)
     tls = create(tmp_path / "tls", [PROXY_HOST])
-    hub, mcp = TlsProxy(tls), TlsProxy(tls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.of("gateway").certificate, tls.of("gateway").key)
+    hub, mcp = (TcpProxy(socket.create_server((PROXY_HOST, 0)), target=0, context=context) for _ in range(2))
     sections = {
-        "gateway": {"url": hub.url, "ca_certs": tls.of("ca").certificate},
-        "agent_mcp": {"url": mcp.url},
+        "gateway": {"url": f"https://{PROXY_HOST}:{hub.port}", "ca_certs": tls.of("ca").certificate},
+        "agent_mcp": {"url": f"https://{PROXY_HOST}:{mcp.port}"},
     }
     changed = {name: getattr(backbone_settings, name).model_copy(update=to) for name, to in sections.items()}
     settings = backbone_settings.model_copy(update=changed)

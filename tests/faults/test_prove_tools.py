@@ -16,13 +16,12 @@ from paho.mqtt.client import Client, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.publish import single
 
-from connectors.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import LOOPBACK, make_mosquitto
 from tests.faults.prove.brokers import forget_sessions
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm, disarm, fired
-from tests.faults.prove.tcp_proxy import CUT, MUTE, PASS, SLOW, TcpProxy
 from tests.programs import run_program
+from tests.tcp_proxy import CUT, LOSE, MUTE, PASS, SLOW, TcpProxy
 
 HITS = """
 import sys
@@ -53,7 +52,7 @@ def proxy() -> Iterator[TcpProxy]:
             threading.Thread(target=echo, args=(connection,), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
-    found = TcpProxy(free_port(), listener.getsockname()[1], delay_s=0.1)
+    found = TcpProxy(socket.create_server((LOOPBACK, 0)), listener.getsockname()[1], delay_s=0.1)
     yield found
     found.close()
     listener.shutdown(socket.SHUT_RDWR)
@@ -90,6 +89,15 @@ def test_a_mute_one_keeps_connections_and_lets_through_later_what_came(proxy: Tc
         connection.settimeout(5)
         proxy.mode = PASS
         assert connection.recv(100) == b"hello"
+
+
+def test_a_lost_answer_ends_its_connection_and_the_next_one_passes(proxy: TcpProxy) -> None:
+    with connected(proxy) as connection:
+        proxy.mode = LOSE
+        assert said(connection) == b""
+    assert proxy.mode == PASS
+    with connected(proxy) as connection:
+        assert said(connection) == b"hello"
 
 
 def test_a_cut_ends_what_is_open_and_what_comes_until_it_is_over(proxy: TcpProxy) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import pytest
@@ -33,6 +30,7 @@ from tests.connectors.agent_mcp.delivery_calls import (
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, logged
 from tests.connectors.agent_sdk.signed_mcp.test_stdio_wrapper import COMMAND, call, environment, wrapped
 from tests.mcp_protocol import ENVELOPE, INITIALIZE
+from tests.tcp_proxy import LOSE, PASS, TcpProxy
 from trunkline_agent.mcp import UNREACHABLE, agent_client
 
 pytestmark = [
@@ -173,66 +171,20 @@ def test_a_wait_does_not_count_as_time_without_an_answer(
     anyio.run(talk)
 
 
-class LosingProxy:
-    """A TCP proxy before a gateway that can cut a connection instead of passing an answer on."""
-
-    def __init__(self, gateway: McpGateway) -> None:
-        self._target = (LOOPBACK, urlsplit(gateway.mcp_url).port)
-        self._listener = socket.create_server((LOOPBACK, 0))
-        self._threads: list[threading.Thread] = []
-        self.url = f"http://{LOOPBACK}:{self._listener.getsockname()[1]}"
-        self.loses_next = False
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[LosingProxy]:
-        """Pass connections on until the block ends."""
-        accepting = threading.Thread(target=self._accept)
-        accepting.start()
-        try:
-            yield self
-        finally:
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            for thread in (accepting, *self._threads):
-                thread.join(20)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            thread = threading.Thread(target=self._pass_on, args=(client,))
-            self._threads.append(thread)
-            thread.start()
-
-    def _pass_on(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self._target) as server:
-            deadline = time.monotonic() + 100
-            while time.monotonic() < deadline:
-                for ready in select.select([client, server], [], [], 1)[0]:
-                    data = ready.recv(65536)
-                    if not data:
-                        return
-                    if ready is server and self.loses_next:
-                        self.loses_next = False
-                        return
-                    (client if ready is server else server).sendall(data)
-
-
 def test_each_call_whose_answer_was_lost_is_repeated_with_one_effect(
     shared_gateway: McpGateway, new_agent: NewAgent
 ) -> None:
     ann, bo = new_agent("ann"), new_agent("bo")
 
-    async def talk(proxy: LosingProxy) -> None:
-        async with agent_client(proxy.url, ann.name, ann.key_path) as a, bo.client(shared_gateway) as b:
+    async def talk(proxy: TcpProxy) -> None:
+        url = f"http://{LOOPBACK}:{proxy.port}"
+        async with agent_client(url, ann.name, ann.key_path) as a, bo.client(shared_gateway) as b:
 
             async def twice(tool: str, **arguments: Any) -> dict[str, Any]:
-                proxy.loses_next = True
+                proxy.mode = LOSE
                 with pytest.raises(MCPError) as lost:
                     await a.call_tool(tool, arguments)
-                assert (lost.value.code, proxy.loses_next) == (UNREACHABLE, False), tool
+                assert (lost.value.code, proxy.mode) == (UNREACHABLE, PASS), tool
                 return await called(a, tool, **arguments)
 
             one, two = [await sent(b, ann.name, text) for text in ("one", "two")]
@@ -254,7 +206,8 @@ def test_each_call_whose_answer_was_lost_is_repeated_with_one_effect(
             again = await called(a, "lease_messages")
             assert [(m["id"], m["attempt"]) for m in again["messages"]] == [(two, 2)]
 
-    with LosingProxy(shared_gateway).running() as proxy:
+    target = int(shared_gateway.mcp_url.rpartition(":")[2])
+    with contextlib.closing(TcpProxy(socket.create_server((LOOPBACK, 0)), target)) as proxy:
         anyio.run(talk, proxy)
     # The client sent each request once: two for each call of ours that changes something, and the last lease.
     bodies = [json.loads(one.value) for one in logged(shared_gateway.settings, AGENT_CALLED)]

@@ -17,7 +17,8 @@ import pytest
 from connectors.tcp_peers.peer_probe import silent_ms
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK, STOP_S, program_environment, wait_until
-from tests.network_namespaces import HUB, Relay, cabled_namespaces, may_make_namespaces, socket_in, unplug
+from tests.network_namespaces import HUB, cabled_namespaces, may_make_namespaces, socket_in, unplug
+from tests.tcp_proxy import TcpProxy
 
 MESSAGES = "/api/hub/messages"
 PORT = 3200  # nothing else listens in a new namespace
@@ -63,7 +64,7 @@ class ApartGateway:
 
 @pytest.fixture
 def apart(backbone_settings: Settings, tmp_path: Path) -> Iterator[ApartGateway | None]:
-    """A gateway on a machine of its own, which reaches Kafka by a relay; None without root."""
+    """A gateway on a machine of its own, which reaches Kafka by a proxy; None without root."""
     if not may_make_namespaces():
         yield None
         return
@@ -75,9 +76,8 @@ def apart(backbone_settings: Settings, tmp_path: Path) -> Iterator[ApartGateway 
     ready = tmp_path / "ready"
     with ExitStack() as opened:
         hub, agent = opened.enter_context(cabled_namespaces())
-        opened.enter_context(
-            Relay(socket_in(hub, lambda: socket.create_server((LOOPBACK, kafka_port))), kafka_port)
-        )
+        listener = socket_in(hub, lambda: socket.create_server((LOOPBACK, kafka_port)))
+        opened.enter_context(closing(TcpProxy(listener, kafka_port)))
         log = opened.enter_context((tmp_path / "gateway.log").open("wb"))
         process = subprocess.Popen(
             ["ip", "netns", "exec", hub, sys.executable, "-m", "connectors.gateway_program"],

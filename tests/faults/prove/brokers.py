@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Final
 
 from connectors.local_stack import free_port
 from schemas.log_access.event_topic import admin_client
-from tests.broker_processes import BrokerProcess, accepts, kafka_at, make_kafka, make_mosquitto
-from tests.faults.prove.tcp_proxy import PASS, TcpProxy
+from tests.broker_processes import LOOPBACK, BrokerProcess, accepts, kafka_at, make_kafka, make_mosquitto
+from tests.tcp_proxy import PASS, TcpProxy
 
 _END_S: Final = 10.0
 _FULL_QUEUES: Final = "max_queued_messages 1\n"
@@ -42,8 +43,8 @@ class Brokers:
         for broker in self.processes.values():
             broker.start()
         self.proxies = {
-            "kafka": TcpProxy(self.kafka_port, self.processes["kafka"].port),
-            "mosquitto": TcpProxy(self.mosquitto_port, self.processes["mosquitto"].port),
+            name: TcpProxy(socket.create_server((LOOPBACK, port)), self.processes[name].port)
+            for name, port in (("kafka", self.kafka_port), ("mosquitto", self.mosquitto_port))
         }
         return self
 

@@ -48,7 +48,7 @@ from tests.faults.prove.schedule import (
 )
 from tests.faults.prove.second_programs import judge_second
 from tests.faults.prove.seed_parts import Second, SeedParts
-from tests.faults.prove.tcp_proxy import PASS, TcpProxy
+from tests.tcp_proxy import PASS, TcpProxy
 
 _BROKERS: Final = ("kafka", "mosquitto")
 _LIMIT_TICK_S: Final = 0.5

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ from schemas.settings.settings import (
     ViewSettings,
     XmlPumpSettings,
 )
-from tests.broker_processes import kafka_at
+from tests.broker_processes import LOOPBACK, kafka_at
 from tests.connectors.gateway.hub_stack import write_agent
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE as HANDLERS_FOLDER
 from tests.connectors.xml_pump.pump_stack import listener
@@ -45,7 +46,7 @@ from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import FOLDER_VARIABLE
 from tests.faults.prove.delivery_notes import ATTEMPTS_MOST
 from tests.faults.prove.schedule import PEER
-from tests.faults.prove.tcp_proxy import PASS, TcpProxy
+from tests.tcp_proxy import PASS, TcpProxy
 
 PARTS: Final = (GATEWAY, PEER, BRIDGE, FILES, XML_PUMP, STREAMS)
 MODULES: Final = {
@@ -254,7 +255,7 @@ class SeedParts:
         ensure_operator_token(self.settings)
         ensure_topic(self.settings)
         (self.settings.data_path / "run").mkdir(parents=True, exist_ok=True)
-        self.proxies = [TcpProxy(own, target) for own, target in self._ports]
+        self.proxies = [TcpProxy(socket.create_server((LOOPBACK, own)), target) for own, target in self._ports]
         for part in self.parts.values():
             part.launch()
 
