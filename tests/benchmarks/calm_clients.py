@@ -138,10 +138,6 @@ class Window:
         self.health_ms: list[float] = []
         self.failures: Counter[str] = Counter()
 
-    def all_ms(self) -> list[float]:
-        """Return the times of all principals."""
-        return [value for values in self.took_ms.values() for value in values]
-
 
 class CalmClients:
     """All principals of `CALM`, and somebody who asks for /healthz, each on a thread. A context manager.
