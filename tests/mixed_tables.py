@@ -28,7 +28,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import ensure_keyring
 from schemas.streams.mailboxes.mailbox_requests import read_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.wire.partitions import partition_for
@@ -134,7 +134,7 @@ class MixedTables:
 def message(number: int, to: str = "ann") -> OutgoingRecord:
     """The posting of a message."""
     said = {"message_id": f"n-{number}", "from": "bob", "to": to, "kind": "ask", "body": f"body {number}"}
-    return posting_record(Message.model_validate(said), door="http", principal="bob")
+    return Message.model_validate(said).record(door="http", principal="bob")
 
 
 def read(number: int) -> OutgoingRecord:

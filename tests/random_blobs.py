@@ -7,7 +7,6 @@ import random
 
 from schemas.streams.blob import blob_registry as blobs
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.ids import BLOB, stream_key
 
 DIGESTS = tuple(hashlib.sha256(bytes([number])).hexdigest() for number in range(5))
 # No blob ends while the log is written, or gateways that follow the log would append records of their own.
@@ -21,8 +20,7 @@ def blob_record(draw: random.Random) -> OutgoingRecord:
     if draw.random() < 0.2:
         ce_id = f"removed-{draw.randrange(50)}"
         removed = blobs.BlobRemoved.model_validate(at)
-        stream = stream_key(BLOB, digest)
-        return removed.record(blobs.BLOB_REMOVED, stream, ce_id=ce_id, door="reactor", principal="reactor")
+        return removed.record(ce_id=ce_id, door="reactor", principal="reactor")
     upload = {
         "request_id": f"upload-{draw.randrange(300)}",
         "bytes": draw.choice([1, 1, 1, 2]),
@@ -30,4 +28,4 @@ def blob_record(draw: random.Random) -> OutgoingRecord:
         "keep_s": draw.choice(_KEEP_S),
     }
     body = blobs.BlobStored.model_validate({**at, **upload})
-    return blobs.stored_record(body, door="http", principal=draw.choice(["ann", "bob"]))
+    return body.record(door="http", principal=draw.choice(["ann", "bob"]))

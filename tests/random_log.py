@@ -21,7 +21,7 @@ from schemas.streams.job.job_registry import (
     rotation_record,
 )
 from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
-from schemas.streams.refused.refusal import Refusal, refusal_record
+from schemas.streams.refused.refusal import Refusal
 from schemas.streams.session import session_registry as sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
 from tests.jobs.topic_load import raw_event
@@ -196,7 +196,7 @@ class RandomLog:
         )
         if self._draw.random() < 0.01:
             body = sessions.SessionStop(session=name, request_id=request, mode="hard", capture_id="capture-1")
-        return raw(sessions.session_record(body, door="http", principal="operator"))
+        return raw(body.record(door="http", principal="operator"))
 
     def _principal(self) -> Raw:
         name = f"principal-{self._draw.randrange(30)}"
@@ -224,7 +224,7 @@ class RandomLog:
         else:
             signature = f"{self._draw.randrange(200):04x}" + "5e" * 30
             body = participants.AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
-        return raw(participants.participant_record(body, door="mcp", principal=name))
+        return raw(body.record(door="mcp", principal=name))
 
     def _organism(self) -> Raw:
         return raw(organism_change(self._draw))
@@ -254,7 +254,7 @@ class RandomLog:
             why="a worker may not register jobs",
             route="POST /api/hub/jobs",
         )
-        return raw(refusal_record(refusal, "http"))
+        return raw(refusal.record(door="http", principal=refusal.principal))
 
     def _rubbish(self) -> Raw:
         job = self._job()

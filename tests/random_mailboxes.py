@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from schemas.streams.mailboxes import mailbox_requests as requests
 from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
-from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, Message
 from tests.random_blobs import DIGESTS
 from tests.raw_records import Raw, raw
 
@@ -65,7 +65,7 @@ class RandomMailboxes:
         if self._draw.random() < 0.1:
             body["blob"] = {"digest": self._draw.choice(DIGESTS), "bytes": 1, "content_type": "image/png"}
         mailbox.messages = [*mailbox.messages[-5:], body["message_id"]]
-        mailbox.posted = raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
+        mailbox.posted = raw(Message.model_validate(body).record(door="http", principal=body["from"]))
         return mailbox.posted
 
     def _opening(self, mailbox: _Mailbox) -> dict[str, object]:

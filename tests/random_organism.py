@@ -6,9 +6,8 @@ import random
 from typing import Any
 
 from schemas.streams.control import organism
-from schemas.streams.thread.threads import THREAD_OPENED, ThreadOpened
+from schemas.streams.thread.threads import ThreadOpened
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.ids import THREAD, stream_key
 
 
 def organism_change(draw: random.Random) -> OutgoingRecord:
@@ -23,7 +22,7 @@ def organism_change(draw: random.Random) -> OutgoingRecord:
         body = organism.ListenerAdded(request_id=request, listener=listeners[0])
     else:
         body = organism.ListenerRemoved(request_id=request, name=names[0])
-    return organism.organism_record(body, door="xml", principal="operator")
+    return body.record(door="xml", principal="operator")
 
 
 def opened_thread(draw: random.Random) -> OutgoingRecord:
@@ -44,5 +43,4 @@ def opened_thread(draw: random.Random) -> OutgoingRecord:
 
 def thread_record(body: ThreadOpened, ce_id: str) -> OutgoingRecord:
     """The record that opened a thread before fold version 10."""
-    stream = stream_key(THREAD, body.thread)
-    return body.record(THREAD_OPENED, stream, ce_id=ce_id, door="reactor", principal="reactor")
+    return body.record(ce_id=ce_id, door="reactor", principal="reactor")

@@ -6,7 +6,6 @@ import random
 
 from schemas.streams.schedule import schedule_registry as schedules
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.ids import SCHEDULE, stream_key
 
 # No run is due while the log is written, or gateways that follow the log would append records of their own.
 _TIMINGS = ({"every_s": 86_400}, {"every_s": 31_536_000}, {"cron": "0 0 29 2 *"}, {"cron": "0 0 */16 1 1#3"})
@@ -32,16 +31,15 @@ def schedule_record(draw: random.Random) -> OutgoingRecord:
         }
         timing = draw.choice(_TIMINGS)
         body = schedules.ScheduleSet.model_validate({**request, **timing, **message, **more})
-        return schedules.schedule_request_record(body, **by)
+        return body.record(**by)
     if roll < 0.8:
-        return schedules.schedule_request_record(schedules.ScheduleRemoved.model_validate(request), **by)
+        return schedules.ScheduleRemoved.model_validate(request).record(**by)
     run = {"name": name, "revision": draw.choice([1, 2, 3]), "run_at": _NEW_YEAR_2028_US}
-    kind, made = schedules.SCHEDULE_MISSED, schedules.ScheduleMissed.model_validate(run)
+    made = schedules.ScheduleMissed.model_validate(run)
     if roll < 0.9:
         fields = {"sender": "ann", "content_type": "application/json", "priority": "normal", **message}
-        kind, made = schedules.SCHEDULE_RAN, schedules.ScheduleRan.model_validate({**run, **fields})
+        made = schedules.ScheduleRan.model_validate({**run, **fields})
     elif roll < 0.92:
         run["run_at"] = 0
-        kind = schedules.SCHEDULE_REFUSED
         made = schedules.ScheduleRefused.model_validate({**run, "reason": "mailbox_full"})
-    return made.record(kind, stream_key(SCHEDULE, name), door="reactor", principal="reactor")
+    return made.record(door="reactor", principal="reactor")

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from schemas.streams.agents import agent_registry as agents
-from schemas.streams.container.container_registry import CONTAINER_STATES, ContainerChange, container_record
+from schemas.streams.container.container_registry import CONTAINER_STATES, ContainerChange
 from schemas.streams.task import task_registry as tasks
 from schemas.wire.record import OutgoingRecord
 
@@ -17,7 +17,7 @@ def task_or_agent_record(draw: random.Random) -> OutgoingRecord:
     """One record about one of few tasks, containers or agents."""
     roll, agent = draw.random(), f"agent-{draw.randrange(4)}"
     if roll < 0.7:
-        return tasks.task_record(_task_body(draw, agent), **_BY)
+        return _task_body(draw, agent).record(**_BY)
     if roll < 0.85:
         change = ContainerChange(
             container=f"container-{draw.randrange(12)}",
@@ -30,7 +30,7 @@ def task_or_agent_record(draw: random.Random) -> OutgoingRecord:
             port=draw.choice([None, 8080]),
             error=draw.choice([None, "no disk"]),
         )
-        return container_record(change, **_BY)
+        return change.record(**_BY)
     cause = str(draw.randrange(5))
     if roll < 0.9:
         return agents.removal_record(agent, cause=cause, **_BY)
@@ -41,7 +41,7 @@ def task_or_agent_record(draw: random.Random) -> OutgoingRecord:
         capabilities=["message.send"],
         hardened=draw.random() < 0.5,
     )
-    return agents.definition_record(definition, cause=cause, **_BY)
+    return definition.record(cause=cause, **_BY)
 
 
 def _task_body(draw: random.Random, agent: str) -> Any:

@@ -11,8 +11,6 @@ from schemas.streams.topic.topic_registry import (
     Subscription,
     Unsubscription,
     delivery_record,
-    publication_record,
-    subscription_record,
 )
 from schemas.wire.record import OutgoingRecord
 
@@ -24,13 +22,13 @@ def topic_record(draw: random.Random, subscribers: Sequence[str]) -> OutgoingRec
     request, message_id = f"request-{draw.randrange(30)}", f"published-{draw.randrange(15)}"
     if roll < 0.35:
         body = Subscription(topic=topic, subscriber=draw.choice(subscribers), request_id=request)
-        return subscription_record(body, **by)
+        return body.record(**by)
     if roll < 0.5:
         since = draw.choice([None, None, 1])
         end = Unsubscription(topic=topic, subscriber=draw.choice(subscribers), request_id=request, since=since)
-        return subscription_record(end, **by)
+        return end.record(**by)
     if roll < 0.75:
         content = draw.choice([{}, {}, {"priority": "high"}, {"expires_in_ms": 500}, {"thread": "thread-1"}])
         named = {"topic": topic, "message_id": message_id, "from": by["principal"], "kind": "note"}
-        return publication_record(Publication.model_validate({**named, "body": "☃", **content}), **by)
+        return Publication.model_validate({**named, "body": "☃", **content}).record(**by)
     return delivery_record(topic, message_id, ce_id=f"d-{message_id}", door="reactor", principal="reactor")

@@ -29,6 +29,6 @@ def webhook_record(draw: random.Random, keyring: Keyring) -> OutgoingRecord:
     if roll < 0.7:
         revision = draw.choice([None, 1, 2])
         paused = webhooks.WebhookPaused(name=name, request_id=request_id, revision=revision, reason="broken")
-        return webhooks.webhook_record(paused, **by)
+        return paused.record(**by)
     model = webhooks.WebhookResumed if roll < 0.85 else webhooks.WebhookRemoved
-    return webhooks.webhook_record(model(name=name, request_id=request_id), **by)
+    return model(name=name, request_id=request_id).record(**by)

@@ -22,7 +22,7 @@ from connectors.gateway.web.answers import refuse_rejected
 from connectors.gateway.web.idempotency import Origin
 from connectors.gateway.web.policy import Caller
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.agents.participants import AgentUpdated, participant_record
+from schemas.streams.agents.participants import AgentUpdated
 from schemas.streams.principal.principals import AGENT
 from schemas.wire.record import OutgoingRecord
 
@@ -80,7 +80,7 @@ class StatusTool(PlannedTool):
         update = AgentUpdated(
             agent_name=agent, request_id=str(asked.made), status=body.status, capabilities=body.capabilities
         )
-        return (participant_record(update, **asked.origin),)
+        return (update.record(**asked.origin),)
 
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer:
         """Tell that it is done."""

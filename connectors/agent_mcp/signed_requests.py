@@ -28,7 +28,7 @@ from connectors.gateway.web.bounded_http import note_principal
 from connectors.gateway.web.host_names import NOT_KNOWN, HostNames, name_and_port, shown
 from connectors.gateway.web.strict_request import NotRead, StrictRequest, replayed
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.agents.participants import AgentCalled, participant_record
+from schemas.streams.agents.participants import AgentCalled
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
@@ -104,7 +104,7 @@ def called_record(agent_name: str, signature: bytes, tool: str) -> OutgoingRecor
     """Return the record of the signature of a call that changes something."""
     digest = hashlib.sha256(signature).hexdigest()
     called = AgentCalled(agent_name=agent_name, signature=digest, tool=tool if is_name(tool) else "unknown")
-    return participant_record(called, door=DOOR, principal=agent_name)
+    return called.record(door=DOOR, principal=agent_name)
 
 
 def check_noted(found: SettledRecord | Exception) -> None:

@@ -14,7 +14,7 @@ from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import note_of_blob
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
-from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record
+from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message
 from schemas.streams.mailboxes.message_text import shown_text
 from schemas.wire.record import JSON_CONTENT, OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
 from trunkline_agent.queue import TOPICS
@@ -88,7 +88,7 @@ def posting_of(
         )
     except ValidationError as error:
         raise ValueError("cannot be represented as a message") from error
-    return posting_record(posted, door=DOOR, principal=PRINCIPAL)
+    return posted.record(door=DOOR, principal=PRINCIPAL)
 
 
 def refusal_of(session: str, line: bytes) -> OutgoingRecord:

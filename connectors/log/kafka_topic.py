@@ -29,7 +29,7 @@ from schemas.log_access.event_topic import (
 )
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.authentication import has_valid_mac
-from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, topology_record
+from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, Topology
 from schemas.streams.control.record_macs import MACS_REQUIRED, macs_required_records
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import BadEnvelopeError, Record, read_envelope
@@ -122,7 +122,10 @@ def ensure_topic(settings: Settings) -> bool:
 def append_first_records(settings: Settings) -> None:
     """Append the topology and the requirement of MACs to an empty topic. Raises as `ensure_topic`."""
     kafka = settings.kafka
-    first = (topology_record(kafka.partitions, kafka.epoch), *macs_required_records(kafka.partitions))
+    first = (
+        Topology(partitions=kafka.partitions, epoch=kafka.epoch).record(door="stack", principal="operator"),
+        *macs_required_records(kafka.partitions),
+    )
     with Publisher(settings) as publisher:
         for append in [publisher.append(record) for record in first]:
             append.result(kafka.delivery_timeout_s)

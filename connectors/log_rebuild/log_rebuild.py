@@ -21,7 +21,7 @@ from connectors.log_rebuild.ledger_log_reader import LedgerLog, LedgerRecord
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
-from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM, topology_record
+from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM, Topology
 from schemas.streams.control.record_macs import macs_required_records
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import Record
@@ -201,7 +201,9 @@ class LogRebuild:
         if is_cut or any(end > 1 + (number == where) for number, end in state.ends.items()):
             return False
         kafka = self._kafka
-        topology = topology_record(kafka.partitions, kafka.epoch)
+        topology = Topology(partitions=kafka.partitions, epoch=kafka.epoch).record(
+            door="stack", principal="operator"
+        )
         first = {(one.key, one.value) for one in (topology, *macs_required_records(kafka.partitions))}
         for number, end in state.ends.items():
             with closing(rebuilt_topic.records(kafka, number, 0, end)) as found:

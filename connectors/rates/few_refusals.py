@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from connectors.rates.token_buckets import TokenBuckets
-from schemas.streams.refused.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
+from schemas.streams.refused.refusal import ANONYMOUS, Refusal, RefusalReason
 from schemas.wire.record import OutgoingRecord
 
 log = structlog.stdlib.get_logger(__name__)
@@ -74,4 +74,4 @@ class FewRefusals:
             suppressed=suppressed,
         )
         log.info("refused", reason=reason, why=why, principal=name, route=route, suppressed=suppressed)
-        self._append(refusal_record(refusal, self._door))
+        self._append(refusal.record(door=self._door, principal=refusal.principal))

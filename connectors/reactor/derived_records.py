@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from connectors.reactor.known_recipients import GetRow
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Row
-from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow, participant_record
+from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import END, JOB_CANCELLED, JOB_PICKED, JOB_TERMINAL, JobRow, pick_id
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MessageDue
@@ -28,7 +28,6 @@ from schemas.streams.mailboxes.message import (
     Message,
     MessageBodyRow,
     MessageRow,
-    posting_record,
     verified_message,
 )
 from schemas.streams.principal.principals import HUB, REACTOR, SENDER
@@ -40,7 +39,6 @@ from schemas.streams.session.session_registry import (
     SessionJobAssigned,
     SessionJobEnded,
     SessionRow,
-    session_record,
 )
 from schemas.streams.task.task_registry import (
     RESULT_LIMIT_BYTES,
@@ -48,7 +46,6 @@ from schemas.streams.task.task_registry import (
     TaskCompletion,
     TaskRow,
     result_text,
-    task_record,
 )
 from schemas.wire.record import JSON_CONTENT, BadEnvelopeError, Origin, OutgoingRecord, Record, read_envelope
 from schemas.wire.wire_body import NOTE_LIMIT
@@ -111,7 +108,7 @@ def _job_records(
         if job.session is None or cause != pick_id(job.job_id, job.session):
             return []
         assigned = SessionJobAssigned(session=job.session, job_id=job.job_id)
-        return [session_record(assigned, ce_id=derived_id(cause, SESSION_JOB_ASSIGNED), **BY_REACTOR)]
+        return [assigned.record(ce_id=derived_id(cause, SESSION_JOB_ASSIGNED), **BY_REACTOR)]
     if cause != job.ended_by or job.status not in JOB_TERMINAL:
         return []
     picker = set() if job.session is None else {job.session}
@@ -160,7 +157,7 @@ def message_from_hub(
     text = canonical(body).decode("utf-8")
     about = {"in_reply_to": in_reply_to, "unlimited": True}
     message = verified_message(message_id, SENDER, recipient, kind, text, JSON_CONTENT, **about)
-    return posting_record(message, **BY_REACTOR)
+    return message.record(**BY_REACTOR)
 
 
 def _end_of_late_session(name: str, get: GetRow) -> list[OutgoingRecord]:
@@ -195,7 +192,7 @@ def stopped_with_task(task: TaskRow, participant: ParticipantRow | None) -> Outg
     ce_id = derived_id(task.ended_by, AGENT_STOPPED)
     reason = f"its task is {task.status}" + (f": {task.error}" if task.error else "")
     body = AgentStopped(agent_name=task.agent_name, request_id=ce_id, reason=reason[:NOTE_LIMIT])
-    return participant_record(body, ce_id=ce_id, **BY_REACTOR)
+    return body.record(ce_id=ce_id, **BY_REACTOR)
 
 
 def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> list[OutgoingRecord]:
@@ -252,7 +249,7 @@ def _completion(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecor
         return []
     ce_id = derived_id(message.message_id, TASK_COMPLETED)
     completion = TaskCompletion(task_id=message.from_task, request_id=ce_id, result=_shortened(text))
-    return [task_record(completion, ce_id=ce_id, **BY_REACTOR)]
+    return [completion.record(ce_id=ce_id, **BY_REACTOR)]
 
 
 def completes_a_task(body: str) -> str | None:
@@ -294,7 +291,7 @@ def _session_end(job: JobRow, session: str, cause: str) -> OutgoingRecord:
     is_picker = session == job.session
     ce_id = derived_id(cause, SESSION_JOB_ENDED if is_picker else f"{SESSION_JOB_ENDED}/{session}")
     body = SessionJobEnded.model_validate({"session": session, "job_id": job.job_id, "outcome": job.status})
-    return session_record(body, ce_id=ce_id, **BY_REACTOR)
+    return body.record(ce_id=ce_id, **BY_REACTOR)
 
 
 class SessionsByJob:

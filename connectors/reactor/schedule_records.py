@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.known_recipients import GetRow
 from connectors.reactor.limits_of_principals import limits_of
-from schemas.streams.mailboxes.message import MESSAGE_POSTED, posting_record, verified_message
+from schemas.streams.mailboxes.message import MESSAGE_POSTED, verified_message
 from schemas.streams.schedule.schedule_registry import (
     SCHEDULE_RAN,
     SCHEDULE_REFUSED,
@@ -89,4 +89,4 @@ def messages_of_run(record: Record, verdict: str, get: GetRow) -> list[OutgoingR
         sent_at=iso_moment(run.run_at),
         **limits_of(get, run.recipient).of_mailbox,
     )
-    return [posting_record(message, **BY_REACTOR)]
+    return [message.record(**BY_REACTOR)]

@@ -15,7 +15,6 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleRow,
     missed_record,
     run_record,
-    schedule_request_record,
 )
 from schemas.streams.task.task_registry import TASK_TERMINAL, TaskRow, TokenRow
 from schemas.wire.record import OutgoingRecord
@@ -47,7 +46,7 @@ class ScheduleTimers(Timers[ScheduleRow]):
         if has_lost_owner(self._live_view.get, row, now_us):
             ce_id = derived_id(cause, SCHEDULE_REMOVED)
             removed = ScheduleRemoved(name=row.schedule, request_id=ce_id, takes_over=True)
-            return schedule_request_record(removed, ce_id=ce_id, **BY_REACTOR)
+            return removed.record(ce_id=ce_id, **BY_REACTOR)
         if row.is_next_missed(now_us):
             return missed_record(row, ce_id=derived_id(cause, SCHEDULE_MISSED), **BY_REACTOR)
         return run_record(row, ce_id=derived_id(cause, SCHEDULE_RAN), **BY_REACTOR)

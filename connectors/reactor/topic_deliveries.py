@@ -32,7 +32,6 @@ from schemas.streams.topic.topic_registry import (
     TopicMessageRow,
     Unsubscription,
     delivery_record,
-    subscription_record,
 )
 from schemas.streams.webhook.webhook_registry import WEBHOOK_REMOVED
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
@@ -172,7 +171,7 @@ def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> lis
 def _end_of(row: SubscriptionRow, cause: str) -> OutgoingRecord:
     ce_id = derived_id(f"{cause}/{row.key}/{row.since}", TOPIC_UNSUBSCRIBED)
     body = Unsubscription(topic=row.topic, subscriber=row.subscriber, request_id=ce_id, since=row.since)
-    return subscription_record(body, ce_id=ce_id, **BY_REACTOR)
+    return body.record(ce_id=ce_id, **BY_REACTOR)
 
 
 class TopicsBySubscriber:

@@ -23,7 +23,6 @@ from schemas.streams.mailboxes.message import (
     MESSAGE_POSTED,
     MessageRow,
     milliseconds_of,
-    posting_record,
     verified_message,
 )
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
@@ -135,7 +134,7 @@ def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> Ou
     message = verified_message(
         said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others
     )
-    return posting_record(message, door=MQTT, principal=agent)
+    return message.record(door=MQTT, principal=agent)
 
 
 def _claim(record: Record, envelope: Envelope, agent: str) -> OutgoingRecord:

@@ -15,13 +15,12 @@ from schemas.streams.agents.agent_registry import AGENT_REMOVED
 from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REMOVED
 from schemas.streams.agents.participants import AGENT_STOPPED
 from schemas.streams.principal.principals import PRINCIPAL_REVOKED
-from schemas.streams.topic.topic_registry import TOPIC_SUBSCRIBED, Subscription, subscription_record
+from schemas.streams.topic.topic_registry import TOPIC_SUBSCRIBED, Subscription
 from schemas.streams.webhook.webhook_registry import (
     WEBHOOK_REMOVED,
     WEBHOOK_SET,
     WebhookRemoved,
     WebhookRow,
-    webhook_record,
 )
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
 from trunkline_agent.wire.ids import AGENT, PRINCIPAL, WEBHOOK, parse_stream_key
@@ -53,7 +52,7 @@ def webhook_records(record: Record, get: GetRow) -> list[OutgoingRecord]:
         if envelope.type in ENDS_OF_MAILBOX and not has_mailbox(get, row.webhook):
             ce_id = derived_id(envelope.ce_id, WEBHOOK_REMOVED)
             removal = WebhookRemoved(name=row.webhook, request_id=ce_id)
-            return [webhook_record(removal, ce_id=ce_id, **BY_REACTOR)]
+            return [removal.record(ce_id=ce_id, **BY_REACTOR)]
     except (BadEnvelopeError, ValidationError):
         pass
     return []
@@ -67,4 +66,4 @@ def subscription_of(webhook: str, topic: str, cause: str) -> OutgoingRecord:
     """
     ce_id = derived_id(cause, TOPIC_SUBSCRIBED)
     subscription = Subscription(topic=topic, subscriber=webhook, request_id=ce_id)
-    return subscription_record(subscription, ce_id=ce_id, **BY_REACTOR)
+    return subscription.record(ce_id=ce_id, **BY_REACTOR)

@@ -33,7 +33,6 @@ from schemas.streams.mailboxes.message import (
     MESSAGE_POSTED,
     Message,
     MessageRow,
-    posting_record,
     verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE, SYSTEM
@@ -146,7 +145,7 @@ def answers_of(body: dict[str, Any]) -> list[Message]:
 def answer_record(answer: Message, listener: str) -> OutgoingRecord:
     """Return the record that posts an answer of a listener. A full mailbox takes it, too."""
     unlimited = answer.model_copy(update={"unlimited": True})
-    return posting_record(unlimited, door=XML_DOOR, principal=listener)
+    return unlimited.record(door=XML_DOOR, principal=listener)
 
 
 def _gates(record: Record, cause: str, all_rows: AllListeners) -> list[OutgoingRecord]:
@@ -219,4 +218,4 @@ def _huh_posting(sender: str, about: dict[str, Any], text: bytes, message_id: st
         root_thread=about.get("root_thread") if thread else None,
         unlimited=True,
     )
-    return posting_record(message, door=XML_DOOR, principal=sender)
+    return message.record(door=XML_DOOR, principal=sender)

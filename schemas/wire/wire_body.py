@@ -102,6 +102,12 @@ class WireBody(BaseModel):
     Attributes:
         OMITS_NULLS: whether the record omits the fields that are `None`. A field that is added later then does
             not change the content of a repeated request.
+        TYPE: the type of its record, the header `ce_type`.
+        STREAM: the key of its stream, such as `job/{job_id}`, with fields of the body in braces, or `{door}`.
+        IDENTITY: the texts from which the record's `ce_id` is derived, after the type. In braces are fields of
+            the body, `{content}` for all of them, `{origin}` for door and principal, and `{cause}`. A repeated
+            request of the same principal has the same `ce_id`, even with other content if that is not among
+            them. The fold then recognises the conflict.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -109,36 +115,38 @@ class WireBody(BaseModel):
     # `Literal[1]` also accepts `true`, but the fold has checked the version before.
     schema_version: Literal[1] = 1
     OMITS_NULLS: ClassVar[bool] = False
+    TYPE: ClassVar[str]
+    STREAM: ClassVar[str]
+    IDENTITY: ClassVar[tuple[str, ...]] = ("{content}",)
 
     def value(self) -> bytes:
         """Return the body as canonical JSON, which becomes the value of the Kafka record."""
         return canonical(self.model_dump(mode="json", by_alias=True, exclude_none=self.OMITS_NULLS))
 
-    def record(
-        self, record_type: str, stream: str, *request: str, ce_id: str | None = None, **origin: Unpack[Origin]
-    ) -> OutgoingRecord:
+    def record(self, *, ce_id: str | None = None, cause: str = "", **origin: Unpack[Origin]) -> OutgoingRecord:
         """Return a record with this body, ready to append. Nothing is appended yet.
 
         Args:
-            record_type: the type of the record, the header `ce_type`.
-            stream: the key of the stream to which the record belongs, such as `job/0a1b2c3d`.
-            request: texts, such as an idempotency key, that identify the request among those of the same door
-                and principal. The `ce_id` is derived from them, so a repeated request has the same `ce_id`,
-                even with other content, and the fold recognises the conflict. Without them, the `ce_id` is
-                derived from the type and the content.
-            ce_id: a CloudEvents id to use instead of the derived one. `None` means the derived one.
+            ce_id: a CloudEvents id to use instead of the derived one, as the reactor does. `None` means that.
+            cause: what tells the record from an equal one before it, for a body whose `IDENTITY` has it.
             origin: `door`, which appends the record, and `principal`, which caused it.
         """
         value = self.value()
-        identity = [f"{origin['door']}/{origin['principal']}", *request] if request else []
-        parts = [part.encode() for part in identity] or [value]
         return OutgoingRecord(
-            stream=stream,
-            ce_id=ce_id or content_id(record_type.encode(), *parts),
-            type=record_type,
+            stream=self.STREAM.format_map({**vars(self), "door": origin["door"]}),
+            ce_id=ce_id or self.derived_id(value, f"{origin['door']}/{origin['principal']}", cause),
+            type=self.TYPE,
             value=value,
             **origin,
         )
+
+    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+        """Return the CloudEvents id of a record with this body, by `IDENTITY`.
+
+        `content` is the value of the record, and `origin` its door and principal, as `<door>/<principal>`.
+        """
+        known = {**vars(self), "content": content.decode(), "origin": origin, "cause": cause}
+        return content_id(self.TYPE.encode(), *(part.format_map(known).encode() for part in self.IDENTITY))
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:

@@ -41,12 +41,12 @@ from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
-from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined, definition_record
+from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined
 from schemas.streams.container import container_registry as containers
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS, registration_record
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Message, posting_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Message
 from schemas.streams.task import task_registry as tasks
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
@@ -171,7 +171,7 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
         token_sha256=hashlib.sha256(task.encode()).hexdigest(),
         expiry_ms=24 * 3600 * 1000,
     )
-    yield tasks.task_record(start, door="http", principal="operator")
+    yield start.record(door="http", principal="operator")
     for state in (*_BEFORE_THE_END, *(() if is_running else (containers.RECYCLING, containers.RECYCLED))):
         change = containers.ContainerChange(
             container=f"task-{task}",
@@ -183,12 +183,12 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
             host="another-host",
             handle=f"process/{number + 1}/1000" if state == states.RUNNING else None,
         )
-        yield containers.container_record(change, door="launcher", principal="another-host")
+        yield change.record(door="launcher", principal="another-host")
         if state == containers.MONITORING and not is_running:
             end = tasks.TaskCompletion(
                 task_id=task, request_id=f"{task}-done", result="ok: 12 files, 340 lines"
             )
-            yield tasks.task_record(end, door="http", principal=agent.agent_name)
+            yield end.record(door="http", principal=agent.agent_name)
 
 
 def _message_record(number: int, mailboxes: int) -> OutgoingRecord:
@@ -202,7 +202,7 @@ def _message_record(number: int, mailboxes: int) -> OutgoingRecord:
         "kind": "ask",
         "body": canonical(payload).decode(),
     }
-    return posting_record(Message.model_validate(message), door="http", principal=sender)
+    return Message.model_validate(message).record(door="http", principal=sender)
 
 
 def history(args: argparse.Namespace, keyring: Keyring) -> Iterator[OutgoingRecord]:
@@ -211,7 +211,7 @@ def history(args: argparse.Namespace, keyring: Keyring) -> Iterator[OutgoingReco
         yield from _records(secrets.token_hex(4), 10 if number % 10 else 3, keyring)
     agents = [_agent(number) for number in range(-(-args.registry // _ROWS_OF_AN_AGENT))]
     for agent in agents:
-        yield definition_record(agent, cause="", door="hub", principal="hub")
+        yield agent.record(cause="", door="hub", principal="hub")
     # A task has three rows: its own, its token's, its container's.
     for number in range(-(-(args.registry - len(agents)) // 3)):
         yield from _task_records(number, agents[number % len(agents)], number % 10 == 0)

@@ -30,7 +30,7 @@ import httpx
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
 from schemas.settings.settings import PROJECT_ROOT, DashboardSettings, MqttSettings, Settings
-from schemas.streams.mailboxes.message import posting_record, verified_message
+from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import LOAD, Bench, Figures, in_turns, medians, prefixed, ratios, teller
 from tests.benchmarks.bench_stack import AGAINST, checkout_of, operator_client, python_path
@@ -70,7 +70,7 @@ def postings(names: list[str], count: int) -> Iterator[OutgoingRecord]:
     for number in range(count):
         for name in names:
             message = verified_message(f"{name}-{number}", "bench", name, "note", TEXT, "text/plain")
-            yield posting_record(message, door="http", principal="operator")
+            yield message.record(door="http", principal="operator")
 
 
 def pending(operator: httpx.Client, name: str) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import Bench, teller
@@ -94,7 +94,7 @@ def posts(first: int) -> Iterator[OutgoingRecord]:
     """Messages to a mailbox."""
     for number in itertools.count(first):
         message = {"message_id": f"m{number}", "from": "ann", "to": "bo", "kind": "ask", "body": "{}"}
-        yield posting_record(Message.model_validate(message), **BY)
+        yield Message.model_validate(message).record(**BY)
 
 
 def drains() -> Iterator[OutgoingRecord]:

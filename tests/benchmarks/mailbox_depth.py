@@ -22,7 +22,7 @@ import httpx
 
 from connectors.local_stack import LocalStack
 from schemas.settings.settings import GatewaySettings, Settings
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import Bench, numbers, teller
 from tests.benchmarks.bench_stack import operator_client
@@ -47,7 +47,7 @@ def posts(name: str, count: int) -> Iterator[OutgoingRecord]:
     """Messages to a mailbox, as the gateway posts them."""
     for number in range(count):
         said = {"message_id": f"{name}-{number}", "from": "operator", "to": name, "kind": "note", "body": "{}"}
-        yield posting_record(Message.model_validate(said), door="http", principal="operator")
+        yield Message.model_validate(said).record(door="http", principal="operator")
 
 
 class Mailbox:

@@ -30,7 +30,7 @@ from connectors.out_of_band.command_document import (
 from connectors.out_of_band.command_keys import CommandKey
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, posting_record, verified_message
+from schemas.streams.mailboxes.message import DEFAULT_REALM, verified_message
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 from trunkline_agent.mcp import signing as agent_signing
@@ -182,7 +182,7 @@ def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> 
     for agent in ("ann", "bo"):
         hub.join(agent, PUBLIC)
     message = verified_message("m1", "bo", "ann", "message", "hello", "text/plain")
-    hub.add(posting_record(message, door=DOOR, principal="bo"))
+    hub.add(message.record(door=DOOR, principal="bo"))
     hub.add(lease_record(DEFAULT_REALM, "ann", "l1", lease_ms=60_000, door=DOOR, principal="ann"))
     try:
         answer = awaited(getattr(hub.tools, name)("ann", asked))

@@ -16,8 +16,8 @@ from jobs import build_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
-from schemas.streams.refused.refusal import Refusal, refusal_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
+from schemas.streams.refused.refusal import Refusal
 from schemas.wire.record import OutgoingRecord
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
@@ -104,13 +104,13 @@ def test_the_message_notebook_tells_who_wrote_to_whom_how_long_it_took_and_what_
         }
         for number in range(3)
     ]
-    posted = [posting_record(Message.model_validate(m), door="http", principal="ann") for m in messages]
+    posted = [Message.model_validate(m).record(door="http", principal="ann") for m in messages]
     other = Message.model_validate({**messages[0], "body": "{}"})
-    append_all(backbone_settings, [*posted, refusal_record(refusal, "http")])
+    append_all(backbone_settings, [*posted, refusal.record(door="http", principal=refusal.principal)])
     append_all(
         backbone_settings, [claim_record("default", "builder", "q1", 2, door="http", principal="builder")]
     )
-    append_all(backbone_settings, [posting_record(other, door="http", principal="ann")])
+    append_all(backbone_settings, [other.record(door="http", principal="ann")])
     drain()
     build_views.catch_up(backbone_settings)
     run = run_here("message_audit", backbone_settings, monkeypatch)
@@ -162,7 +162,7 @@ def posting_by_http(message_id: str, to: str) -> OutgoingRecord:
         "kind": "ask",
         "body": "{}",
     }
-    return posting_record(Message.model_validate(said), door="http", principal="ann")
+    return Message.model_validate(said).record(door="http", principal="ann")
 
 
 def seconds_until_polls(settings: Settings, session: str) -> list[float]:

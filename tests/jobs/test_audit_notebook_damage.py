@@ -25,10 +25,9 @@ from schemas.streams.agents.participants import (
     AgentKeyRegistered,
     AgentKeyRemoved,
     AgentStopped,
-    participant_record,
 )
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord
@@ -47,13 +46,13 @@ BY = {"door": "http", "principal": "operator"}
 def joined(name: str, key: str) -> OutgoingRecord:
     """An agent takes part."""
     body = AgentJoined(agent_name=name, request_id="j", task="count", capabilities=[], public_key=key)
-    return participant_record(body, **BY)
+    return body.record(**BY)
 
 
 def posted(message_id: str) -> OutgoingRecord:
     """A message from ann to bob."""
     said = {"message_id": message_id, "from": "ann", "to": "bob", "kind": "ask", "body": "{}"}
-    return posting_record(Message.model_validate(said), **BY)
+    return Message.model_validate(said).record(**BY)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         *(registration(job, KEYRING) for job in (JOB, OTHER_JOB)),
         *(forged, honest, event(JOB, 2)),
         *(joined("ann", OLD), joined("bob", BOBS), posted("m1"), posted("m2")),
-        *(participant_record(body, **BY) for body in bodies),
+        *(body.record(**BY) for body in bodies),
     )
     write_deltalake(settings.table_path(LEDGER), ledger_batch(settled(sent)))
     rebuild(settings)

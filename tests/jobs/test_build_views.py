@@ -19,7 +19,7 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings, ViewSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS, pick_record
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
-from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation, session_record
+from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
@@ -55,7 +55,7 @@ def versions(settings: Settings) -> dict[str, int]:
 
 
 def session_created(session: str) -> OutgoingRecord:
-    return session_record(SessionCreation(session=session, request_id="r1"), door="cli", principal="ann")
+    return SessionCreation(session=session, request_id="r1").record(door="cli", principal="ann")
 
 
 @pytest.mark.requirement("JE-10")

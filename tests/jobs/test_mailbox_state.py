@@ -14,7 +14,7 @@ from jobs.refold import check_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
 from tests.jobs.conftest import Rows
@@ -29,7 +29,7 @@ def posts(numbers: range, body: str = "{}") -> Iterator[OutgoingRecord]:
         message = Message.model_validate(
             {"message_id": f"m{number}", "from": "ann", "to": "builder", "kind": "ask", "body": body}
         )
-        yield posting_record(message, door="http", principal="ann")
+        yield message.record(door="http", principal="ann")
 
 
 def claim(request_id: str, limit: int) -> OutgoingRecord:

@@ -26,7 +26,7 @@ from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
-from schemas.streams.session.session_registry import SessionCreation, session_record
+from schemas.streams.session.session_registry import SessionCreation
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.tables.view_arrow import VIEW_ARROW
@@ -120,9 +120,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
         records.append(raw_event(jobs[0], b"\xff{"))
         records.append(pick_record(draw.choice(jobs), "s1", principal="s1"))
         records.append(cancellation_record(draw.choice(jobs), request_id="c1"))
-        records.append(
-            session_record(SessionCreation(session="s1", request_id="r1"), door="cli", principal="ann")
-        )
+        records.append(SessionCreation(session="s1", request_id="r1").record(door="cli", principal="ann"))
         made.settle(*records)
     made.build()
     return made

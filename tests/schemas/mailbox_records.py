@@ -10,7 +10,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.stream_records import as_read, message
@@ -32,7 +32,7 @@ def at(offset_us: int, made: OutgoingRecord, entries: Entries) -> Settled:
 def post_at(offset_us: int, entries: Entries, message_id: str = "m1", **changed: Any) -> Settled:
     """Settle a message that is posted `offset_us` after the start."""
     posted = Message.model_validate(message(message_id, **changed))
-    return at(offset_us, posting_record(posted, door="http", principal="ann"), entries)
+    return at(offset_us, posted.record(door="http", principal="ann"), entries)
 
 
 def mailbox_of(*message_ids: str, **changed: Any) -> Entries:

@@ -153,10 +153,10 @@ def _record(settings: Settings, switch: dict[str, Any]) -> None:
     The records that require MACs come after it. They are duplicates if the log has them already.
     """
     from connectors.log.publisher import Publisher
-    from schemas.streams.control.control_fold import FoldSwitched, switched_record
+    from schemas.streams.control.control_fold import FoldSwitched
     from schemas.streams.control.record_macs import macs_required_records
 
-    switched = switched_record(FoldSwitched.model_validate(switch))
+    switched = FoldSwitched.model_validate(switch).record(door="stack", principal="operator")
     with Publisher(settings) as publisher:
         for record in (switched, *macs_required_records(settings.kafka.partitions)):
             publisher.append(record).result(settings.kafka.delivery_timeout_s)

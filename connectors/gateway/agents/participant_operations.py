@@ -45,9 +45,8 @@ from schemas.streams.agents.participants import (
     AgentKeyRow,
     AgentStopped,
     ParticipantRow,
-    participant_record,
 )
-from schemas.streams.task.task_registry import TaskCancellation, task_record
+from schemas.streams.task.task_registry import TaskCancellation
 from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from trunkline_agent.mcp.signing import checked_public_key
 from trunkline_agent.wire.moments import iso_moment
@@ -66,7 +65,7 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     return _as_json(_participant(hub, name), hub.lists.keys_of(name))
 
 
-PARTICIPANTS: Final = Family("/api/hub/participants", participant_record, _shown, "agent_name")
+PARTICIPANTS: Final = Family("/api/hub/participants", _shown, "agent_name")
 
 
 @PARTICIPANTS.post("", Action.PARTICIPANT_ADD, ParticipantAnswer, STATUS=201)
@@ -146,11 +145,11 @@ async def stop_participant(
     reason = "" if body is None else body.reason
     if row.task_id is None:
         stop = AgentStopped(agent_name=name, request_id=asked.request_id, reason=reason)
-        record = participant_record(stop, **asked.origin)
+        record = stop.record(**asked.origin)
     else:
         # The process manager stops the participant when its task has ended.
         cancel = TaskCancellation(task_id=row.task_id, request_id=asked.request_id, reason=reason)
-        record = task_record(cancel, **asked.origin)
+        record = cancel.record(**asked.origin)
     settled = await hub.appender.settle_accepted(record)
     await _wait_stopped(hub, name, row.task_id)
     return Answer(_shown(hub, name), settled.verdict)

@@ -69,16 +69,13 @@ class Family:
 
     Args:
         path: The begin of the paths.
-        record: Makes the record of a body. Its further arguments are those of `Asked.origin`.
         shown: Returns the thing that a record's body is about, by its name, as the operations show it.
         named: The field of such a body with the name.
         owner: Returns the owner of the thing in a request's path.
     """
 
-    def __init__(
-        self, path: str, record: Any = None, shown: Any = None, named: str = "name", owner: Owner | None = None
-    ) -> None:
-        self.path, self.record, self.shown, self.named, self.owner = path, record, shown, named, owner
+    def __init__(self, path: str, shown: Any = None, named: str = "name", owner: Owner | None = None) -> None:
+        self.path, self.shown, self.named, self.owner = path, shown, named, owner
         self._declared: list[type[Operation]] = []
         self.get = partial(self._declare, "GET", KEY=None)
         self.post = partial(self._declare, "POST")
@@ -185,7 +182,7 @@ class _Declared(Operation):
         return record
 
     def _change(self, asked: Asked, body: WireBody) -> Steps:
-        yield self.FAMILY.record(body, **asked.origin)
+        yield body.record(**asked.origin)
         return self.FAMILY.shown(self.hub, getattr(body, self.FAMILY.named))
 
 

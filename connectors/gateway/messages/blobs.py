@@ -34,7 +34,7 @@ from connectors.gateway.web.answers import (
 from connectors.gateway.web.idempotency import Origin
 from connectors.gateway.web.strict_request import NotRead
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored, stored_record
+from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from trunkline_agent.wire.verdicts import REJECTED, TOO_LARGE
@@ -160,7 +160,7 @@ class Uploads:
             content_type=content_type,
             keep_s=self._hub.settings.limits.blob_keep_s,
         )
-        return await self._hub.appender.settle(stored_record(body, **origin))
+        return await self._hub.appender.settle(body.record(**origin))
 
 
 def not_stored(error: OSError) -> ApiError:

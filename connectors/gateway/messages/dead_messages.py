@@ -31,7 +31,7 @@ from connectors.gateway.web.models import NAMED, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow, posting_record
+from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
@@ -121,7 +121,7 @@ class ReplayMessage(Operation):
 
     def _record(self, asked: Asked, message: Message) -> OutgoingRecord:
         check_room(self.hub, message.sender, message.recipient)
-        return posting_record(message, **asked.origin)
+        return message.record(**asked.origin)
 
 
 def _replay_id(asked: Asked, key: str) -> str:

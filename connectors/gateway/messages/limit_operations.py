@@ -27,7 +27,6 @@ from schemas.streams.control.limits import (
     SUBSCRIPTIONS_DEFAULT,
     LimitRow,
     LimitsSet,
-    limits_set_record,
 )
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
 from schemas.streams.mailboxes.mailbox_requests import limits_record
@@ -95,7 +94,7 @@ def set_limits(hub: Hub, asked: Asked, scope: ScopePath, name: NamePath, body: L
     if scope == NAME:
         most = {"pending_most": body.pending_most, "bytes_most": body.bytes_most}
         yield limits_record(DEFAULT_REALM, name, asked.request_id, **most, **asked.origin)
-    yield limits_set_record(wanted, **asked.origin)
+    yield wanted.record(**asked.origin)
     row = hub.live_view.get(LimitRow, f"{scope}/{name}")
     return None if row is None else row_as_json(row)
 

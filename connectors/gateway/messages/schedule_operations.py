@@ -30,7 +30,6 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleRemoved,
     ScheduleRow,
     ScheduleSet,
-    schedule_request_record,
 )
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import canonical
@@ -46,7 +45,7 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     return {**row_as_json(row), "next_runs": next_runs}
 
 
-SCHEDULES: Final = Family("/api/hub/schedules", schedule_request_record, _shown, owner=owner_of_schedule)
+SCHEDULES: Final = Family("/api/hub/schedules", _shown, owner=owner_of_schedule)
 
 
 @SCHEDULES.post(

@@ -51,7 +51,6 @@ from schemas.streams.topic.topic_registry import (
     TopicMessageRow,
     TopicRow,
     Unsubscription,
-    subscription_record,
 )
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import iso_moment
@@ -225,7 +224,7 @@ class UnsubscribeMailbox(_SubscriptionOperation):
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
         """Return the record that ends the subscription."""
-        return (subscription_record(Unsubscription.model_validate(self._change(asked)), **asked.origin),)
+        return (Unsubscription.model_validate(self._change(asked)).record(**asked.origin),)
 
 
 class _TopicRead(Operation):

@@ -26,8 +26,6 @@ from schemas.streams.topic.topic_registry import (
     SubscriptionRow,
     TopicMessageRow,
     TopicRow,
-    publication_record,
-    subscription_record,
 )
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.ids import TOPIC, stream_key
@@ -72,7 +70,7 @@ def publication(hub: Hub, body: Publication, route: str, **origin: Unpack[Origin
         if topic is not None and topic.undelivered + topic.subscribers > UNDELIVERED_MOST:
             raise too_many("too many messages of the topic are not delivered yet")
         check_rate(hub, body.sender, len(body.body.encode()), 1, route)
-    return publication_record(body, **origin)
+    return body.record(**origin)
 
 
 def published_at_once(hub: Hub, body: Publication) -> Published | None:
@@ -124,7 +122,7 @@ def subscription(
     with ExitStack() as counted:
         if status_of(hub, body.topic, body.subscriber) == UNSUBSCRIBED:
             counted.enter_context(subscription_counted(hub, body.subscriber, origin["principal"], route))
-        yield subscription_record(body, **origin)
+        yield body.record(**origin)
 
 
 def status_of(hub: Hub, topic: str, subscriber: str) -> str:

@@ -14,7 +14,6 @@ from schemas.streams.control.organism import (
     ListenerRemoved,
     ListenerRow,
     OrganismLoaded,
-    organism_record,
 )
 from schemas.streams.mailboxes.mailbox_entries import is_closed_mailbox
 from schemas.streams.mailboxes.message import DEFAULT_REALM
@@ -61,7 +60,7 @@ async def apply_change(
             time. The same request can be repeated.
     """
     before = {row.listener: row for row in hub.listeners.active()}
-    record = organism_record(body, door=door, principal=principal)
+    record = body.record(door=door, principal=principal)
     settled = await hub.appender.settle_accepted(record)
     after = {row.listener: row for row in hub.listeners.active()}
     # The present rows, which are marked as removed.

@@ -44,7 +44,6 @@ from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MessageBodyRow,
     MessageRow,
-    posting_record,
     verified_message,
 )
 from schemas.streams.principal.principals import SYSTEM
@@ -103,7 +102,7 @@ def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
             )
             for row, thread, message_id in threads
         ]
-        await hub.appender.settle_all(posting_record(boot, door=XML_DOOR, principal=SYSTEM) for boot in boots)
+        await hub.appender.settle_all(boot.record(door=XML_DOOR, principal=SYSTEM) for boot in boots)
         return json_answer({"released": released, "version": hub.listeners.version})
 
 

@@ -11,7 +11,7 @@ from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED, SEQ_CONFLICT
@@ -82,7 +82,7 @@ def _recorded(hub: Hub, sender: str, route: str) -> Iterator[None]:
 
 def limited_posting(hub: Hub, message: Message, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that posts a message, with the limits of its recipient's mailbox."""
-    return posting_record(message, hub.limits.of(message.recipient).of_mailbox, **origin)
+    return message.record(limits=hub.limits.of(message.recipient).of_mailbox, **origin)
 
 
 def note_full(hub: Hub, message: Message, settled: SettledRecord) -> None:

@@ -20,7 +20,6 @@ from schemas.streams.agents.agent_registry import (
     AgentDefined,
     AgentRow,
     change_cause,
-    definition_record,
     removal_record,
 )
 from schemas.streams.control.organism import ListenerRow
@@ -76,7 +75,7 @@ class AgentRegistrar(ThreadedService):
                 continue
             row, body = known.get(definition.name), _defined(definition)
             if row is None or not _is_registered_as(row, body):
-                record = definition_record(body, cause=change_cause(row), door=DOOR, principal=PRINCIPAL)
+                record = body.record(cause=change_cause(row), door=DOOR, principal=PRINCIPAL)
                 self._appender.settle_in_thread(record)
                 log.info("agent_defined", agent=definition.name)
         if wanted.faults:

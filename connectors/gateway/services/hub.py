@@ -57,7 +57,7 @@ from schemas.streams.control.organism import ListenerRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.principal.principals import HUB, PrincipalRow
-from schemas.streams.task.task_registry import TokenRevocation, TokenRow, task_record
+from schemas.streams.task.task_registry import TokenRevocation, TokenRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
 from trunkline_agent.errors import TrunklineError
 
@@ -226,7 +226,7 @@ class Hub:
         body = TokenRevocation(
             task_id=row.task_id, token_id=row.token_id, request_id=f"expired-{row.token_id}", reason="expired"
         )
-        self.appender.append_unattended(task_record(body, door=DOOR, principal=HUB))
+        self.appender.append_unattended(body.record(door=DOOR, principal=HUB))
 
     def _waiting_rows(self, name: str) -> list[MessageRow]:
         """Return the messages that wait in a mailbox or are leased from it."""

@@ -19,7 +19,7 @@ from connectors.organism.organism_file import Organism, OrganismError, load_orga
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, OrganismLoaded, organism_record
+from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, OrganismLoaded
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from trunkline_agent.errors import TrunklineError
@@ -96,7 +96,7 @@ class OrganismKeeper(ThreadedService):
             digest=organism.digest,
             listeners=organism.listeners,
         )
-        settled = self._appender.settle_in_thread(organism_record(body, door=DOOR, principal=PRINCIPAL))
+        settled = self._appender.settle_in_thread(body.record(door=DOOR, principal=PRINCIPAL))
         if settled.verdict == REJECTED:
             self._note(f"the log refuses {self._file}: {settled.why}")
             return

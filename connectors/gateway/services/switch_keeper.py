@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from schemas.settings.settings import Settings
-from schemas.streams.control.control_fold import FOLD_STREAM, FoldSwitched, is_recorded, switched_record
+from schemas.streams.control.control_fold import FOLD_STREAM, FoldSwitched, is_recorded
 from schemas.streams.control.record_macs import macs_required_records, rules_of
 from schemas.tables.fold_version import noted_switch
 
@@ -36,7 +36,7 @@ def append_noted_switch(settings: Settings, live_view: LiveView, appender: LogAp
     except ValidationError:
         log.warning("fold_switch_not_said", why="the note in the ledger is not one of ours")
         return
-    record = switched_record(body)
+    record = body.record(door="stack", principal="operator")
     if not is_recorded(record, live_view.entries(FOLD_STREAM)):
         log.info("fold_switch_said", from_version=body.from_version, to_version=body.to_version)
         appender.append_unattended(record)

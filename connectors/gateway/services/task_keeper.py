@@ -39,7 +39,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
-from schemas.streams.agents.participants import AgentJoined, ParticipantRow, participant_record
+from schemas.streams.agents.participants import AgentJoined, ParticipantRow
 from schemas.streams.container.container_registry import (
     CONFIGURING,
     MONITORING,
@@ -50,7 +50,6 @@ from schemas.streams.container.container_registry import (
     STARTING,
     ContainerChange,
     ContainerRow,
-    container_record,
 )
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow
@@ -60,7 +59,6 @@ from schemas.streams.task.task_registry import (
     TaskFailure,
     TaskRow,
     TokenRow,
-    task_record,
 )
 from trunkline_agent.credentials import HUB_URL_VARIABLE
 from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, CA_VARIABLE, MCP_URL_VARIABLE
@@ -312,7 +310,7 @@ class TaskKeeper(ThreadedService):
             public_key=public_key,
             task_id=task.task_id,
         )
-        record = participant_record(body, door=DOOR, principal=self._host)
+        record = body.record(door=DOOR, principal=self._host)
         if self._appender.settle_in_thread(record).verdict not in (ACCEPTED, DUPLICATE):
             raise LaunchFailed("an agent of this name takes part already")
         return {
@@ -354,7 +352,7 @@ class TaskKeeper(ThreadedService):
         # The id follows from the task alone, so several gateways fail it once.
         request_id = str(uuid.uuid5(_NAMESPACE, f"{task.task_id}/failed"))
         body = TaskFailure(task_id=task.task_id, request_id=request_id, error=why[:ERROR_LIMIT])
-        self._appender.settle_in_thread(task_record(body, door=DOOR, principal=self._host))
+        self._appender.settle_in_thread(body.record(door=DOOR, principal=self._host))
 
     def _change(
         self, task: TaskRow, state: str, started: Started | None = None, error: str | None = None
@@ -373,4 +371,4 @@ class TaskKeeper(ThreadedService):
                 "error": error,
             }
         )
-        return self._appender.settle_in_thread(container_record(body, door=DOOR, principal=self._host))
+        return self._appender.settle_in_thread(body.record(door=DOOR, principal=self._host))

@@ -27,7 +27,7 @@ from schemas.keys.sealing import UnsealError
 from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.webhook.webhook_fold import webhook_secrets
-from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookPaused, WebhookRow, webhook_record
+from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookPaused, WebhookRow
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import NOTE_LIMIT
 from trunkline_agent.errors import TrunklineError
@@ -175,7 +175,7 @@ class WebhookMailboxes:
         body = WebhookPaused(
             name=target.webhook, request_id=f"gone-{target.revision}", revision=target.revision, reason=why
         )
-        await self._append(webhook_record(body, **by_webhook(target.webhook)))
+        await self._append(body.record(**by_webhook(target.webhook)))
 
 
 def _mailbox(webhook: str) -> Mailbox:

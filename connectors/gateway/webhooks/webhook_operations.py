@@ -48,7 +48,6 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,
     WebhookRow,
     setting_record,
-    webhook_record,
 )
 from trunkline_agent.wire.ids import WEBHOOK, stream_key
 from trunkline_agent.wire.moments import iso_moment
@@ -76,7 +75,7 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     }
 
 
-WEBHOOKS: Final = Family("/api/hub/webhooks", webhook_record, _shown, owner=owner_of_webhook)
+WEBHOOKS: Final = Family("/api/hub/webhooks", _shown, owner=owner_of_webhook)
 
 
 @WEBHOOKS.post("/{name}", Action.WEBHOOK_SET, WebhookGrantAnswer, EXAMPLE=_EXAMPLE)

@@ -27,7 +27,6 @@ from schemas.streams.session.session_registry import (
     SessionResumption,
     SessionRow,
     SessionStop,
-    session_record,
 )
 
 SessionPath = Annotated[str, Path(**NAMED, description="Name of the session.")]
@@ -38,7 +37,7 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
 
 
 _creator: Final = owner_in(SessionRow, "name", lambda row: row.created_by)
-SESSIONS: Final = Family("/api/hub/sessions", session_record, _shown, "session", _creator)
+SESSIONS: Final = Family("/api/hub/sessions", _shown, "session", _creator)
 
 
 @SESSIONS.post("", Action.SESSION_CREATE, SessionAnswer, STATUS=201)

@@ -14,7 +14,7 @@ from connectors.gateway.web.answers import ApiError, existing
 from schemas.fold import life_cycles as states
 from schemas.streams.container.container_registry import MONITORING, ContainerRow
 from schemas.streams.principal.principals import token_hash
-from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL, TaskRow, TaskStart, task_record
+from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL, TaskRow, TaskStart
 
 LAUNCH_FAILED: Final = "launch_failed"
 _POLL_S: Final = 0.02
@@ -79,7 +79,7 @@ async def start_task(
         session_name=container_of(task_id) if known is None else known.session_name,
         image=image,
     )
-    settled = await hub.appender.settle_accepted(task_record(start, **asked.origin))
+    settled = await hub.appender.settle_accepted(start.record(**asked.origin))
     row = await _launched(hub, task_id)
     error = None
     if row.status == FAILED:

@@ -46,7 +46,6 @@ from schemas.streams.task.task_registry import (
     TokenRow,
     result_text,
     result_value,
-    task_record,
 )
 from trunkline_agent.wire.verdicts import POLICY
 
@@ -66,8 +65,8 @@ def _token_shown(hub: Hub, token_id: str) -> dict[str, Any]:
     return _token_as_json(row, hub.log_clock.now_us())
 
 
-TASKS: Final = Family("/api/hub/tasks", task_record, _task_shown, "task_id", owner_of_task_in_path)
-TOKENS: Final = Family("/api/hub/tokens", task_record, _token_shown, "token_id", submitter_of_token)
+TASKS: Final = Family("/api/hub/tasks", _task_shown, "task_id", owner_of_task_in_path)
+TOKENS: Final = Family("/api/hub/tokens", _token_shown, "token_id", submitter_of_token)
 
 
 @TASKS.post("", Action.TASK_SUBMIT, SubmittedAnswer, STATUS=201)

@@ -9,7 +9,6 @@ from pydantic import Field
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody
-from trunkline_agent.wire.ids import AGENT, stream_key
 
 AGENT_DEFINED: Final = "agent.defined"
 AGENT_REMOVED: Final = "agent.removed"
@@ -49,6 +48,8 @@ class AgentRow(Row, frozen=True, gc=False):
 class AgentBody(WireBody):
     """The base class of the bodies of records about an agent: they all have its name."""
 
+    STREAM: ClassVar = "agent/{agent_name}"
+
     agent_name: Name
 
 
@@ -58,11 +59,16 @@ class AgentRequest(AgentBody):
     `request_id` identifies the request; a repeated request has the same id.
     """
 
+    IDENTITY: ClassVar = ("{origin}", "{agent_name}", "{request_id}")
+
     request_id: Name
 
 
 class AgentDefined(AgentBody):
     """Body of `agent.defined`: the agent's new definition. The launcher decides how it runs `image`."""
+
+    TYPE: ClassVar = AGENT_DEFINED
+    IDENTITY: ClassVar = ("{origin}", "{cause}", "{content}")
 
     image: Image
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
@@ -73,12 +79,15 @@ class AgentDefined(AgentBody):
 class AgentRemoved(AgentBody):
     """Body of `agent.removed`: the agent's definition was removed."""
 
+    TYPE: ClassVar = AGENT_REMOVED
+    IDENTITY: ClassVar = ("{origin}", "{cause}", "{content}")
+
 
 AGENT_MODELS: Final[dict[str, type[AgentBody]]] = {AGENT_DEFINED: AgentDefined, AGENT_REMOVED: AgentRemoved}
 
 
 def change_cause(row: AgentRow | None) -> str:
-    """Return the text to pass as `cause` to `definition_record` or `removal_record`.
+    """Return the text to pass as `cause` to the method `record` of the next change.
 
     The text is the time of the definition's last change, in microseconds since 1970 UTC. The `ce_id` of the new
     record is derived from this text and the new definition. A record that is sent again thus has the same
@@ -93,17 +102,6 @@ def change_cause(row: AgentRow | None) -> str:
     return str(row.defined_at if row.removed_at is None else row.removed_at)
 
 
-def definition_record(body: AgentDefined, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `agent.defined`, ready to append, which defines an agent.
-
-    Args:
-        body: the definition.
-        cause: the result of `change_cause`. The record's `ce_id` is derived from it, `origin` and `body`.
-        origin: `door`, which appends the record, and `principal`, which defines the agent.
-    """
-    return _record(AGENT_DEFINED, body, cause, origin)
-
-
 def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record `agent.removed`, ready to append, which removes an agent's definition.
 
@@ -115,9 +113,4 @@ def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> 
     Raises:
         pydantic.ValidationError: `agent_name` is not a valid name.
     """
-    return _record(AGENT_REMOVED, AgentRemoved(agent_name=agent_name), cause, origin)
-
-
-def _record(record_type: str, body: AgentBody, cause: str, origin: Origin) -> OutgoingRecord:
-    stream = stream_key(AGENT, body.agent_name)
-    return body.record(record_type, stream, cause, body.value().decode(), **origin)
+    return AgentRemoved(agent_name=agent_name).record(cause=cause, **origin)

@@ -19,7 +19,6 @@ from schemas.streams.principal.principals import FreeName
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.wire_body import Name
 from trunkline_agent.wire.agent_message import CONFIRMS_MOST, KIND_LIMIT
-from trunkline_agent.wire.ids import AGENT, stream_key
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
@@ -64,12 +63,16 @@ class AgentMqttRegistered(AgentRequest):
     `sealed_secret` is the secret with which it signs them, sealed for `mqtt-agent-secret/<agent_name>`.
     """
 
+    TYPE: ClassVar = AGENT_MQTT_REGISTERED
+
     agent_name: FreeName
     sealed_secret: str
 
 
 class AgentMqttRemoved(AgentRequest):
     """Body of `agent.mqtt_removed`: the registration for MQTT ends, and the secret is no longer valid."""
+
+    TYPE: ClassVar = AGENT_MQTT_REMOVED
 
 
 class AgentSaid(BaseModel):
@@ -145,7 +148,7 @@ def registration_record(
         request_id=request_id,
         sealed_secret=keyring.seal(secret.encode("utf-8"), mqtt_agent_secret_purpose(agent_name)),
     )
-    return _record(AGENT_MQTT_REGISTERED, body, origin)
+    return body.record(**origin)
 
 
 def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
@@ -158,7 +161,7 @@ def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]
         pydantic.ValidationError: a name is invalid.
     """
     body = AgentMqttRemoved(agent_name=agent_name, request_id=request_id)
-    return _record(AGENT_MQTT_REMOVED, body, origin)
+    return body.record(**origin)
 
 
 def body_text(body: Any) -> tuple[str, str]:
@@ -167,8 +170,3 @@ def body_text(body: Any) -> tuple[str, str]:
     A string is stored unchanged as `text/plain`, any other JSON value as canonical JSON.
     """
     return (body, TEXT) if isinstance(body, str) else (canonical(body).decode("utf-8"), JSON_CONTENT)
-
-
-def _record(record_type: str, body: AgentRequest, origin: Origin) -> OutgoingRecord:
-    stream = stream_key(AGENT, body.agent_name)
-    return body.record(record_type, stream, body.agent_name, body.request_id, **origin)

@@ -6,16 +6,14 @@ with the agent's definition.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Unpack
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.agents.agent_registry import AgentBody, AgentRequest
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, TASK_TEXT_LIMIT, Capabilities, Name, Note, Printable
-from trunkline_agent.wire.ids import AGENT, stream_key
 from trunkline_agent.wire.public_keys import public_key_der
 
 AGENT_JOINED: Final = "agent.joined"
@@ -143,6 +141,8 @@ class AgentKeyRow(Row, frozen=True, gc=False):
 class AgentJoined(AgentRequest):
     """Body of `agent.joined`: the agent becomes a participant, with its first public key and a mailbox."""
 
+    TYPE: ClassVar = AGENT_JOINED
+
     task: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
     capabilities: Capabilities
     public_key: PublicKey
@@ -155,6 +155,8 @@ class AgentKeyRegistered(AgentRequest):
     Its earlier keys remain valid for at most `overlap_ms` milliseconds.
     """
 
+    TYPE: ClassVar = AGENT_KEY_REGISTERED
+
     public_key: PublicKey
     overlap_ms: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_MS)]
 
@@ -162,11 +164,15 @@ class AgentKeyRegistered(AgentRequest):
 class AgentKeyRemoved(AgentRequest):
     """Body of `agent.key_removed`: the participant's key with the id `key_id` is no longer valid."""
 
+    TYPE: ClassVar = AGENT_KEY_REMOVED
+
     key_id: KeyId
 
 
 class AgentUpdated(AgentRequest):
     """Body of `agent.updated`: the participant has a new status or new capabilities. `None` means unchanged."""
+
+    TYPE: ClassVar = AGENT_UPDATED
 
     status: Literal["idle", "working", "blocked"] | None = None
     capabilities: Capabilities | None = None
@@ -174,6 +180,8 @@ class AgentUpdated(AgentRequest):
 
 class AgentStopped(AgentRequest):
     """Body of `agent.stopped`: the agent is no longer a participant, and its keys are no longer valid."""
+
+    TYPE: ClassVar = AGENT_STOPPED
 
     reason: Note = ""
 
@@ -184,6 +192,9 @@ class AgentCalled(AgentBody):
     `signature` is the SHA-256 of the signature's bytes in hex. The record lets the fold recognise a signature
     that is used a second time.
     """
+
+    TYPE: ClassVar = AGENT_CALLED
+    IDENTITY: ClassVar = ("{origin}", "{agent_name}", "{signature}")
 
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
     tool: Name
@@ -197,25 +208,3 @@ PARTICIPANT_MODELS: Final[dict[str, type[AgentBody]]] = {
     AGENT_STOPPED: AgentStopped,
     AGENT_CALLED: AgentCalled,
 }
-_TYPES: Final = {model: name for name, model in PARTICIPANT_MODELS.items()}
-
-
-def participant_record(
-    body: AgentBody, *, ce_id: str | None = None, **origin: Unpack[Origin]
-) -> OutgoingRecord:
-    """Return a record about a participant with the given body, ready to append.
-
-    The `ce_id` is derived from the record type, `origin`, the agent's name and the body's `request_id`. A
-    request that is sent again with other content thus has the same `ce_id`, and the fold rejects it as
-    `seq_conflict`. An `AgentCalled` has no `request_id`, so its `signature` is used instead.
-
-    Args:
-        body: an instance of a class in `PARTICIPANT_MODELS`, which decides the record type. Its `request_id`
-            usually comes from the client's idempotency key.
-        ce_id: a CloudEvents id to use instead of the derived one. The reactor passes one. `None` means the
-            derived one.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-    """
-    asked = body.request_id if isinstance(body, AgentRequest) else getattr(body, "signature", "")
-    stream = stream_key(AGENT, body.agent_name)
-    return body.record(_TYPES[type(body)], stream, body.agent_name, asked, ce_id=ce_id, **origin)

@@ -14,7 +14,6 @@ from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Printable, WireBody
-from trunkline_agent.wire.ids import BLOB, stream_key
 from trunkline_agent.wire.strict_json import INT_MAX
 
 BLOB_STORED: Final = "blob.stored"
@@ -86,6 +85,7 @@ class BlobRow(Row, frozen=True, gc=False):
 
 
 class _BlobBody(WireBody):
+    STREAM: ClassVar = "blob/{digest}"
     OMITS_NULLS: ClassVar = True
 
     digest: Digest
@@ -105,6 +105,9 @@ class BlobStored(_BlobBody):
         keep_s: how many seconds the blob is kept from now on, and after the end of its last message.
     """
 
+    TYPE: ClassVar = BLOB_STORED
+    IDENTITY: ClassVar = ("{origin}", "{digest}", "{request_id}")
+
     request_id: Name
     bytes: BlobBytes
     content_type: BlobContentType | None = None
@@ -118,23 +121,16 @@ class BlobRemoved(_BlobBody):
     the record before `keep_until`, and for another object than that of the row.
     """
 
+    TYPE: ClassVar = BLOB_REMOVED
+
 
 BLOB_MODELS: Final[dict[str, type[WireBody]]] = {BLOB_STORED: BlobStored, BLOB_REMOVED: BlobRemoved}
-
-
-def stored_record(body: BlobStored, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `blob.stored`, ready to append.
-
-    A repeated request with the same `request_id` has the same CloudEvents id. `origin` is `door`, which appends
-    the record, and `principal`, which uploaded the content.
-    """
-    return body.record(BLOB_STORED, stream_key(BLOB, body.digest), body.digest, body.request_id, **origin)
 
 
 def removed_record(row: BlobRow, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record `blob.removed`, ready to append: the blob of this row ends.
 
-    `ce_id` is the CloudEvents id, which the caller chooses. `origin` is as in `stored_record`.
+    `ce_id` is the CloudEvents id, which the caller chooses. `origin` is `door` and `principal`.
     """
     body = BlobRemoved(digest=row.digest, object=row.object)
-    return body.record(BLOB_REMOVED, stream_key(BLOB, row.digest), ce_id=ce_id, **origin)
+    return body.record(ce_id=ce_id, **origin)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Unpack
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from schemas.fold.life_cycles import RUNNING
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.session.session_registry import Handle
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Note, WireBody
-from trunkline_agent.wire.ids import CONTAINER, stream_key
 
 CONTAINER_CHANGED: Final = "container.changed"
 REGISTRY_CONTAINERS: Final = "registry_containers"
@@ -85,6 +83,10 @@ class ContainerChange(WireBody):
     leave the known value unchanged if they are `None`.
     """
 
+    TYPE: ClassVar = CONTAINER_CHANGED
+    STREAM: ClassVar = "container/{container}"
+    IDENTITY: ClassVar = ("{origin}", "{content}")
+
     container: Name
     state: Literal["provisioning", "configuring", "starting", "running", "monitoring", "recycling", "recycled"]
     task_id: Name
@@ -98,13 +100,3 @@ class ContainerChange(WireBody):
 
 
 CONTAINER_MODELS: Final[dict[str, type[WireBody]]] = {CONTAINER_CHANGED: ContainerChange}
-
-
-def container_record(body: ContainerChange, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `container.changed`, ready to append, which brings a container to a state.
-
-    The `ce_id` is derived from `origin` and the whole body, so a change that is recorded again has the same
-    `ce_id`. `origin` is `door`, which appends the record, and `principal`, the host on which the launcher runs.
-    """
-    stream = stream_key(CONTAINER, body.container)
-    return body.record(CONTAINER_CHANGED, stream, body.value().decode(), **origin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import orjson
 
@@ -35,6 +35,9 @@ _TOPOLOGY_FAULT: Final = "expected schema_version, partitions and epoch"
 class Topology(WireBody):
     """Body of `control.topology`, the log's first record: the log's partition count and epoch."""
 
+    TYPE: ClassVar = CONTROL_TOPOLOGY
+    STREAM: ClassVar = TOPOLOGY_STREAM
+
     partitions: int
     epoch: int
 
@@ -45,28 +48,12 @@ class FoldSwitched(WireBody):
     `offsets` has for each partition the first offset that the version `from_version` did not settle.
     """
 
+    TYPE: ClassVar = CONTROL_FOLD_SWITCHED
+    STREAM: ClassVar = FOLD_STREAM
+
     from_version: int
     to_version: int
     offsets: dict[str, int]
-
-
-def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
-    """Return the record `control.topology`, which must be the first of a new log.
-
-    It stores the partition count, which decides the partition of each stream, and the epoch. Every program
-    compares both with its settings before it starts.
-    """
-    body = Topology(partitions=partitions, epoch=epoch)
-    return body.record(CONTROL_TOPOLOGY, TOPOLOGY_STREAM, door="stack", principal="operator")
-
-
-def switched_record(body: FoldSwitched) -> OutgoingRecord:
-    """Return the record `control.fold_switched`, ready to append, which switches to another fold version.
-
-    The `ce_id` is derived from `body`. Several programs may therefore append the record of one switch: the fold
-    accepts it once, and the others are duplicates.
-    """
-    return body.record(CONTROL_FOLD_SWITCHED, FOLD_STREAM, door="stack", principal="operator")
 
 
 def records_left(
@@ -95,7 +82,7 @@ def records_left(
 def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
     """Return whether the log has accepted the switch of the fold version in `record` as its last switch.
 
-    `record` is the result of `switched_record`, and `entries` is the state of the stream `control/fold`. False
+    `record` is one of a `FoldSwitched`, and `entries` is the state of the stream `control/fold`. False
     means that the caller must append `record`.
     """
     return entries.get(_SWITCHED) == record.value

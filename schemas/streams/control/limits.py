@@ -9,7 +9,7 @@ Entries:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Self, Unpack
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import msgspec
 from pydantic import Field, model_validator
@@ -19,7 +19,6 @@ from schemas.fold.memories import content_digest
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, WireBody
 from trunkline_agent.wire.ids import CONTROL, stream_key
 from trunkline_agent.wire.strict_json import INT_MAX
@@ -55,6 +54,9 @@ class LimitsSet(WireBody):
         subscriptions_most: how many topics its mailbox may be subscribed to.
     """
 
+    TYPE: ClassVar = CONTROL_LIMITED
+    STREAM: ClassVar = LIMITS_STREAM
+    IDENTITY: ClassVar = ("{origin}", "{scope}", "{name}", "{request_id}")
     OMITS_NULLS: ClassVar = True
 
     scope: Scope
@@ -110,15 +112,6 @@ class _Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _REQUESTS: Final = StructEntries("request/", _Request)
 LIMIT_MODELS: Final[dict[str, type[WireBody]]] = {CONTROL_LIMITED: LimitsSet}
-
-
-def limits_set_record(body: LimitsSet, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `control.limited`, ready to append, which sets limits of principals.
-
-    A repeated request has the same `request_id`. `origin` is `door`, which appends the record, and `principal`,
-    which sets the limits.
-    """
-    return body.record(CONTROL_LIMITED, LIMITS_STREAM, body.scope, body.name, body.request_id, **origin)
 
 
 def settle_limits(given: FoldInput) -> Outcome:

@@ -8,12 +8,11 @@ This module has the wire models of the stream `control/organism` and the functio
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Final, Literal, Unpack
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Note, WireBody
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import CONTROL, stream_key
@@ -127,9 +126,18 @@ class Listener(BaseModel):
 
 
 class _OrganismBody(WireBody):
+    STREAM: ClassVar = ORGANISM_STREAM
     OMITS_NULLS: ClassVar = True
 
     request_id: Name
+
+    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+        """Return the CloudEvents id, which is derived from `request_id` alone.
+
+        That is the nonce of the signed command, or is derived from the content of the loaded file. The fold
+        rejects another body with the same `request_id` as `seq_conflict`.
+        """
+        return content_id(ORGANISM.encode(), self.request_id.encode())
 
 
 class OrganismLoaded(_OrganismBody):
@@ -138,6 +146,8 @@ class OrganismLoaded(_OrganismBody):
     `digest` is the SHA-256 of the file `conf/organism.yaml`, in hex.
     """
 
+    TYPE: ClassVar = ORGANISM_LOADED
+
     digest: Annotated[str, Field(pattern=_DIGEST)]
     listeners: Annotated[list[Listener], Field(max_length=LISTENERS_MOST)]
 
@@ -145,11 +155,15 @@ class OrganismLoaded(_OrganismBody):
 class ListenerAdded(_OrganismBody):
     """Body of `listener.added`: the organism gets one more listener."""
 
+    TYPE: ClassVar = LISTENER_ADDED
+
     listener: Listener
 
 
 class ListenerRemoved(_OrganismBody):
     """Body of `listener.removed`: the listener `name` no longer belongs to the organism."""
+
+    TYPE: ClassVar = LISTENER_REMOVED
 
     name: Name
 
@@ -159,19 +173,3 @@ ORGANISM_MODELS: Final[dict[str, type[_OrganismBody]]] = {
     LISTENER_ADDED: ListenerAdded,
     LISTENER_REMOVED: ListenerRemoved,
 }
-_TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
-
-
-def organism_record(body: _OrganismBody, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return a record that changes the listeners of the organism, ready to append.
-
-    The `ce_id` is derived from the body's `request_id` alone. That is the nonce of the signed command, or is
-    derived from the content of the loaded file. The fold rejects another body with the same `request_id` as
-    `seq_conflict`.
-
-    Args:
-        body: an instance of a class in `ORGANISM_MODELS`, which decides the record type.
-        origin: `door`, which appends the record, and `principal`, which gave the command.
-    """
-    ce_id = content_id(ORGANISM.encode(), body.request_id.encode())
-    return body.record(_TYPES[type(body)], ORGANISM_STREAM, ce_id=ce_id, **origin)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from pydantic import Field
@@ -37,12 +37,18 @@ class MacsRequired(WireBody):
     `partitions` is the partition count of the log. From it follows the partition of each stream.
     """
 
+    TYPE: ClassVar = MACS_REQUIRED
+    STREAM: ClassVar = f"{CONTROL}/{MACS}{{partition}}"
+
     partition: Annotated[int, Field(ge=0)]
     partitions: Annotated[int, Field(ge=1)]
 
 
 class MacKeyEnded(WireBody):
     """Body of `control.mac_key_ended`: MACs under the master key `key_id` count no more in this partition."""
+
+    TYPE: ClassVar = MAC_KEY_ENDED
+    STREAM: ClassVar = MacsRequired.STREAM
 
     partition: Annotated[int, Field(ge=0)]
     key_id: Name
@@ -79,18 +85,17 @@ def macs_required_records(partitions: int) -> Iterator[OutgoingRecord]:
     `partitions` is the partition count of the log. A record that the log has already is a duplicate.
     """
     for partition in range(partitions):
-        yield _record(MACS_REQUIRED, MacsRequired(partition=partition, partitions=partitions), partition)
+        yield _in(partition, MacsRequired(partition=partition, partitions=partitions))
 
 
 def mac_key_ended_records(partitions: int, key_id: str) -> Iterator[OutgoingRecord]:
     """Yield the records after which MACs under the master key `key_id` count no more, for each partition."""
     for partition in range(partitions):
-        yield _record(MAC_KEY_ENDED, MacKeyEnded(partition=partition, key_id=key_id), partition)
+        yield _in(partition, MacKeyEnded(partition=partition, key_id=key_id))
 
 
-def _record(record_type: str, body: WireBody, partition: int) -> OutgoingRecord:
-    record = body.record(record_type, macs_stream(partition), door="stack", principal="operator")
-    return msgspec.structs.replace(record, partition=partition)
+def _in(partition: int, body: WireBody) -> OutgoingRecord:
+    return msgspec.structs.replace(body.record(door="stack", principal="operator"), partition=partition)
 
 
 def settle_macs(given: FoldInput) -> Outcome:

@@ -18,7 +18,6 @@ from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, JobId, Name, Note, Printable, WireBody
 from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import JOB, stream_key
 
 JOB_REGISTERED: Final = "job.registered"
 JOB_PICKED: Final = "job.picked"
@@ -142,6 +141,9 @@ class JobRegistration(WireBody):
         notify: the events of which the principal that registered the job is notified. `None` means `["end"]`.
     """
 
+    TYPE: ClassVar = JOB_REGISTERED
+    STREAM: ClassVar = "job/{job_id}"
+
     job_id: JobId
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
     session: Name | None = None
@@ -160,12 +162,21 @@ class JobPick(WireBody):
     A second pick by the same session is a duplicate, and a pick by another one is rejected.
     """
 
+    TYPE: ClassVar = JOB_PICKED
+    STREAM: ClassVar = "job/{job_id}"
+    IDENTITY: ClassVar = ("{job_id}", "{session}")
+
     job_id: JobId
     session: Name
 
 
 class JobCancellation(WireBody):
     """Body of `job.cancelled`: the job ends now. The same record with the same `request_id` is a duplicate."""
+
+    TYPE: ClassVar = JOB_CANCELLED
+    STREAM: ClassVar = "job/{job_id}"
+    # The job is part of the identity because one request may cancel several jobs.
+    IDENTITY: ClassVar = ("{origin}", "{job_id}", "{request_id}")
 
     job_id: JobId
     request_id: Name
@@ -178,6 +189,10 @@ class JobSecretRotation(WireBody):
     The previous secret remains valid for `overlap_ms` after the record's append time. The same record with the
     same `request_id` is a duplicate.
     """
+
+    TYPE: ClassVar = JOB_SECRET_ROTATED
+    STREAM: ClassVar = "job/{job_id}"
+    IDENTITY: ClassVar = ("{origin}", "{job_id}", "{request_id}")
 
     job_id: JobId
     request_id: Name
@@ -236,7 +251,7 @@ def registration_record(
         sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
         notify=notify,
     )
-    return body.record(JOB_REGISTERED, stream_key(JOB, job_id), door=door, principal=principal)
+    return body.record(door=door, principal=principal)
 
 
 def cancellation_record(
@@ -260,9 +275,7 @@ def cancellation_record(
         pydantic.ValidationError: the job id, the reason or the request id is invalid.
     """
     body = JobCancellation(job_id=job_id, reason=reason, request_id=request_id or str(uuid.uuid4()))
-    # The job is part of the identity because one request may cancel several jobs.
-    identity = (job_id, body.request_id)
-    return body.record(JOB_CANCELLED, stream_key(JOB, job_id), *identity, door=door, principal=principal)
+    return body.record(door=door, principal=principal)
 
 
 def rotation_record(
@@ -295,8 +308,7 @@ def rotation_record(
         sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
         overlap_ms=overlap_ms,
     )
-    identity = (job_id, body.request_id)
-    return body.record(JOB_SECRET_ROTATED, stream_key(JOB, job_id), *identity, door=door, principal=principal)
+    return body.record(door=door, principal=principal)
 
 
 def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
@@ -308,8 +320,7 @@ def pick_record(job_id: str, session: str, *, door: str = "http", principal: str
     Raises:
         pydantic.ValidationError: the job id or the session's name is invalid.
     """
-    body, ce_id = JobPick(job_id=job_id, session=session), pick_id(job_id, session)
-    return body.record(JOB_PICKED, stream_key(JOB, job_id), ce_id=ce_id, door=door, principal=principal)
+    return JobPick(job_id=job_id, session=session).record(door=door, principal=principal)
 
 
 def pick_id(job_id: str, session: str) -> str:

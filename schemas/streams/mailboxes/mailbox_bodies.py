@@ -10,6 +10,7 @@ from schemas.streams.control.organism import PER_MINUTE_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Most, Name, Note, WireBody
+from trunkline_agent.wire.content_id import content_id
 
 MESSAGE_CLAIMED: Final = "message.claimed"
 MESSAGE_LEASED: Final = "message.leased"
@@ -39,6 +40,7 @@ _LeaseMs = Annotated[int, Field(ge=1, le=LEASE_MS_MOST)]
 
 
 class _MailboxBody(WireBody):
+    STREAM: ClassVar = "mailbox/{realm}/{recipient}"
     OMITS_NULLS: ClassVar = True
 
     realm: Name = DEFAULT_REALM
@@ -46,14 +48,20 @@ class _MailboxBody(WireBody):
 
 
 class _MailboxRequest(_MailboxBody):
+    IDENTITY: ClassVar = ("{origin}", "{realm}/{recipient}", "", "{request_id}")
+
     request_id: Name
 
 
 class _MessageBody(_MailboxBody):
+    IDENTITY: ClassVar = ("{origin}", "{realm}/{recipient}", "{message_id}", "")
+
     message_id: Name
 
 
 class _LeaseEnd(_MessageBody):
+    IDENTITY: ClassVar = ("{origin}", "{realm}/{recipient}", "{message_id}", "{request_id}")
+
     request_id: Name
 
 
@@ -66,6 +74,8 @@ class MailboxClaim(_MailboxRequest):
     With `bytes_most`, the bodies of the messages have together at most so many bytes in UTF-8. The first
     message is handed out even if it is larger.
     """
+
+    TYPE: ClassVar = MESSAGE_CLAIMED
 
     limit: _Limit = CLAIM_LIMIT
     message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
@@ -88,6 +98,8 @@ class MailboxLease(_MailboxRequest):
         bytes_most: the largest number of bytes of their bodies, as in `MailboxClaim`. `None` means no limit.
     """
 
+    TYPE: ClassVar = MESSAGE_LEASED
+
     limit: _Limit = LEASE_LIMIT
     lease_ms: _LeaseMs = LEASE_MS
     message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
@@ -101,13 +113,19 @@ class MailboxLease(_MailboxRequest):
 class MailboxClearing(_MailboxRequest):
     """Body of `mailbox.cleared`: all pending messages of the mailbox end with the status `cleared`."""
 
+    TYPE: ClassVar = MAILBOX_CLEARED
+
 
 class MailboxClosing(_MailboxRequest):
     """Body of `mailbox.closed`: the fold rejects postings and leases until the mailbox is opened again."""
 
+    TYPE: ClassVar = MAILBOX_CLOSED
+
 
 class MailboxOpening(_MailboxRequest):
     """Body of `mailbox.opened`: a closed mailbox accepts postings and leases again."""
+
+    TYPE: ClassVar = MAILBOX_OPENED
 
 
 class MailboxLimits(_MailboxRequest):
@@ -116,6 +134,8 @@ class MailboxLimits(_MailboxRequest):
     `pending_most` and `bytes_most` have the meaning that they have in `message.posted`. `None` means that the
     mailbox has no such limit of its own any more.
     """
+
+    TYPE: ClassVar = MAILBOX_LIMITED
 
     pending_most: Most | None = None
     bytes_most: Most | None = None
@@ -127,6 +147,8 @@ class MessageAck(_LeaseEnd):
     `request_id` is that of the lease. `answers` are messages that the reader sends as a result. They are in the
     same record so that they are sent if and only if the ack is accepted.
     """
+
+    TYPE: ClassVar = MESSAGE_ACKED
 
     answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
 
@@ -154,9 +176,17 @@ class MessagesHandled(_MailboxBody):
     the ack of one of them.
     """
 
+    TYPE: ClassVar = MESSAGES_HANDLED
+
     messages: Annotated[
         list[HandledMessage], Field(min_length=1, max_length=HANDLED_MOST), AfterValidator(_unlike)
     ]
+
+    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+        """Return the CloudEvents id, which depends on the ids of the messages and of their leases alone."""
+        ids = (f"{one.message_id}/{one.request_id}" for one in self.messages)
+        parts = (self.TYPE, origin, f"{self.realm}/{self.recipient}", *ids)
+        return content_id(*(part.encode() for part in parts))
 
 
 class MessageNack(_LeaseEnd):
@@ -165,6 +195,8 @@ class MessageNack(_LeaseEnd):
     `request_id` is that of the lease. A message is dead after the attempts that the lease allows, by default
     three. With `is_no_attempt`, this lease does not count as one.
     """
+
+    TYPE: ClassVar = MESSAGE_NACKED
 
     reason: Note = ""
     is_no_attempt: bool | None = None
@@ -176,23 +208,33 @@ class MessageExtension(_LeaseEnd):
     `request_id` is that of the lease.
     """
 
+    TYPE: ClassVar = MESSAGE_EXTENDED
+
     lease_ms: _LeaseMs
 
 
 class MessageReclaim(_LeaseEnd):
     """Body of `message.reclaimed`: the lease by the request `request_id` expired, and the message is unread."""
 
+    TYPE: ClassVar = MESSAGE_RECLAIMED
+
 
 class MessageReading(_MessageBody):
     """Body of `message.read`: a client that looked at the message without a lease marks it as read."""
+
+    TYPE: ClassVar = MESSAGE_READ
 
 
 class MessageDue(_MessageBody):
     """Body of `message.due`: the time `deliver_at` of a delayed message has come, and the message is unread."""
 
+    TYPE: ClassVar = MESSAGE_DUE
+
 
 class MessageExpiry(_MessageBody):
     """Body of `message.expired`: the time `expires_at` of the message has passed."""
+
+    TYPE: ClassVar = MESSAGE_EXPIRED
 
 
 MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {

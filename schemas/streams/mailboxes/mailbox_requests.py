@@ -28,13 +28,11 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_NACKED,
     MESSAGE_READ,
     MESSAGE_RECLAIMED,
-    MESSAGES_HANDLED,
     HandledMessage,
     MessagesHandled,
 )
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import Origin, OutgoingRecord
-from trunkline_agent.wire.ids import MAILBOX, stream_key
 
 
 def claim_record(
@@ -247,9 +245,8 @@ def handled_record(
         pydantic.ValidationError: an argument is invalid, or a message is named twice.
     """
     named = {"realm": realm, "to": recipient, "messages": list(messages)}
-    mailbox, ids = f"{realm}/{recipient}", (f"{one.message_id}/{one.request_id}" for one in messages)
     body = MessagesHandled.model_validate(named)
-    return body.record(MESSAGES_HANDLED, stream_key(MAILBOX, mailbox), mailbox, *ids, **origin)
+    return body.record(**origin)
 
 
 def nack_record(
@@ -393,6 +390,4 @@ def _record(
     The same request with other content has the same id, so that the fold recognises the conflict.
     """
     body = MAILBOX_MODELS[record_type].model_validate({"realm": realm, "to": recipient, **said})
-    mailbox = f"{realm}/{recipient}"
-    request = (mailbox, said.get("message_id", ""), said.get("request_id", ""))
-    return body.record(record_type, stream_key(MAILBOX, mailbox), *request, ce_id=ce_id, **origin)
+    return body.record(ce_id=ce_id, **origin)

@@ -19,7 +19,6 @@ from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
-from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"
@@ -223,6 +222,9 @@ class Message(WireBody):
             count like those of the body.
     """
 
+    TYPE: ClassVar = MESSAGE_POSTED
+    STREAM: ClassVar = "mailbox/{realm}/{recipient}"
+
     message_id: Name
     realm: Name = DEFAULT_REALM
     sender: Annotated[Name, Field(alias="from")]
@@ -278,23 +280,20 @@ class Message(WireBody):
                 fields[name] = most
         return canonical_plain(fields)
 
+    def record(
+        self,
+        *,
+        ce_id: str | None = None,
+        cause: str = "",
+        limits: Mapping[str, int | None] | None = None,
+        **origin: Unpack[Origin],
+    ) -> OutgoingRecord:
+        """Return the record that posts the message to its mailbox. Its `ce_id` is the message's id.
 
-def posting_record(
-    message: Message, limits: Mapping[str, int | None] | None = None, **origin: Unpack[Origin]
-) -> OutgoingRecord:
-    """Return the record `message.posted`, ready to append, which posts a message to its recipient's mailbox.
-
-    The mailbox is that of `message.recipient` in `message.realm`. The `ce_id` is the message's id. The fold
-    rejects another message with the same id as `seq_conflict`.
-
-    Args:
-        message: the message.
-        limits: `pending_most` and `bytes_most` in the place of those of the message. `None`: those.
-        origin: `door`, which appends the record, and `principal`.
-    """
-    stream = stream_key(MAILBOX, f"{message.realm}/{message.recipient}")
-    value = message.value(limits)
-    return OutgoingRecord(stream, message.message_id, type=MESSAGE_POSTED, value=value, **origin)
+        The fold rejects another message with this id as `seq_conflict`. `limits` are as in `value`.
+        """
+        stream, value = self.STREAM.format_map(vars(self)), self.value(limits)
+        return OutgoingRecord(stream, ce_id or self.message_id, type=MESSAGE_POSTED, value=value, **origin)
 
 
 def milliseconds_of(seconds: float | None) -> int | None:
@@ -305,7 +304,7 @@ def milliseconds_of(seconds: float | None) -> int | None:
 def verified_message(
     message_id: str, sender: str, recipient: str, kind: str, body: str, content_type: str, **fields: Any
 ) -> Message:
-    """Return a message, ready for `posting_record`, whose sender the door has authenticated.
+    """Return a message, ready to post, whose sender the door has authenticated.
 
     Args:
         message_id: the id of the new message. A message that is posted again has the same id.

@@ -19,7 +19,7 @@ from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
-from trunkline_agent.wire.ids import PRINCIPAL, stream_key
+from trunkline_agent.wire.ids import PRINCIPAL
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
 PRINCIPAL_ADDED: Final = "principal.added"
@@ -85,6 +85,9 @@ class PrincipalAddition(WireBody):
     The name must not be one of `RESERVED_PRINCIPALS`, which the programs use themselves.
     """
 
+    TYPE: ClassVar = PRINCIPAL_ADDED
+    STREAM: ClassVar = "principal/{principal}"
+
     principal: FreeName
     role: Literal["operator", "delegator", "worker", "viewer"]
     token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
@@ -95,6 +98,9 @@ class PrincipalRevocation(WireBody):
 
     The revocation is final, and the name cannot be used again.
     """
+
+    TYPE: ClassVar = PRINCIPAL_REVOKED
+    STREAM: ClassVar = "principal/{principal}"
 
     principal: Name
 
@@ -139,7 +145,7 @@ def addition_record(
     body = PrincipalAddition.model_validate(
         {"principal": name, "role": role, "token_sha256": token_hash(token)}
     )
-    return body.record(PRINCIPAL_ADDED, stream_key(PRINCIPAL, name), door=door, principal=principal)
+    return body.record(door=door, principal=principal)
 
 
 def revocation_record(name: str, *, door: str = "http", principal: str = OPERATOR) -> OutgoingRecord:
@@ -152,7 +158,7 @@ def revocation_record(name: str, *, door: str = "http", principal: str = OPERATO
         pydantic.ValidationError: the name is invalid.
     """
     body = PrincipalRevocation(principal=name)
-    return body.record(PRINCIPAL_REVOKED, stream_key(PRINCIPAL, name), door=door, principal=principal)
+    return body.record(door=door, principal=principal)
 
 
 def settle_principal(given: FoldInput) -> Outcome:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from schemas.fold.settled import rejected
 from schemas.fold.stream_kind import StreamKind
-from schemas.wire.record import OutgoingRecord, refused_stream
 from schemas.wire.wire_body import Name, Note, WireBody
 from trunkline_agent.wire.ids import REFUSED
 
@@ -42,6 +41,9 @@ class Refusal(WireBody):
             client cannot fill the log.
     """
 
+    TYPE: ClassVar = REQUEST_REFUSED
+    STREAM: ClassVar = "refused/{door}"
+
     request_id: Name
     reason: RefusalReason
     why: Note
@@ -49,16 +51,6 @@ class Refusal(WireBody):
     route: Annotated[str, Field(max_length=200)]
     policy_version: Annotated[int, Field(ge=1)] = POLICY_VERSION
     suppressed: Annotated[int, Field(ge=0)] = 0
-
-
-def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
-    """Return the record of a refusal, ready to append to the stream `refused/<door>`.
-
-    `door` is the name of the door that refused the request. The principal of the record is `refusal.principal`.
-    The fold rejects every such record, with the reason in `refusal`, so it appears in the ledger as a dead
-    letter.
-    """
-    return refusal.record(REQUEST_REFUSED, refused_stream(door), door=door, principal=refusal.principal)
 
 
 REFUSED_KIND: Final = StreamKind(

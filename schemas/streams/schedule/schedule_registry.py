@@ -16,7 +16,6 @@ from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKi
 from schemas.streams.schedule.run_times import CRON_CHARACTERS_MOST, EVERY_S_MOST, RunTimes, cron_fault
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
-from trunkline_agent.wire.ids import SCHEDULE, stream_key
 
 SCHEDULE_SET: Final = "schedule.set"
 SCHEDULE_REMOVED: Final = "schedule.removed"
@@ -161,6 +160,7 @@ class ScheduleRow(Row, frozen=True, gc=False):
 
 
 class _ScheduleBody(WireBody):
+    STREAM: ClassVar = "schedule/{name}"
     OMITS_NULLS: ClassVar = True
 
     name: Name
@@ -176,6 +176,9 @@ class ScheduleSet(_ScheduleBody):
         from_task: the task whose token the principal used, or `None`.
         takes_over: `True` if the principal may replace schedules of other principals, too.
     """
+
+    TYPE: ClassVar = SCHEDULE_SET
+    IDENTITY: ClassVar = ("{origin}", "{name}", "{request_id}")
 
     request_id: Name
     cron: Cron | None = None
@@ -202,6 +205,9 @@ class ScheduleRemoved(_ScheduleBody):
     `from_task` and `takes_over` are as in `schedule.set`.
     """
 
+    TYPE: ClassVar = SCHEDULE_REMOVED
+    IDENTITY: ClassVar = ("{origin}", "{name}", "{request_id}")
+
     request_id: Name
     from_task: Name | None = None
     takes_over: Literal[True] | None = None
@@ -215,6 +221,8 @@ class ScheduleMissed(_ScheduleBody):
         run_at: the time of its next run, in microseconds since 1970 UTC.
     """
 
+    TYPE: ClassVar = SCHEDULE_MISSED
+
     revision: Annotated[int, Field(ge=1)]
     run_at: int
 
@@ -226,6 +234,8 @@ class ScheduleRefused(ScheduleMissed):
         reason: the reason, such as `mailbox_full`.
     """
 
+    TYPE: ClassVar = SCHEDULE_REFUSED
+
     reason: Name
 
 
@@ -234,6 +244,8 @@ class ScheduleRan(ScheduleMissed):
 
     The fields from `sender` on are those of the schedule.
     """
+
+    TYPE: ClassVar = SCHEDULE_RAN
 
     sender: Name
     recipient: Name
@@ -251,22 +263,6 @@ SCHEDULE_MODELS: Final[dict[str, type[WireBody]]] = {
     SCHEDULE_MISSED: ScheduleMissed,
     SCHEDULE_REFUSED: ScheduleRefused,
 }
-_TYPES: Final = {model: record_type for record_type, model in SCHEDULE_MODELS.items()}
-
-
-def schedule_request_record(
-    body: ScheduleSet | ScheduleRemoved, *, ce_id: str | None = None, **origin: Unpack[Origin]
-) -> OutgoingRecord:
-    """Return a record, ready to append, that sets or removes a schedule.
-
-    Args:
-        body: the body of the record.
-        ce_id: the CloudEvents id, which the reactor chooses. `None` means one derived from `origin`, the
-            schedule and the request's id, so that a repeated request has the same one.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-    """
-    stream = stream_key(SCHEDULE, body.name)
-    return body.record(_TYPES[type(body)], stream, body.name, body.request_id, ce_id=ce_id, **origin)
 
 
 def message_fields(row: ScheduleRow) -> dict[str, Any]:
@@ -296,7 +292,7 @@ def run_record(row: ScheduleRow, *, ce_id: str, **origin: Unpack[Origin]) -> Out
         pydantic.ValidationError: the schedule has no next run.
     """
     body = ScheduleRan.model_validate({**_next_run(row), **message_fields(row)})
-    return body.record(SCHEDULE_RAN, stream_key(SCHEDULE, row.schedule), ce_id=ce_id, **origin)
+    return body.record(ce_id=ce_id, **origin)
 
 
 def missed_record(row: ScheduleRow, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
@@ -305,7 +301,7 @@ def missed_record(row: ScheduleRow, *, ce_id: str, **origin: Unpack[Origin]) -> 
     The fold rejects the record unless the run is missed. For the arguments and errors see `run_record`.
     """
     body = ScheduleMissed.model_validate(_next_run(row))
-    return body.record(SCHEDULE_MISSED, stream_key(SCHEDULE, row.schedule), ce_id=ce_id, **origin)
+    return body.record(ce_id=ce_id, **origin)
 
 
 def refused_record(run: ScheduleRan, reason: str, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
@@ -315,7 +311,7 @@ def refused_record(run: ScheduleRan, reason: str, *, ce_id: str, **origin: Unpac
     `origin` is `door`, which appends the record, and `principal`, which caused it.
     """
     body = ScheduleRefused(name=run.name, revision=run.revision, run_at=run.run_at, reason=reason)
-    return body.record(SCHEDULE_REFUSED, stream_key(SCHEDULE, run.name), ce_id=ce_id, **origin)
+    return body.record(ce_id=ce_id, **origin)
 
 
 def _next_run(row: ScheduleRow) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Unpack
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import JobId, Name, Note, WireBody
-from trunkline_agent.wire.ids import SESSION, stream_key
 
 SESSION_CREATED: Final = "session.created"
 SESSION_STOPPED: Final = "session.stopped"
@@ -84,6 +82,9 @@ class SessionRow(Row, frozen=True, gc=False):
 
 
 class _SessionBody(WireBody):
+    STREAM: ClassVar = "session/{session}"
+    IDENTITY: ClassVar[tuple[str, ...]] = ("{origin}", "{session}", "{request_id}")
+
     session: Name
 
 
@@ -97,6 +98,8 @@ class SessionCreation(_SessionBody):
             it is unknown.
         for_job: the job for which the session was created and with which it ends. `None` means none.
     """
+
+    TYPE: ClassVar = SESSION_CREATED
 
     request_id: Name
     description: Note = ""
@@ -115,6 +118,8 @@ class SessionStop(_SessionBody):
         graceful: whether the process has some seconds to end by itself.
     """
 
+    TYPE: ClassVar = SESSION_STOPPED
+
     request_id: Name
     mode: Literal["stop", "hard", "soft"] = STOP
     reason: Note = ""
@@ -129,6 +134,8 @@ class SessionResumption(_SessionBody):
     `process/<pid>/<start time>`. `None` leaves the known value unchanged.
     """
 
+    TYPE: ClassVar = SESSION_RESUMED
+
     request_id: Name
     host: Name | None = None
     handle: Handle | None = None
@@ -137,11 +144,17 @@ class SessionResumption(_SessionBody):
 class SessionJobAssigned(_SessionBody):
     """Body of `session.job_assigned`: the session has picked the job and works on it now."""
 
+    TYPE: ClassVar = SESSION_JOB_ASSIGNED
+    IDENTITY: ClassVar = ("{origin}", "{content}")
+
     job_id: JobId
 
 
 class SessionJobEnded(_SessionBody):
     """Body of `session.job_ended`: a job that the session worked on ended, with the final status `outcome`."""
+
+    TYPE: ClassVar = SESSION_JOB_ENDED
+    IDENTITY: ClassVar = ("{origin}", "{content}")
 
     job_id: JobId
     outcome: Literal["completed", "error", "cancelled"]
@@ -154,24 +167,3 @@ SESSION_MODELS: Final[dict[str, type[_SessionBody]]] = {
     SESSION_JOB_ASSIGNED: SessionJobAssigned,
     SESSION_JOB_ENDED: SessionJobEnded,
 }
-_TYPES: Final = {model: name for name, model in SESSION_MODELS.items()}
-
-
-def session_record(body: _SessionBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return a record about a session with the given body, ready to append.
-
-    The `ce_id` is derived from the record type, `origin`, the session and the body's `request_id`. A request
-    that is sent again with other content thus has the same `ce_id`, and the fold rejects it as `seq_conflict`.
-    For a body without a `request_id`, the `ce_id` is derived from the whole body.
-
-    Args:
-        body: an instance of a class in `SESSION_MODELS`, which decides the record type. Its `request_id`
-            usually comes from the client's idempotency key.
-        ce_id: a CloudEvents id to use instead of the derived one. The reactor passes one. `None` means the
-            derived one.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-    """
-    request_id = getattr(body, "request_id", None)
-    request = (body.value().decode(),) if request_id is None else (body.session, request_id)
-    stream = stream_key(SESSION, body.session)
-    return body.record(_TYPES[type(body)], stream, *request, ce_id=ce_id, **origin)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Unpack
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.principal.principals import REVOKED
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Image, Name, Note, Printable, WireBody
-from trunkline_agent.wire.ids import TASK, stream_key
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 
 TASK_CREATED: Final = "task.created"
@@ -145,12 +143,17 @@ class TokenRow(Row, frozen=True, gc=False):
 
 
 class _TaskBody(WireBody):
+    STREAM: ClassVar = "task/{task_id}"
+    IDENTITY: ClassVar = ("{origin}", "{task_id}", "{request_id}")
+
     task_id: Name
     request_id: Name
 
 
 class TaskCreation(_TaskBody):
     """Body of `task.created`: the task exists, is pending, and its agent has no token yet."""
+
+    TYPE: ClassVar = TASK_CREATED
 
     description: Description
     agent_name: Name
@@ -163,6 +166,8 @@ class TaskStart(_TaskBody):
     same request, so a repeated request has the same body. `image` is set if the agent is started for this task
     alone and has no definition.
     """
+
+    TYPE: ClassVar = TASK_STARTED
 
     description: Description
     agent_name: Name
@@ -179,11 +184,15 @@ class TaskCompletion(_TaskBody):
     `result` is its result, any JSON value, as the text that `result_text` makes of it.
     """
 
+    TYPE: ClassVar = TASK_COMPLETED
+
     result: Annotated[str, AfterValidator(_text_within_limit)]
 
 
 class TaskFailure(_TaskBody):
     """Body of `task.failed`: the task ended without a result. `error` says why."""
+
+    TYPE: ClassVar = TASK_FAILED
 
     error: Annotated[Printable, Field(max_length=ERROR_LIMIT)]
 
@@ -191,11 +200,15 @@ class TaskFailure(_TaskBody):
 class TaskCancellation(_TaskBody):
     """Body of `task.cancelled`: a principal ended the task, perhaps before it started."""
 
+    TYPE: ClassVar = TASK_CANCELLED
+
     reason: Note = ""
 
 
 class TokenRevocation(_TaskBody):
     """Body of `token.revoked`: the token is no longer valid. The task continues."""
+
+    TYPE: ClassVar = TOKEN_REVOKED
 
     token_id: TokenId
     reason: Note = ""
@@ -209,7 +222,6 @@ TASK_MODELS: Final[dict[str, type[_TaskBody]]] = {
     TASK_CANCELLED: TaskCancellation,
     TOKEN_REVOKED: TokenRevocation,
 }
-_TYPES: Final = {model: name for name, model in TASK_MODELS.items()}
 
 
 def result_text(value: Any) -> str:
@@ -243,20 +255,3 @@ def _is_json(text: str) -> bool:
 def token_id_of(token_sha256: str) -> str:
     """Return the id of a token: the first 12 hex digits of its SHA-256 hash `token_sha256`."""
     return token_sha256[:TOKEN_ID_DIGITS]
-
-
-def task_record(body: _TaskBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return a record about a task of the hub with the given body, ready to append.
-
-    The `ce_id` is derived from the record type, `origin`, the task's id and the body's `request_id`. A request
-    that is sent again with other content thus has the same `ce_id`, and the fold rejects it as `seq_conflict`.
-
-    Args:
-        body: an instance of a class in `TASK_MODELS`, which decides the record type. Its `request_id` usually
-            comes from the client's idempotency key.
-        ce_id: a CloudEvents id to use instead of the derived one. The reactor passes one. `None` means the
-            derived one.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-    """
-    stream = stream_key(TASK, body.task_id)
-    return body.record(_TYPES[type(body)], stream, body.task_id, body.request_id, ce_id=ce_id, **origin)

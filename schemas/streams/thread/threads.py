@@ -83,6 +83,8 @@ class ThreadOpened(WireBody):
         message_id: the id of that message.
     """
 
+    TYPE: ClassVar = THREAD_OPENED
+    STREAM: ClassVar = "thread/{thread}"
     OMITS_NULLS: ClassVar = True
 
     thread: Name

@@ -18,7 +18,6 @@ from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, check_times
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
-from trunkline_agent.wire.ids import TOPIC, stream_key
 
 TOPIC_SUBSCRIBED: Final = "topic.subscribed"
 TOPIC_UNSUBSCRIBED: Final = "topic.unsubscribed"
@@ -140,6 +139,7 @@ class TopicMessageRow(Row, frozen=True, gc=False):
 
 
 class _TopicBody(WireBody):
+    STREAM: ClassVar = "topic/{topic}"
     OMITS_NULLS: ClassVar[bool] = True
 
     topic: Name
@@ -147,6 +147,9 @@ class _TopicBody(WireBody):
 
 class Subscription(_TopicBody):
     """Body of `topic.subscribed`: the mailbox of `subscriber` gets what is published from now on."""
+
+    TYPE: ClassVar = TOPIC_SUBSCRIBED
+    IDENTITY: ClassVar = ("{origin}", "{topic}", "{request_id}")
 
     subscriber: Name
     request_id: Name
@@ -160,6 +163,9 @@ class Unsubscription(_TopicBody):
             stays. `None` means whichever there is.
     """
 
+    TYPE: ClassVar = TOPIC_UNSUBSCRIBED
+    IDENTITY: ClassVar = ("{origin}", "{topic}", "{request_id}")
+
     subscriber: Name
     request_id: Name
     since: Annotated[int, Field(ge=0)] | None = None
@@ -171,6 +177,8 @@ class Publication(_TopicBody):
     The other fields are those of `schemas.streams.mailboxes.message.Message`. `expires_in_ms` counts from the
     append of this record, and `deliver_after_ms` from the append of each copy.
     """
+
+    TYPE: ClassVar = TOPIC_PUBLISHED
 
     message_id: Name
     sender: Annotated[Name, Field(alias="from")]
@@ -185,6 +193,10 @@ class Publication(_TopicBody):
     expires_in_ms: DurationMs | None = None
     deliver_after_ms: DurationMs | None = None
     blob: BlobReference | None = None
+
+    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+        """Return the id of the message. The fold rejects another one with it as `seq_conflict`."""
+        return self.message_id
 
     @model_validator(mode="after")
     def _times_fit(self) -> Publication:
@@ -201,6 +213,8 @@ class TopicDelivery(_TopicBody):
         refused: the names of these recipients, sorted, at most 100.
     """
 
+    TYPE: ClassVar = TOPIC_DELIVERED
+
     message_id: Name
     refused_count: Annotated[int, Field(ge=1, le=SUBSCRIBERS_MOST)] | None = None
     refused: Annotated[list[Name], Field(max_length=REFUSED_NAMED_MOST)] | None = None
@@ -212,32 +226,6 @@ TOPIC_MODELS: Final[dict[str, type[_TopicBody]]] = {
     TOPIC_PUBLISHED: Publication,
     TOPIC_DELIVERED: TopicDelivery,
 }
-
-
-def subscription_record(
-    body: Subscription | Unsubscription, *, ce_id: str | None = None, **origin: Unpack[Origin]
-) -> OutgoingRecord:
-    """Return the record `topic.subscribed` or `topic.unsubscribed`, ready to append.
-
-    Args:
-        body: the body, which decides the record type.
-        ce_id: a CloudEvents id to use instead of the one that is derived from `origin`, the topic and the
-            body's `request_id`. The reactor passes one.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-    """
-    kind = TOPIC_SUBSCRIBED if isinstance(body, Subscription) else TOPIC_UNSUBSCRIBED
-    stream = stream_key(TOPIC, body.topic)
-    return body.record(kind, stream, body.topic, body.request_id, ce_id=ce_id, **origin)
-
-
-def publication_record(body: Publication, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `topic.published`, ready to append. Its `ce_id` is the message's id.
-
-    The fold rejects another message with the same id as `seq_conflict`. `origin` is `door`, which appends the
-    record, and `principal`.
-    """
-    stream = stream_key(TOPIC, body.topic)
-    return body.record(TOPIC_PUBLISHED, stream, ce_id=body.message_id, **origin)
 
 
 def delivery_record(
@@ -255,4 +243,4 @@ def delivery_record(
         refused_count=len(refused) or None,
         refused=sorted(refused)[:REFUSED_NAMED_MOST] or None,
     )
-    return body.record(TOPIC_DELIVERED, stream_key(TOPIC, topic), ce_id=ce_id, **origin)
+    return body.record(ce_id=ce_id, **origin)

@@ -18,7 +18,6 @@ from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name, Note, WireBody
-from trunkline_agent.wire.ids import WEBHOOK, stream_key
 
 WEBHOOK_SET: Final = "webhook.set"
 WEBHOOK_PAUSED: Final = "webhook.paused"
@@ -130,6 +129,8 @@ class WebhookRow(Row, frozen=True, gc=False):
 
 
 class _WebhookBody(WireBody):
+    STREAM: ClassVar = "webhook/{name}"
+    IDENTITY: ClassVar = ("{origin}", "{name}", "{request_id}")
     OMITS_NULLS: ClassVar = True
 
     name: Name
@@ -145,6 +146,8 @@ class WebhookSet(_WebhookBody):
         overlap_ms: how long calls are also signed with the previous secret, in milliseconds.
     """
 
+    TYPE: ClassVar = WEBHOOK_SET
+
     url: WebhookUrl
     sealed_secret: str
     topic: Name | None = None
@@ -159,6 +162,8 @@ class WebhookPaused(_WebhookBody):
         reason: why the webhook is paused.
     """
 
+    TYPE: ClassVar = WEBHOOK_PAUSED
+
     revision: Annotated[int, Field(ge=1)] | None = None
     reason: Note = ""
 
@@ -166,9 +171,13 @@ class WebhookPaused(_WebhookBody):
 class WebhookResumed(_WebhookBody):
     """Body of `webhook.resumed`: the address of a paused webhook is called again."""
 
+    TYPE: ClassVar = WEBHOOK_RESUMED
+
 
 class WebhookRemoved(_WebhookBody):
     """Body of `webhook.removed`: the address is no longer called, and its secret is forgotten."""
+
+    TYPE: ClassVar = WEBHOOK_REMOVED
 
 
 WEBHOOK_MODELS: Final[dict[str, type[WireBody]]] = {
@@ -177,7 +186,6 @@ WEBHOOK_MODELS: Final[dict[str, type[WireBody]]] = {
     WEBHOOK_RESUMED: WebhookResumed,
     WEBHOOK_REMOVED: WebhookRemoved,
 }
-_TYPES: Final = {model: record_type for record_type, model in WEBHOOK_MODELS.items()}
 
 
 def setting_record(
@@ -210,22 +218,4 @@ def setting_record(
     body = WebhookSet(
         name=name, request_id=request_id, url=url, sealed_secret=sealed, topic=topic, overlap_ms=overlap_ms
     )
-    return webhook_record(body, **origin)
-
-
-def webhook_record(
-    body: WebhookSet | WebhookPaused | WebhookResumed | WebhookRemoved,
-    *,
-    ce_id: str | None = None,
-    **origin: Unpack[Origin],
-) -> OutgoingRecord:
-    """Return a record about a webhook, ready to append.
-
-    Args:
-        body: the body, which decides the record type.
-        ce_id: the CloudEvents id, which the reactor chooses. `None` means one derived from `origin`, the
-            webhook and the request's id, so that a repeated request has the same one.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-    """
-    stream = stream_key(WEBHOOK, body.name)
-    return body.record(_TYPES[type(body)], stream, body.name, body.request_id, ce_id=ce_id, **origin)
+    return body.record(**origin)

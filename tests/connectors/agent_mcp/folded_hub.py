@@ -31,8 +31,8 @@ from connectors.reactor.topic_deliveries import TopicsBySubscriber
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentJoined, participant_record
-from schemas.streams.control.limits import LimitsSet, limits_set_record
+from schemas.streams.agents.participants import AgentJoined
+from schemas.streams.control.limits import LimitsSet
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.live.local_stores import empty_state
 from tests.schemas.stream_records import as_read
@@ -122,11 +122,11 @@ class FoldedHub(LiveRows):
     def limit(self, name: str, **limits: int) -> None:
         """Set the limits of a principal, as the operator does."""
         body = LimitsSet(scope="name", name=name, request_id=f"limit-{next(self._offsets)}", **limits)
-        assert self.add(limits_set_record(body, door="http", principal="operator")).verdict == "accepted"
+        assert self.add(body.record(door="http", principal="operator")).verdict == "accepted"
 
     def join(self, name: str, public_key: str) -> None:
         """Let an agent take part."""
         body = AgentJoined(
             agent_name=name, request_id=f"join-{name}", task="", capabilities=[], public_key=public_key
         )
-        assert self.add(participant_record(body, door="http", principal="operator")).verdict == "accepted"
+        assert self.add(body.record(door="http", principal="operator")).verdict == "accepted"

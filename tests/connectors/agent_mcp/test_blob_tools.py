@@ -25,7 +25,7 @@ from connectors.agent_mcp.tool_arguments import (
 )
 from connectors.gateway.web.answers import ApiError
 from schemas.settings.settings import LimitSettings
-from schemas.streams.control.organism import ListenerAdded, organism_record
+from schemas.streams.control.organism import ListenerAdded
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
@@ -166,7 +166,7 @@ def test_a_bad_upload_ends_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_listener_gets_no_blob(tmp_path: Path) -> None:
     hub = hub_of(tmp_path, "ann")
     body = ListenerAdded.model_validate(PUMP_GOOD["listener.added"][1])
-    assert hub.add(organism_record(body, door="commands", principal="operator")).verdict == "accepted"
+    assert hub.add(body.record(door="commands", principal="operator")).verdict == "accepted"
 
     async def talk() -> None:
         await uploaded(hub.blob_tools)

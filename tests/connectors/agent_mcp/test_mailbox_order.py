@@ -21,7 +21,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     expiry_record,
     lease_record,
 )
-from schemas.streams.mailboxes.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, PRIORITIES, Message
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.signed_calls import SignedCaller
@@ -104,7 +104,7 @@ class Mailbox:
                 "body": content,
                 "expires_at": datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
-            self.hub.add(posting_record(Message.model_validate(said), door="http", principal=sender))
+            self.hub.add(Message.model_validate(said).record(door="http", principal=sender))
         # Of two at one moment of the log the first is the older one.
         at = max(self.hub.now_us, self.known[-1].posted_us + 1 if self.known else 0)
         self.known.append(Known(message_id, sender, priority, content, at, is_over=expires == "past"))

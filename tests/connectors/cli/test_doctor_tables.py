@@ -11,7 +11,7 @@ from connectors.cli.doctor.tables import check_blobs, check_tables
 from connectors.log.log_end import LogEnd
 from jobs import build_views
 from schemas.settings.settings import KafkaSettings, Settings, StorageSettings
-from schemas.streams.blob.blob_registry import BlobStored, stored_record
+from schemas.streams.blob.blob_registry import BlobStored
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
@@ -54,7 +54,7 @@ def test_a_stored_blob_without_its_object_is_a_warning_that_names_the_object(tmp
     assert check_blobs(settings).level == OK
     log = FoldedLog(keyring)
     body = BlobStored.model_validate(storing())
-    log.add(as_read(stored_record(body, door="http", principal="ann")))
+    log.add(as_read(body.record(door="http", principal="ann")))
     log.write_rows(settings)
     finding = check_blobs(settings)
     assert (

@@ -19,9 +19,9 @@ from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, load_mac_key, write_m
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import Settings
-from schemas.streams.control.control_fold import topology_record
+from schemas.streams.control.control_fold import Topology
 from schemas.streams.control.record_macs import MAC_KEY_ENDED, macs_required_records
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from tests.connectors.cli.conftest import CommandLine, json_of
 from tests.settled_topic import build_views, records_in_topic, settle_topic, settled_rows
 
@@ -65,7 +65,7 @@ def bridge_appends(settings: Settings, message_id: str) -> None:
         | {"sent_at": "2026-11-26T12:00:00Z", "schema_version": 1}
     )
     with Publisher(settings, signer=FILE_BRIDGE) as publisher:
-        publisher.append(posting_record(message, door="file", principal="ann")).result(20)
+        publisher.append(message.record(door="file", principal="ann")).result(20)
 
 
 @pytest.mark.requirement("ST-06")
@@ -172,7 +172,9 @@ def test_a_key_also_ends_in_partitions_that_did_not_require_macs_yet(
         admin.create_topics([NewTopic(kafka.topic, kafka.partitions, 1, topic_configs=topic_config(kafka))])
         admin.wait_for_topics([kafka.topic], timeout_ms=10_000)
     with Publisher(old_topic) as publisher:
-        publisher.append(topology_record(kafka.partitions, kafka.epoch)).result(20)
+        publisher.append(
+            Topology(partitions=kafka.partitions, epoch=kafka.epoch).record(door="stack", principal="operator")
+        ).result(20)
     rotate(hub_settings)
     done = trunkline.call("keys", "end", keyring.active, "--json", TRUNKLINE__KAFKA__TOPIC=kafka.topic)
     now = load_keyring(hub_settings)

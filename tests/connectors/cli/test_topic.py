@@ -18,7 +18,7 @@ from connectors.local_stack import free_port
 from connectors.log.kafka_records import repair_kafka_client
 from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import Settings, SettingsError, load_settings, settings_environment
-from schemas.streams.control.control_fold import topology_record
+from schemas.streams.control.control_fold import Topology
 from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_until, with_kafka
 from tests.raw_records import append_raw, raw
 
@@ -115,7 +115,7 @@ def test_a_topic_that_another_program_has_filled_is_refused(settings: Settings, 
         topic = NewTopic(planted.kafka.topic, 4, 1, topic_configs=topic_config(planted.kafka))
         admin.create_topics([topic])
         admin.wait_for_topics([topic.name], timeout_ms=10_000)
-    append_raw(planted, [raw(topology_record(4, 1))])
+    append_raw(planted, [raw(Topology(partitions=4, epoch=1).record(door="stack", principal="operator"))])
     assert topic_command(planted) == 1
     assert "Another program may have made the topic: delete it" in capsys.readouterr().err
 

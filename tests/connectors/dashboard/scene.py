@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated, participant_record
+from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.gateway.hub_access import JOBS, register
@@ -73,19 +73,19 @@ def joined(name: str, task: str = "", capabilities: Iterable[str] = ()) -> Outgo
         capabilities=list(capabilities),
         public_key=_PUBLIC_KEY,
     )
-    return participant_record(body, door="mcp", principal=name)
+    return body.record(door="mcp", principal=name)
 
 
 def updated(name: str, status: str) -> OutgoingRecord:
     """An agent says how it is."""
     body = AgentUpdated.model_validate({"agent_name": name, "request_id": uuid.uuid4().hex, "status": status})
-    return participant_record(body, door="mcp", principal=name)
+    return body.record(door="mcp", principal=name)
 
 
 def stopped(name: str, reason: str) -> OutgoingRecord:
     """An agent takes part no more."""
     body = AgentStopped(agent_name=name, request_id=uuid.uuid4().hex, reason=reason)
-    return participant_record(body, door="mcp", principal=name)
+    return body.record(door="mcp", principal=name)
 
 
 def message(sender: str, recipient: str, text: str, priority: str = "normal") -> OutgoingRecord:
@@ -100,7 +100,7 @@ def message(sender: str, recipient: str, text: str, priority: str = "normal") ->
             "body": json.dumps({"text": text}),
         }
     )
-    return posting_record(body, door="mcp", principal=sender)
+    return body.record(door="mcp", principal=sender)
 
 
 def mailbox_at_work(publisher: Publisher, recipient: str) -> None:

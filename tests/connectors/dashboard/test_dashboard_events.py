@@ -11,7 +11,7 @@ from connectors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, pa
 from connectors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
 from schemas.streams.job.job_registry import registration_record
 from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.streams.task.task_registry import TaskCancellation, TaskCreation, task_record
+from schemas.streams.task.task_registry import TaskCancellation, TaskCreation
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.dashboard.event_reading import EVENTS, Seen, followed
 from tests.connectors.dashboard.scene import append, event, joined, message, stopped, updated
@@ -21,7 +21,7 @@ from tests.connectors.ledger_tables import LedgerTable, settings_below
 
 def _created(task_id):
     body = TaskCreation(task_id=task_id, request_id="q1", description="count the stars", agent_name="nova")
-    return task_record(body, door="http", principal="operator")
+    return body.record(door="http", principal="operator")
 
 
 @pytest.mark.requirement("AM-11")
@@ -241,6 +241,6 @@ def test_a_task_that_ends_takes_its_agent_off_the_list(watcher, publisher):
     with followed(watcher) as events:
         seen = Seen(events).until(lambda s: s.events)
         body = TaskCancellation(task_id="t9", request_id="q2", reason="not needed")
-        append(publisher, [_created("t9"), task_record(body, door="http", principal="operator")])
+        append(publisher, [_created("t9"), body.record(door="http", principal="operator")])
         seen.until(lambda s: [t for t in s.of("task") if t["status"] == "cancelled"])
     assert seen.of("agent:removed")[-1] == {"key": "task:t9", "gone": True}

@@ -13,7 +13,7 @@ import pytest
 
 from connectors.file_bridge.progress import Progress, progress_file
 from connectors.log.publisher import Publisher
-from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
@@ -269,7 +269,7 @@ def test_a_message_that_no_line_can_hold_does_not_keep_the_next_one_back(run: Br
     with Publisher(run.settings) as publisher:
         for message_id, moment in moments.items():
             said = Message.model_validate({**odd, "message_id": message_id, "sent_at": moment})
-            publisher.append(posting_record(said, door="mqtt", principal="ann")).result(20)
+            publisher.append(said.record(door="mqtt", principal="ann")).result(20)
     for recipient in ("all", "bob"):
         note = {"recipient": recipient, "type": "note", "payload": {}}
         last = run.operator.post(MESSAGES, json=note).json()["message_id"]

@@ -21,7 +21,7 @@ import pytest
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.log.publisher import Publisher
 from schemas.settings.sections import GatewaySettings, LimitSettings
-from schemas.streams.control.organism import Listener, OrganismLoaded, organism_record
+from schemas.streams.control.organism import Listener, OrganismLoaded
 from schemas.streams.job.job_registry import broker_digest
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, register
@@ -350,7 +350,7 @@ def long_lists(hub: HubStack) -> HubStack:
     listeners = [Listener(name=f"hears-{name}", root_tag="search", example=text) for name in names]
     loaded = OrganismLoaded(request_id="long-rows", digest="0" * 64, listeners=listeners)
     with Publisher(hub.settings) as publisher:
-        publisher.append(organism_record(loaded, door="stack", principal="operator")).result(20)
+        publisher.append(loaded.record(door="stack", principal="operator")).result(20)
     wait_until(lambda: _are_known(hub), 30, "the agents and the listeners")
     return hub
 

@@ -12,15 +12,13 @@ import pytest
 from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from schemas.fold.settled import AppliedChange
-from schemas.streams.blob.blob_registry import BlobRow, BlobStored, stored_record
+from schemas.streams.blob.blob_registry import BlobRow, BlobStored
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.streams.topic.topic_registry import (
     Publication,
     Subscription,
     delivery_record,
-    publication_record,
-    subscription_record,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
@@ -75,12 +73,12 @@ class Log(FoldedLog):
     def upload(self, at_s: float = 0, request_id: str = "u1", **changed: Any) -> None:
         """Store the blob."""
         body = BlobStored.model_validate(storing(request_id, keep_s=KEEP_S, **changed))
-        self.put(stored_record(body, **BY), at_s)
+        self.put(body.record(**BY), at_s)
 
     def post(self, message_id: str = "m1", at_s: float = 0) -> None:
         """Post a message that refers to the blob."""
         posted = Message.model_validate(message(message_id, blob=BLOB))
-        self.put(posting_record(posted, **BY), at_s)
+        self.put(posted.record(**BY), at_s)
 
     def take(self, request_id: str, limit: int, at_s: float) -> None:
         """Take messages for good."""
@@ -122,9 +120,9 @@ def test_a_blob_stays_while_a_message_refers_to_it_and_some_time_after_the_last(
 def test_a_message_to_a_topic_keeps_the_blob_until_its_copies_are_posted(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.upload(-1000)
-    log.put(subscription_record(Subscription(topic="news", subscriber="bo", request_id="s1"), **BY), -999)
+    log.put(Subscription(topic="news", subscriber="bo", request_id="s1").record(**BY), -999)
     published = Publication.model_validate(publication(blob=BLOB))
-    log.put(publication_record(published, **BY), -990)
+    log.put(published.record(**BY), -990)
     assert log.ends_after_s() is None
     log.put(delivery_record("news", "p1", ce_id="d1", **BY), -10)
     assert log.ends_after_s() == KEEP_S - 10

@@ -17,7 +17,7 @@ from connectors.gateway.messages.mailbox_stream import EncodedMessages, mailbox_
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
 from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.streams.mailboxes.message import posting_record, verified_message
+from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.record import JSON_CONTENT
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 
@@ -34,7 +34,7 @@ def hub_with(*sizes: int) -> FoldedHub:
     for number, size in enumerate(sizes):
         body = json.dumps("x" * (size - 2))
         hub.now_us += 1
-        hub.add(posting_record(verified_message(f"m{number}", "bo", "ann", "note", body, JSON_CONTENT), **BY))
+        hub.add(verified_message(f"m{number}", "bo", "ann", "note", body, JSON_CONTENT).record(**BY))
     return hub
 
 

@@ -17,7 +17,7 @@ from connectors.gateway.web.policy import Caller
 from connectors.gateway.web.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
-from schemas.streams.agents.participants import AgentUpdated, participant_record
+from schemas.streams.agents.participants import AgentUpdated
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
@@ -92,7 +92,7 @@ def test_each_change_of_the_registry_of_agents_is_an_event_of_its_own_name(opera
         body = {"agent_name": "ivy", "public_key": new_key_pair()[1], "task": "counts", "capabilities": ["add"]}
         assert operator.post(participants, json=body).status_code == 201
         update = AgentUpdated(agent_name="ivy", request_id="q1", status="working")
-        publisher.append(participant_record(update, door="mcp", principal="ivy")).result(10)
+        publisher.append(update.record(door="mcp", principal="ivy")).result(10)
         assert operator.post(f"{participants}/ivy/stop", json={"reason": "done"}).status_code == 200
         ours = (one for one in events if "ivy" in str(one.data))
         found = [(one.name, one.data) for one in itertools.islice(ours, 6)]

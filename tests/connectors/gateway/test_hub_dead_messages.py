@@ -10,7 +10,7 @@ import pytest
 
 from connectors.log.publisher import Publisher
 from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.streams.task.task_registry import TASK_COMPLETED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import AUDIT, MESSAGES, one_of
@@ -200,7 +200,7 @@ def posted_dead(hub, **fields):
     """Append a message of a door that leaves the sender unverified, and let it die in its mailbox; its id."""
     message = Message.model_validate({"kind": "note", "body": "late", **fields})
     with Publisher(hub.settings) as publisher:
-        publisher.append(posting_record(message, door="file", principal="bridge")).result()
+        publisher.append(message.record(door="file", principal="bridge")).result()
         for number in range(2):
             lease = lease_record(
                 message.realm,

@@ -39,7 +39,7 @@ from schemas.streams.container.container_registry import (
 )
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.principal.principals import token_hash
-from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskCompletion, TaskStart, task_record
+from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskCompletion, TaskStart
 from tests.broker_processes import BrokerProcess, stand_still, wait_until
 from tests.connectors.gateway.hub_stack import hub_settings, processes_of
 from trunkline_agent.wire.verdicts import ACCEPTED
@@ -104,7 +104,7 @@ class Launching:
             expiry_ms=3_600_000,
             image="test/idle",
         )
-        self.appender.settle_in_thread(task_record(start, door="http", principal="operator"))
+        self.appender.settle_in_thread(start.record(door="http", principal="operator"))
 
     def state(self, task_id: str) -> str | None:
         """That of its container."""
@@ -139,7 +139,7 @@ def test_a_launch_goes_on_when_kafka_is_back_and_its_agent_runs_once(
     assert task.status == states.RUNNING and agent.status != "stopped"
     assert len(processes_of(task_id)) == 1
     done = TaskCompletion(task_id=task_id, request_id="done", result="waited")
-    here.appender.settle_in_thread(task_record(done, door="http", principal="operator"))
+    here.appender.settle_in_thread(done.record(door="http", principal="operator"))
     wait_until(lambda: here.state(task_id) == RECYCLED, what="all is cleared away")
     assert processes_of(task_id) == []
     taken = [

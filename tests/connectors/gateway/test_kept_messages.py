@@ -20,7 +20,7 @@ from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record, lease_record, nack_record
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.live.local_stores import empty_state
 from tests.schemas.stream_records import as_read
@@ -63,7 +63,7 @@ def test_of_the_final_messages_the_newest_are_kept_in_whatever_mailbox_they_are(
     index = MailboxIndex()
     settle = settled_into(index)
     for number in range(4):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
         if number != 1:  # which waits, and so is kept
             settle(drained(f"agent-{number % 3}", number))
     kept = {name: index.messages(("default", name)) for name in ("agent-0", "agent-1", "agent-2")}
@@ -81,7 +81,7 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
     settle = settled_into(index)
     box, by = ("default", "agent-0"), {"door": "http", "principal": "agent-0"}
     for number in (0, 3, 6):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
     for number in (0, 3):
         lease_id = f"lease-{number}"
         settle(lease_record(*box, lease_id, 1, attempts_most=1, **by))
@@ -89,13 +89,13 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
     assert index.dead_of(box) == ["message-3", "message-0"]
     assert index.dead_count(box) == 2
     replay = message(9).model_copy(update={"replay_of": "message-0"})
-    settle(posting_record(replay, door="http", principal="operator"))
+    settle(replay.record(door="http", principal="operator"))
     assert index.replays(box, "message-0") == ["message-9"] and index.replays(box, "message-3") == []
     settle(drained("agent-0", 1))
     # Two dead and two drained ones are one too many.
     assert index.dead_of(box) == ["message-3"]
     for number in (12, 15, 18):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
         settle(drained("agent-0", number))
     assert index.dead_of(box) == index.replays(box, "message-0") == []
     assert index.dead_count(box) == 0
@@ -111,11 +111,11 @@ def test_dead_messages_are_listed_also_when_many_others_have_ended_since():
 
     by = {"door": "http", "principal": "agent-0"}
     for number in (0, 3, 6):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
         settle(lease_record("default", "agent-0", f"lease-{number}", 1, attempts_most=1, **by))
         settle(nack_record("default", "agent-0", f"message-{number}", f"lease-{number}", "no disk", **by))
     for number in (1, 2):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
         settle(drained(f"agent-{number}", number))
     found = orjson.loads(orjson.dumps(newest_dead(rows, 2, 10_000)))
     assert [one["message_id"] for one in found["messages"]] == ["message-3", "message-6"]
@@ -131,7 +131,7 @@ def test_dead_messages_that_are_loaded_after_newer_ones_are_in_the_order_of_thei
     for number in (0, 3, 6):
         lease_id, name = f"lease-{number}", f"message-{number}"
         for record in (
-            posting_record(message(number), door="http", principal="planner"),
+            message(number).record(door="http", principal="planner"),
             lease_record("default", "agent-0", lease_id, 1, attempts_most=1, **by),
             nack_record("default", "agent-0", name, lease_id, "no disk", **by),
         ):
@@ -162,7 +162,7 @@ def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
     def exchange(numbers: range) -> int:
         for number in numbers:
             posted = message(number)
-            settle(posting_record(posted, door="http", principal="planner"))
+            settle(posted.record(door="http", principal="planner"))
             settle(drained(posted.recipient, number))
             assert index.handed(("default", posted.recipient), f"drain-{number}") == [posted.message_id]
         gc.collect()
@@ -180,7 +180,7 @@ def test_messages_that_come_while_the_index_loads_are_followed_in_the_order_of_p
     state, index, offsets = empty_state(KEYRING), MailboxIndex(), itertools.count()
     old, new = [], []
     for number, changed in ((0, old.append), (3, old.append), (6, index.changed), (9, new.append)):
-        posting = posting_record(message(number), door="http", principal="planner")
+        posting = message(number).record(door="http", principal="planner")
         state.apply(as_read(posting, next(offsets)), changed)
     rows = [change.row for change in old if isinstance(change.row, MessageRow)]
     index.load(rows)
@@ -204,19 +204,19 @@ def test_a_clearing_is_counted_without_a_look_at_what_ended_before(monkeypatch):
         return settled.logged_at_us
 
     for number in range(60):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
     for turn in range(2):
         settle(drained("agent-0", turn))
     earlier = clearing_record("default", "agent-1", "first", door="http", principal="operator")
     at_us = settle(earlier)
     assert cleared_count(rows, ("default", "agent-1"), [], at_us) == 20
     for number in (60, 63, 66):
-        settle(posting_record(message(number), door="http", principal="planner"))
+        settle(message(number).record(door="http", principal="planner"))
     waiting = index.waiting(("default", "agent-0"))
     taken, place = state.take()
     state._store.advance(state.place, place, taken.entry_changes(), taken.row_changes())
     state.flushed(taken, place)
-    settle(posting_record(message(69), door="http", principal="planner"))
+    settle(message(69).record(door="http", principal="planner"))
     at_us = settle(clearing_record("default", "agent-0", "second", door="http", principal="operator"))
     reads: list[str] = []
     find = state.find

@@ -13,9 +13,9 @@ import pytest
 from lxml import etree
 
 from connectors.log.publisher import Publisher
-from schemas.streams.control.organism import Listener, OrganismLoaded, organism_record
+from schemas.streams.control.organism import Listener, OrganismLoaded
 from schemas.streams.mailboxes.mailbox_requests import gate_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal, limit_to_one
 from trunkline_agent.mcp.signing import new_key_pair
@@ -52,7 +52,7 @@ class Organism:
     def __init__(self, gateway: GatewayProcess, operator: httpx.Client, publisher: Publisher) -> None:
         self.gateway, self.operator = gateway, operator
         loaded = OrganismLoaded(request_id=uuid.uuid4().hex, digest="0" * 64, listeners=LISTENERS)
-        publisher.append(organism_record(loaded, door="stack", principal="operator")).result(10)
+        publisher.append(loaded.record(door="stack", principal="operator")).result(10)
         wait_until(lambda: self.listeners()["version"] == 1, what="the organism is loaded")
 
     def listeners(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def test_what_another_door_calls_a_thread_mixes_no_two_conversations(
                 "thread": "main",
             }
         )
-        publisher.append(posting_record(said, door="mqtt", principal=name)).result(10)
+        publisher.append(said.record(door="mqtt", principal=name)).result(10)
     leased = [*organism.lease("fast")["messages"], *organism.lease("slow")["messages"]]
     assert [one["sender"] for one in leased] == ["mo", "mina"]
     assert len({one["thread"] for one in leased}) == 2 and "main" not in {one["thread"] for one in leased}

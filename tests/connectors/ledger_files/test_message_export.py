@@ -22,7 +22,6 @@ from schemas.streams.mailboxes.message import (
     Message,
     MessageBodyRow,
     MessageRow,
-    posting_record,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
@@ -60,7 +59,7 @@ def message(number: int, to: str, **fields: Any) -> OutgoingRecord:
         "sent_at": SENT[number % len(SENT)],
         **fields,
     }
-    return posting_record(Message.model_validate(said), door="mcp", principal="ann")
+    return Message.model_validate(said).record(door="mcp", principal="ann")
 
 
 class Tables:

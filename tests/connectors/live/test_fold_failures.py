@@ -15,20 +15,22 @@ from connectors.log.publisher import Publisher
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.control.control_fold import FoldSwitched, switched_record
-from schemas.streams.control.limits import LimitsSet, limits_set_record
+from schemas.streams.control.control_fold import FoldSwitched
+from schemas.streams.control.limits import LimitsSet
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
 
 pytestmark = pytest.mark.requirement("ST-98")
 
-SWITCH = switched_record(FoldSwitched(from_version=FOLD_VERSION, to_version=FOLD_VERSION + 1, offsets={}))
+SWITCH = FoldSwitched(from_version=FOLD_VERSION, to_version=FOLD_VERSION + 1, offsets={}).record(
+    door="stack", principal="operator"
+)
 
 
 def limit(number: int) -> OutgoingRecord:
     """A record that the fold takes, on a stream of its own."""
     body = LimitsSet(scope="name", name=f"agent{number}", pending_most=1, request_id=f"r{number}")
-    return limits_set_record(body, door="http", principal="operator")
+    return body.record(door="http", principal="operator")
 
 
 def busy_until(is_so: Callable[[], Any]) -> None:

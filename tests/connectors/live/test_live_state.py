@@ -21,12 +21,11 @@ from schemas.streams.agents.participants import (
     AgentKeyRow,
     AgentStopped,
     ParticipantRow,
-    participant_record,
 )
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.kinds import VIEWS
 from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record
-from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.local_stores import entries_of, place_at, rows_of
@@ -130,7 +129,7 @@ def assert_lists_are_those_of_the_rows(state: LiveState, row_type: type[Row], ro
 
 def message(number: int) -> OutgoingRecord:
     said = {"message_id": f"m{number}", "from": "planner", "to": "bo", "kind": "note", "body": f"text {number}"}
-    return posting_record(Message.model_validate(said), door="http", principal="planner")
+    return Message.model_validate(said).record(door="http", principal="planner")
 
 
 @pytest.mark.requirement("ST-31")
@@ -171,10 +170,10 @@ def test_a_stopped_participant_and_its_keys_leave_memory(store, monkeypatch):
     state, by = LiveState(KEYRING, store), {"door": "http", "principal": "operator"}
     key = public_key()
     joined = AgentJoined(agent_name="mara", request_id="j", public_key=key, task="count", capabilities=["c"])
-    state.apply(as_read(participant_record(joined, **by), 0, partition=0), lambda change: None)
+    state.apply(as_read(joined.record(**by), 0, partition=0), lambda change: None)
     assert [row.key for row in state.live(ParticipantRow.VIEW)] == ["mara"]
     stopped = AgentStopped(agent_name="mara", request_id="s")
-    state.apply(as_read(participant_record(stopped, **by), 1, partition=0), lambda change: None)
+    state.apply(as_read(stopped.record(**by), 1, partition=0), lambda change: None)
     written(state, store)
     assert state.live(ParticipantRow.VIEW) == state.live(AgentKeyRow.VIEW) == []
     found = state.find(AgentKeyRow.VIEW, f"mara/{key_id_of(key)}")

@@ -14,7 +14,7 @@ from connectors.live.settled_feed import SettledFeed
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Position, Publisher
 from schemas.fold.settled import FOLD_VERSION
-from schemas.streams.control.control_fold import FoldSwitched, switched_record
+from schemas.streams.control.control_fold import FoldSwitched
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
 from schemas.streams.kinds import VIEWS
@@ -168,7 +168,7 @@ def test_a_switch_to_a_newer_version_of_the_fold_ends_a_live_view_that_runs_with
     newer = FoldSwitched(from_version=FOLD_VERSION, to_version=FOLD_VERSION + 1, offsets={})
     with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
         view.wait_settled(publisher.append(registration(JOB, keyring)).result(10), 10)
-        switch = publisher.append(switched_record(newer)).result(10)
+        switch = publisher.append(newer.record(door="stack", principal="operator")).result(10)
         wait_until(lambda: view.failure is not None, what="the view's end")
         assert isinstance(view.failure, Refused)
         with pytest.raises(BackboneUnreachable, match=r"has stopped: .* start the newer program"):

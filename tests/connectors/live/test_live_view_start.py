@@ -16,7 +16,7 @@ from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store import gateway_store
 from schemas.state_store.ended_lists import WHOLE
 from schemas.state_store.gateway_store import GatewayStore
-from schemas.streams.agents.participants import AgentJoined, participant_record
+from schemas.streams.agents.participants import AgentJoined
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
@@ -235,7 +235,7 @@ def joined() -> AgentJoined:
 @pytest.mark.parametrize("makes", ["an agent that is not defined here", "requests about an empty mailbox"])
 def test_tables_are_whole_without_rows_where_none_are_due(backbone_settings, keyring, makes):
     if makes == "an agent that is not defined here":
-        made = [participant_record(joined(), door="mcp", principal="mara")]
+        made = [joined().record(door="mcp", principal="mara")]
     else:
         made = [clearing_record("default", "nobody", "r", door="http", principal="operator")]
     sent = [Raw(record.key, record.value, record.headers()) for record in made]

@@ -26,9 +26,9 @@ from schemas.log_access.event_topic import (
     topic_config,
 )
 from schemas.log_access.kafka_clients import client_options
-from schemas.streams.control.control_fold import TOPOLOGY_STREAM, topology_record
+from schemas.streams.control.control_fold import TOPOLOGY_STREAM, Topology
 from schemas.streams.control.record_macs import macs_required_records
-from schemas.streams.principal.principals import OPERATOR, PRINCIPAL_ADDED, PrincipalAddition
+from schemas.streams.principal.principals import OPERATOR, PrincipalAddition
 from schemas.wire.partitions import partition_for
 from tests.broker_processes import wait_until, with_kafka
 from tests.raw_records import append_raw, raw, read_to_end
@@ -53,7 +53,10 @@ def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbo
         caller.join(60)
     assert not errors
     records = list(read_to_end(settings.kafka))
-    first = [topology_record(4, 1), *macs_required_records(4)]
+    first = [
+        Topology(partitions=4, epoch=1).record(door="stack", principal="operator"),
+        *macs_required_records(4),
+    ]
     assert {record.value for record in records} == {record.value for record in first}
     found = Counter(dict(record.headers)["ce_id"].decode() for record in records)
     assert set(found) == {record.ce_id for record in first}
@@ -112,7 +115,7 @@ def test_a_topic_of_somebody_else_is_refused(backbone_settings):
     with pytest.raises(TopicMissingError, match="first record is missing"):
         check_topic(settings)
     with Publisher(settings) as publisher:
-        record = topology_record(4, 1)
+        record = Topology(partitions=4, epoch=1).record(door="stack", principal="operator")
         foreign = type(record)(record.stream, "x", "cli", "operator", "job.event", b"{}")
         publisher.append(foreign).result(10)
     with pytest.raises(TopicMismatchError, match="does not begin with"):
@@ -138,16 +141,14 @@ def made_by_an_attacker(settings):
 
 def operator_without_mac(settings, name="mallory"):
     body = PrincipalAddition(principal=name, role=OPERATOR, token_sha256="0" * 64)
-    append_raw(
-        settings, [raw(body.record(PRINCIPAL_ADDED, f"principal/{name}", door="cli", principal=OPERATOR))]
-    )
+    append_raw(settings, [raw(body.record(door="cli", principal=OPERATOR))])
 
 
 @pytest.mark.requirement("ST-04")
 def test_a_topic_that_an_attacker_made_and_filled_first_is_refused_without_a_ledger(backbone_settings, keyring):
     settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".planted")
     made_by_an_attacker(settings)
-    append_raw(settings, [raw(topology_record(4, 1))])
+    append_raw(settings, [raw(Topology(partitions=4, epoch=1).record(door="stack", principal="operator"))])
     operator_without_mac(settings)
     ensure_topic(settings)
     with pytest.raises(TopicMismatchError, match=r"records in front of its control\.macs_required"):

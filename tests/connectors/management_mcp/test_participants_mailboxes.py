@@ -15,7 +15,7 @@ import pytest
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
@@ -198,7 +198,7 @@ def test_a_message_over_its_time_to_live_is_shown_and_handed_to_nobody_and_no_pa
         message = {"message_id": message_id, "from": "bo", "to": "ann", "kind": "message", "body": sealed}
         said = Message.model_validate(message | {"content_type": content_type, "expires_at": until})
         with Publisher(backbone_settings) as publisher:
-            publisher.append(posting_record(said, door="mcp", principal="bo")).result(20)
+            publisher.append(said.record(door="mcp", principal="bo")).result(20)
         wait_until(lambda: message_id in {one["message_id"] for one in mailbox(operator, "ann")}, what="it")
 
     async def shown() -> list[tuple[str, str]]:
@@ -219,7 +219,7 @@ def test_the_gateway_exports_the_messages_of_the_tables_by_itself(
 ) -> None:
     folded = FoldedLog(load_keyring(settings))
     said = {"message_id": "m-1", "from": "ann", "to": "bo", "kind": "message", "body": "hello"}
-    posting = posting_record(Message.model_validate(said), door="mcp", principal="ann")
+    posting = Message.model_validate(said).record(door="mcp", principal="ann")
     names, values = zip(*posting.headers(), strict=True)
     folded.add(Record("t", 0, 0, 1_790_000_000_000_000, posting.key, posting.value, names, values))
     folded.write_rows(settings)

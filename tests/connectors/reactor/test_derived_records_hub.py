@@ -15,14 +15,13 @@ from schemas.fold.settled import Settled
 from schemas.fold.view_rows import Row
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_READ
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskRow,
     TaskStart,
     result_text,
     result_value,
-    task_record,
 )
 from schemas.wire.record import OutgoingRecord, Record
 from tests.schemas.job_records import KEYRING, said
@@ -87,7 +86,7 @@ def posting(payload: Any, message_id: str = "m1", **changed: Any) -> OutgoingRec
     fields = {"from": "echo", "from_verified": True, "from_task": "t1", "to": "hub", "kind": "event"}
     body = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
     message = Message.model_validate({"message_id": message_id, **fields, "body": body, **changed})
-    return posting_record(message, door="http", principal=str(changed.get("from", "echo")))
+    return message.record(door="http", principal=str(changed.get("from", "echo")))
 
 
 def done(**more: Any) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def started(task_id: str = "t1", sha256: str = "ab" * 32) -> OutgoingRecord:
         token_sha256=sha256,
         expiry_ms=1000,
     )
-    return task_record(body, door="http", principal="operator")
+    return body.record(door="http", principal="operator")
 
 
 def followed(log: Folded, made: OutgoingRecord) -> list[OutgoingRecord]:
@@ -181,7 +180,7 @@ def test_of_two_messages_the_first_completes_and_neither_changes_a_task_that_has
     assert said(log.add(second)[0]) == ("rejected", "after_terminal")
     assert log.task("t1").result == "first"
     log.add(started("t2", "cd" * 32))
-    log.add(task_record(TaskCancellation(task_id="t2", request_id="q"), door="http", principal="operator"))
+    log.add(TaskCancellation(task_id="t2", request_id="q").record(door="http", principal="operator"))
     late = only(followed(log, posting(done(), "m3", from_task="t2")))
     assert said(log.add(late)[0]) == ("rejected", "after_terminal")
     assert log.task("t2").status == "cancelled"

@@ -6,13 +6,12 @@ import pytest
 
 from connectors.reactor.derived_records import derived_records, stopped_with_task
 from schemas.fold.settled import Settled
-from schemas.streams.agents.participants import AGENT_STOPPED, AgentJoined, ParticipantRow, participant_record
+from schemas.streams.agents.participants import AGENT_STOPPED, AgentJoined, ParticipantRow
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,
     TaskFailure,
     TaskStart,
-    task_record,
 )
 from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.reactor.test_derived_records_hub import Folded
@@ -40,7 +39,7 @@ def started(task_id: str = "t1", image: str | None = "trunkline/mcp-agent") -> O
         expiry_ms=1000,
         image=image,
     )
-    return task_record(body, **BY)
+    return body.record(**BY)
 
 
 def joined(task_id: str | None = "t1", request_id: str = "j") -> OutgoingRecord:
@@ -52,7 +51,7 @@ def joined(task_id: str | None = "t1", request_id: str = "j") -> OutgoingRecord:
         public_key=public_key(),
         task_id=task_id,
     )
-    return participant_record(body, **BY)
+    return body.record(**BY)
 
 
 def follow(log: Folded, record: Record) -> list[OutgoingRecord]:
@@ -66,7 +65,7 @@ def participant(log: Folded) -> ParticipantRow:
 
 
 def ended(log: Folded, how: str) -> tuple[Settled, Record]:
-    return log.add(task_record(ENDS[how], **BY))
+    return log.add(ENDS[how].record(**BY))
 
 
 @pytest.mark.parametrize("how", ENDS)

@@ -14,7 +14,7 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
 from schemas.streams.mailboxes.mailbox_requests import handled_record, lease_record
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow
 from tests.broker_processes import wait_until
 from tests.connectors.live.test_live_view import opened
 from tests.connectors.reactor.test_reactor import committed, reacting
@@ -73,7 +73,7 @@ def test_the_reactor_posts_an_answer_only_if_its_gateway_has_not_appended_it(
     own.begin(ack.ce_id)
     own.end(ack.ce_id, [] if is_appended else [lost])
     with opened(settings, keyring) as view, reacting(settings, view, own_answers=own):
-        posted = posting_record(Message.model_validate(said), door="http", principal="ann")
+        posted = Message.model_validate(said).record(door="http", principal="ann")
         append_all(settings, [posted, lease_record("default", "fast", "l1", 1, **by), ack])
         if not is_appended:
             wait_until(lambda: view.get(MessageRow, "default/ann/a1"), 40, "the answer")

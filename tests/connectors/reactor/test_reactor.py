@@ -17,7 +17,7 @@ from connectors.reactor.derived_records import DOOR, derived_id, derived_records
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
-from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation, session_record
+from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until, with_kafka
@@ -131,7 +131,7 @@ def test_one_request_that_cancels_two_jobs_tells_of_both(settings, keyring):
 def session_for(job: str, name: str) -> OutgoingRecord:
     """The record of a session that is made for a job."""
     creation = SessionCreation(session=name, request_id=name, for_job=job)
-    return session_record(creation, door="http", principal="operator")
+    return creation.record(door="http", principal="operator")
 
 
 @pytest.mark.requirement("HB-01")

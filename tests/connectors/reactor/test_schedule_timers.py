@@ -18,13 +18,11 @@ from schemas.streams.principal.principals import addition_record, revocation_rec
 from schemas.streams.schedule.schedule_registry import (
     ScheduleRow,
     ScheduleSet,
-    schedule_request_record,
 )
 from schemas.streams.task.task_registry import (
     TaskCompletion,
     TaskStart,
     TokenRevocation,
-    task_record,
     token_id_of,
 )
 from schemas.wire.record import OutgoingRecord, Record
@@ -51,7 +49,7 @@ class Log(FoldedLog):
         super().__init__(KEYRING)
         self.offset = 0
         body = ScheduleSet.model_validate(schedule(**changed))
-        self.put(schedule_request_record(body, door="http", principal=by), now_us)
+        self.put(body.record(door="http", principal=by), now_us)
 
     def put(self, made: OutgoingRecord, now_us: int) -> tuple[Record, Settled]:
         """Settle a record at a time."""
@@ -99,7 +97,7 @@ def test_all_gateways_append_the_same_record_of_a_run_whenever_they_do() -> None
     # The schedule that is set anew has other runs, also at the same time.
     again = Log(now_us=START_US)
     body = ScheduleSet.model_validate(schedule("s2"))
-    again.put(schedule_request_record(body, door="http", principal="ann"), START_US)
+    again.put(body.record(door="http", principal="ann"), START_US)
     same_time = again.wanted(START_US + MINUTE_US)
     assert same_time.ce_id != first.ce_id
     of_both = [
@@ -177,7 +175,7 @@ def started_task(log: Log) -> None:
         token_sha256=TOKEN_SHA256,
         expiry_ms=600_000,
     )
-    assert log.put(task_record(start, **BY), START_US)[1].verdict == "accepted"
+    assert log.put(start.record(**BY), START_US)[1].verdict == "accepted"
 
 
 @pytest.mark.parametrize("end", ["none", "completed", "revoked", "expired"])
@@ -187,11 +185,11 @@ def test_the_schedule_of_a_tasks_agent_ends_with_the_tasks_token(end: str) -> No
     started_task(log)
     now_us = START_US + (600 * S_US if end == "expired" else MINUTE_US)
     if end == "completed":
-        log.put(task_record(TaskCompletion(task_id="t1", request_id="q2", result="1"), **BY), START_US)
+        log.put(TaskCompletion(task_id="t1", request_id="q2", result="1").record(**BY), START_US)
     if end == "revoked":
         token_id = token_id_of(TOKEN_SHA256)
         body = TokenRevocation(task_id="t1", token_id=token_id, request_id="q3", reason="lost")
-        log.put(task_record(body, **BY), START_US)
+        log.put(body.record(**BY), START_US)
     assert has_lost_owner(log.get, log.row, now_us) is (end != "none")
     assert has_lost_owner(log.get, log.row, now_us - 1) is (end in ("completed", "revoked"))
 

@@ -12,7 +12,7 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
 from connectors.reactor.message_timers import MessageTimers
 from schemas.fold.settled import AppliedChange
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING, START_US
@@ -52,7 +52,7 @@ class SkewedLog(FoldedLog):
 
     def post(self, message_id: str, **times: int) -> None:
         body = Message.model_validate(message(message_id, **times))
-        self.put(posting_record(body, door="http", principal="ann"))
+        self.put(body.record(door="http", principal="ann"))
 
     def run(self, seconds: int) -> None:
         """Let the time pass in steps of half a second."""

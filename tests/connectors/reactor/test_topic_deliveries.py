@@ -17,9 +17,9 @@ from connectors.reactor.topic_deliveries import (
 )
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.streams.agents.participants import AgentJoined, AgentStopped, participant_record
-from schemas.streams.control.limits import LimitsSet, limits_set_record
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.agents.participants import AgentJoined, AgentStopped
+from schemas.streams.control.limits import LimitsSet
+from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.streams.principal.principals import addition_record, revocation_record
 from schemas.streams.task.task_registry import TASK_COMPLETED
 from schemas.streams.topic.topic_registry import (
@@ -29,8 +29,6 @@ from schemas.streams.topic.topic_registry import (
     TopicMessageRow,
     TopicRow,
     Unsubscription,
-    publication_record,
-    subscription_record,
 )
 from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.reactor.test_derived_records_hub import Folded
@@ -47,13 +45,13 @@ BY: Any = {"door": "http", "principal": "operator"}
 def subscription(name: str, request_id: str = "", topic: str = "news") -> OutgoingRecord:
     """The record that subscribes a name."""
     body = Subscription(topic=topic, subscriber=name, request_id=request_id or f"s-{topic}-{name}")
-    return subscription_record(body, **BY)
+    return body.record(**BY)
 
 
 def published(message_id: str = "p1", **changed: Any) -> OutgoingRecord:
     """The record of a message to the topic."""
     body = Publication.model_validate(publication(message_id, **changed))
-    return publication_record(body, door="http", principal="ann")
+    return body.record(door="http", principal="ann")
 
 
 def log_of(*names: str) -> Folded:
@@ -86,7 +84,7 @@ def test_each_recipient_gets_a_copy_with_the_content_and_an_id_of_its_own() -> N
         assert {name: body[name] for name in about} == about
         # The same bytes as by the way of all other messages.
         message = Message.model_validate(body)
-        assert copy == posting_record(message, door="topic", principal="ann")
+        assert copy == message.record(door="topic", principal="ann")
         settled, _ = log.add(copy)
         assert said(settled) == ("accepted", None)
     row = log.get(MessageRow, f"default/bo/{found.copy_id('bo')}")
@@ -97,7 +95,7 @@ def test_each_recipient_gets_a_copy_with_the_content_and_an_id_of_its_own() -> N
 def test_a_message_of_no_topic_has_none() -> None:
     log = Folded()
     message = {"message_id": "m1", "from": "ann", "to": "bo", "kind": "ask", "body": "?"}
-    log.add(posting_record(Message.model_validate(message), **BY))
+    log.add(Message.model_validate(message).record(**BY))
     assert log.get(MessageRow, "default/bo/m1").topic is None
 
 
@@ -106,7 +104,7 @@ def test_the_copies_are_the_same_whenever_they_are_derived() -> None:
     _, record = log.add(published(expires_in_ms=60_000))
     first = list(delivery(log, record).copies())
     log.add(subscription("dee"))
-    log.add(subscription_record(Unsubscription(topic="news", subscriber="bo", request_id="u"), **BY))
+    log.add(Unsubscription(topic="news", subscriber="bo", request_id="u").record(**BY))
     again = delivery(log, record)
     assert list(again.copies()) == first
     assert again.recipients == ["bo", "cy"]
@@ -137,7 +135,7 @@ def test_only_the_accepted_publication_is_delivered_and_only_until_it_is_reporte
 
 def test_nothing_follows_from_a_publication_that_is_nonsense_or_for_nobody() -> None:
     log = log_of("bo")
-    log.add(subscription_record(Unsubscription(topic="news", subscriber="bo", request_id="u"), **BY))
+    log.add(Unsubscription(topic="news", subscriber="bo", request_id="u").record(**BY))
     assert delivery_of(log.add(published("p1"))[1], log.get) is None
     log.add(subscription("cy"))
     _, record = log.add(published("p2"))
@@ -181,7 +179,7 @@ def joined(request_id: str = "j1") -> OutgoingRecord:
     body = AgentJoined(
         agent_name="bo", request_id=request_id, task="count", capabilities=[], public_key=public_key()
     )
-    return participant_record(body, **BY)
+    return body.record(**BY)
 
 
 def end_all(log: Folded, ends: Iterable[OutgoingRecord]) -> list[tuple[str, str]]:
@@ -189,7 +187,7 @@ def end_all(log: Folded, ends: Iterable[OutgoingRecord]) -> list[tuple[str, str]
     return [(one.stream.partition("/")[2], log.add(one)[0].verdict) for one in ends]
 
 
-STOPPED = participant_record(AgentStopped(agent_name="bo", request_id="e1"), **BY)
+STOPPED = AgentStopped(agent_name="bo", request_id="e1").record(**BY)
 
 
 def test_a_stopped_agent_is_subscribed_to_nothing_any_more() -> None:
@@ -216,7 +214,7 @@ def test_an_agent_that_joined_and_subscribed_again_stays_subscribed() -> None:
     _, stop = log.add(STOPPED)
     ends = ended_subscriptions(stop, log.get, topics.topics_of)
     # Before the reactor's record comes into the log, the agent is back.
-    log.add(subscription_record(Unsubscription(topic="news", subscriber="bo", request_id="u1"), **BY))
+    log.add(Unsubscription(topic="news", subscriber="bo", request_id="u1").record(**BY))
     log.add(joined("j2"))
     log.add(subscription("bo", "s2"))
     assert end_all(log, ends) == [("news", "duplicate")]
@@ -260,7 +258,7 @@ def changed_row(row: Row) -> AppliedChange:
 def test_a_full_mailbox_gets_no_copy_and_the_others_do() -> None:
     log = log_of("bo", "cy")
     limits = LimitsSet(scope="name", name="bo", request_id="l1", pending_most=0)
-    assert said(log.add(limits_set_record(limits, **BY))[0]) == ("accepted", None)
+    assert said(log.add(limits.record(**BY))[0]) == ("accepted", None)
     _, record = log.add(published())
     found = delivery(log, record)
     settled = [said(log.add(copy)[0]) for copy in found.copies()]

@@ -17,7 +17,7 @@ from connectors.live.live_view import LiveView
 from connectors.reactor.topic_deliveries import TOPIC_DOOR, Delivery
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentJoined, AgentStopped, participant_record
+from schemas.streams.agents.participants import AgentJoined, AgentStopped
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, MessageRow
 from schemas.streams.topic.topic_registry import (
     Publication,
@@ -26,8 +26,6 @@ from schemas.streams.topic.topic_registry import (
     TopicMessageRow,
     TopicRow,
     Unsubscription,
-    publication_record,
-    subscription_record,
 )
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
@@ -48,20 +46,20 @@ COPIES = {(name, message_id) for message_id, names in EXPECTED.items() for name 
 
 def subscription(topic: str, name: str) -> OutgoingRecord:
     """The record that subscribes a name."""
-    return subscription_record(Subscription(topic=topic, subscriber=name, request_id=f"s-{name}"), **BY)
+    return Subscription(topic=topic, subscriber=name, request_id=f"s-{name}").record(**BY)
 
 
 def published(topic: str, message_id: str, body: str = "{}") -> OutgoingRecord:
     """The record of a message to a topic."""
     fields = {"topic": topic, "message_id": message_id, "from": "ann", "kind": "note", "body": body}
-    return publication_record(Publication.model_validate(fields), **BY)
+    return Publication.model_validate(fields).record(**BY)
 
 
 def life() -> Iterator[OutgoingRecord]:
     """Two topics, of which one changes its subscribers between messages; each message comes twice."""
     yield from (subscription("news", name) for name in ("ann", "bo", "cy"))
     yield from [published("news", "p1")] * 2
-    yield subscription_record(Unsubscription(topic="news", subscriber="cy", request_id="u-cy"), **BY)
+    yield Unsubscription(topic="news", subscriber="cy", request_id="u-cy").record(**BY)
     yield from [published("news", "p2")] * 2
     yield subscription("news", "dee")
     yield from [published("news", "p3")] * 2
@@ -240,13 +238,13 @@ def test_a_stopped_agent_loses_its_subscriptions(settings: Settings, keyring: Ke
         agent_name="bo", request_id="j", task="count", capabilities=[], public_key=public_key()
     )
     with opened(settings, keyring) as view:
-        append_all(settings, [participant_record(joining, **BY), subscription("news", "bo")])
+        append_all(settings, [joining.record(**BY), subscription("news", "bo")])
         view.catch_up(10)
         # Also subscriptions from before the reactor's start.
         with reacting(settings, view):
             append_all(settings, [subscription("sports", "bo"), subscription("news", "cy")])
             view.catch_up(10)
-            append_all(settings, [participant_record(AgentStopped(agent_name="bo", request_id="e"), **BY)])
+            append_all(settings, [AgentStopped(agent_name="bo", request_id="e").record(**BY)])
 
             def left() -> set[tuple[str, str]]:
                 return {(row.topic, row.subscriber) for row in view.live(SubscriptionRow)}

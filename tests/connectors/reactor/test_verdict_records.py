@@ -13,10 +13,10 @@ from connectors.reactor.verdict_records import depends_on_verdict, records_by_ve
 from schemas.fold.settled import Settled
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record
-from schemas.streams.agents.participants import AgentStopped, participant_record
-from schemas.streams.control.limits import LimitsSet, limits_set_record
+from schemas.streams.agents.participants import AgentStopped
+from schemas.streams.control.limits import LimitsSet
 from schemas.streams.job.job_registry import registration_record as job_registration
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord, Record, oversized, read_envelope
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING, SECRET, event, make_record
@@ -193,7 +193,7 @@ def test_an_unsafe_question_is_masked() -> None:
 
 def test_other_records_of_agents_hang_on_no_verdict() -> None:
     log = Log()
-    stop = participant_record(AgentStopped(agent_name="ann", request_id="r9"), door="mqtt", principal="ann")
+    stop = AgentStopped(agent_name="ann", request_id="r9").record(door="mqtt", principal="ann")
     record, _ = log.append(stop)
     assert not depends_on_verdict(record, log.get)
     assert not depends_on_verdict(make_record(b"?", key=b"\xff"), log.get)
@@ -204,7 +204,7 @@ def test_an_agent_over_mqtt_has_the_limits_of_the_role_agent_unless_it_has_its_o
     log = Log()
     for scope, name, rate in (("all", "all", 100), ("role", "agent", 10), ("name", "bob", 1)):
         wanted = LimitsSet(scope=scope, name=name, request_id=name, messages_per_minute=rate)
-        log.append(limits_set_record(wanted, door="http", principal="operator"))
+        log.append(wanted.record(door="http", principal="operator"))
     rates = [limits_of(log.get, name).messages_per_minute for name in ("ann", "bob", "stranger")]
     assert rates == [10, 1, 100]
 
@@ -215,10 +215,8 @@ def test_the_sender_gets_one_notice_a_minute_of_a_full_mailbox_and_the_same_one_
     notices = []
     for seq in (1, 2):
         (posting,) = log.says(seq)
-        full = posting_record(
-            Message.model_validate({**decode(posting.value)[0], "pending_most": 0}),
-            door="mqtt",
-            principal="ann",
+        full = Message.model_validate({**decode(posting.value)[0], "pending_most": 0}).record(
+            door="mqtt", principal="ann"
         )
         record, settled = log.append(full)
         assert (settled.verdict, settled.reason) == ("rejected", "mailbox_full")

@@ -13,7 +13,6 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookRemoved,
     WebhookRow,
     setting_record,
-    webhook_record,
 )
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING
@@ -54,7 +53,7 @@ def setting(name="hook", topic=None, request_id="w1"):
 
 
 def removal(name="hook", request_id="x1"):
-    return webhook_record(WebhookRemoved(name=name, request_id=request_id), **BY)
+    return WebhookRemoved(name=name, request_id=request_id).record(**BY)
 
 
 def test_the_mailbox_of_a_topics_webhook_exists_and_is_subscribed_until_the_webhook_is_removed():

@@ -18,7 +18,6 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,
     WebhookRow,
     setting_record,
-    webhook_record,
 )
 from tests.connectors.agent_mcp.folded_hub import KEYRING
 from tests.connectors.webhooks.receiver import Answer, receiving
@@ -212,7 +211,7 @@ def test_an_address_that_is_gone_pauses_the_webhook_and_the_message_waits_withou
             await asyncio.sleep(0.3)
             calls = len(receiver.calls)
             resumed = WebhookResumed(name="ann", request_id="again")
-            hub.add(webhook_record(resumed, **BY_OPERATOR))
+            hub.add(resumed.record(**BY_OPERATOR))
             await until(lambda: hub.message("ann", message_id).status == "claimed")
         return calls
 

@@ -18,7 +18,7 @@ from connectors.webhooks.webhook_health import WebhookHealth
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, WebhookSettings
-from schemas.streams.mailboxes.message import MessageRow, posting_record, verified_message
+from schemas.streams.mailboxes.message import MessageRow, verified_message
 from schemas.streams.webhook.webhook_registry import WebhookRow, setting_record
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import KEYRING, FoldedHub
@@ -74,7 +74,7 @@ class WebhookHub(FoldedHub):
         ids = [f"m{next(_numbers)}" for _ in range(count)]
         for one in ids:
             message = verified_message(one, "bo", recipient, "ask", body, "application/json")
-            assert self.add(posting_record(message, door="http", principal="bo")).verdict == "accepted"
+            assert self.add(message.record(door="http", principal="bo")).verdict == "accepted"
         return ids
 
     def message(self, recipient: str, message_id: str) -> MessageRow:

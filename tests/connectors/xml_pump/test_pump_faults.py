@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from connectors.log.publisher import Publisher
-from schemas.streams.control.organism import Listener, ListenerAdded, OrganismLoaded, organism_record
+from schemas.streams.control.organism import Listener, ListenerAdded, OrganismLoaded
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.xml_pump.pump_handlers import RELEASE, SPACE
 from tests.connectors.xml_pump.pump_stack import Poster, PumpStack, element, listener, pump_stack
@@ -223,7 +223,7 @@ def test_a_handler_is_swapped_while_the_old_one_finishes_what_it_has_begun(stack
     with Publisher(stack.settings) as publisher:
 
         def change(body: Any) -> None:
-            publisher.append(organism_record(body, door="xml", principal="operator")).result(10)
+            publisher.append(body.record(door="xml", principal="operator")).result(10)
 
         change(ListenerAdded(request_id=uuid.uuid4().hex, listener=greeter))
         wait_until(lambda: "greeter" in {one["listener"] for one in stack.messages()}, what="it is there")

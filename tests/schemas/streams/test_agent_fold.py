@@ -166,7 +166,7 @@ def test_a_door_that_goes_back_and_forth_between_definitions_is_followed_each_ti
         made = (
             agent_registry.removal_record("coder", **sender)
             if image is None
-            else agent_registry.definition_record(a_definition(image), **sender)
+            else a_definition(image).record(**sender)
         )
         record = as_read(made, offset)
         settled = settle(record, entries, KEYRING, Entries())
@@ -185,7 +185,7 @@ def test_a_door_that_goes_back_and_forth_between_definitions_is_followed_each_ti
 def test_the_id_of_a_definition_names_its_cause_its_content_and_who_says_it() -> None:
     def made(image: str = "a", **changed: Any) -> str:
         sender = {"cause": "c", "door": "http", "principal": "operator", **changed}
-        return agent_registry.definition_record(a_definition(image), **sender).ce_id
+        return a_definition(image).record(**sender).ce_id
 
     removal = agent_registry.removal_record("coder", cause="c", door="http", principal="operator").ce_id
     others = [made("b"), made(cause="d"), made(door="cli"), made(principal="bo"), removal]

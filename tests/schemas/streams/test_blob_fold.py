@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.blob import blob_registry as registry
-from schemas.streams.blob.blob_registry import BlobRow, BlobStored, removed_record, stored_record
+from schemas.streams.blob.blob_registry import BlobRow, BlobStored, removed_record
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
-from schemas.streams.mailboxes.message import Message, MessageBodyRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageBodyRow
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import DIGEST, storing
 from tests.schemas.job_records import START_US, said
@@ -27,7 +27,7 @@ BLOB = {"digest": DIGEST, "bytes": 5, "content_type": "image/png"}
 
 def upload(request_id: str = "u1", by: str = "ann", **changed: Any) -> OutgoingRecord:
     """The record of an upload."""
-    return stored_record(BlobStored.model_validate(storing(request_id, **changed)), door="http", principal=by)
+    return BlobStored.model_validate(storing(request_id, **changed)).record(door="http", principal=by)
 
 
 def removal(row: BlobRow) -> OutgoingRecord:
@@ -186,10 +186,10 @@ def test_the_file_bridge_posts_a_blob_for_a_long_text_alone(
     blob = {**BLOB, "content_type": FILE_BLOB_TYPE}
     posted = Message.model_validate(message("m1", **{"blob": blob, "body": note_of_blob(5), **changed}))
     entries = Entries()
-    settled = at(0, posting_record(posted, door="file", principal="file"), entries)
+    settled = at(0, posted.record(door="file", principal="file"), entries)
     assert said(settled) == ("accepted" if reason is None else "rejected", reason)
     if reason is None:
-        again = at(0, posting_record(posted, door="file", principal="file"), entries)
+        again = at(0, posted.record(door="file", principal="file"), entries)
         assert said(again)[0] == "duplicate" and row_of(settled).blob == DIGEST
 
 

@@ -192,7 +192,7 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
         body = made(
             state, host="h1", handle="process/7/99", port=8080, error="a\tb" if state == "recycling" else None
         )
-        made_of = container_registry.container_record(body, door="http", principal="reactor")
+        made_of = body.record(door="http", principal="reactor")
         records.append(as_read(made_of, offset))
     rows, entries = accepted_and_refolded(records)
     assert {(row.wire, row.principal) for row in rows} == {(None, "reactor")}
@@ -201,7 +201,7 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
 
 def test_the_id_of_a_change_names_all_that_it_says_and_who_says_it() -> None:
     def id_of(state: str = "running", door: str = "http", principal: str = "ann", **changed: Any) -> str:
-        return container_registry.container_record(made(state, **changed), door=door, principal=principal).ce_id
+        return made(state, **changed).record(door=door, principal=principal).ce_id
 
     others = [id_of("recycling"), id_of(door="mcp"), id_of(principal="bo"), id_of(port=1), id_of(launcher="g2")]
     assert id_of() == id_of()

@@ -14,8 +14,7 @@ from schemas.streams.control.control_fold import (
     FOLD_STREAM,
     TOPOLOGY_STREAM,
     FoldSwitched,
-    switched_record,
-    topology_record,
+    Topology,
 )
 from schemas.streams.fold import settle
 from schemas.tables.fold_version import check_switch
@@ -43,7 +42,7 @@ def test_the_first_topology_counts_the_same_again_is_a_duplicate_and_another_a_c
 
 
 def test_the_record_that_programs_send_is_the_one_that_the_fold_reads() -> None:
-    made = topology_record(4, 1)
+    made = Topology(partitions=4, epoch=1).record(door="stack", principal="operator")
     record = make_record(made.value, made.type, key=made.key)
     assert said(settle(record, Entries(), KEYRING, Entries())) == ("accepted", None)
 
@@ -56,7 +55,9 @@ def switched(from_version: int, to_version: int, **changed: Any) -> Any:
 
 def test_the_version_of_the_fold_only_rises() -> None:
     entries = Entries()
-    made = switched_record(FoldSwitched(from_version=4, to_version=5, offsets={"0": 7}))
+    made = FoldSwitched(from_version=4, to_version=5, offsets={"0": 7}).record(
+        door="stack", principal="operator"
+    )
     assert said(settle(make_record(made.value, made.type, key=made.key), entries, KEYRING, Entries())) == (
         "accepted",
         None,

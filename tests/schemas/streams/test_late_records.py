@@ -11,7 +11,7 @@ from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import Record
 from tests.schemas.job_records import JOB_ID, KEYRING, SECRET, make_record, signed, written
 from tests.schemas.stream_records import as_read, message
@@ -33,7 +33,7 @@ def drains() -> Iterator[list[Record]]:
     for number in range(LATE):
         posted = Message.model_validate(message(f"m{number}"))
         claimed = claim_record("default", "bo", f"drain-{number}", 1, **BY)
-        yield [as_read(posting_record(posted, **BY)), as_read(claimed)]
+        yield [as_read(posted.record(**BY)), as_read(claimed)]
 
 
 @pytest.mark.requirement("ST-10")

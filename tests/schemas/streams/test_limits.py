@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.control.limits import LimitRow, LimitsSet, limits_set_record
+from schemas.streams.control.limits import LimitRow, LimitsSet
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes.mailbox_limits import MailboxLimitRow
 from schemas.streams.mailboxes.mailbox_requests import (
@@ -23,7 +23,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     limits_record,
     nack_record,
 )
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, S_US, at, mailbox_of, post_at
 from tests.schemas.stream_records import as_read
@@ -101,7 +101,7 @@ def test_a_message_of_the_system_is_taken_by_a_full_mailbox_and_no_file_can_say_
         "body": "?",
         "unlimited": True,
     }
-    record = posting_record(Message.model_validate(said_by_file), door="file", principal="ann")
+    record = Message.model_validate(said_by_file).record(door="file", principal="ann")
     assert said(at(5, record, entries)) == ("rejected", "unauthenticated_record")
 
 
@@ -140,7 +140,7 @@ def test_what_waited_before_this_fold_version_counts_and_its_bytes_do_not() -> N
 def set_limits(entries: Entries, request_id: str, **fields: Any) -> Settled:
     """Settle limits of a scope."""
     body = LimitsSet.model_validate({"scope": "role", "name": "worker", "request_id": request_id, **fields})
-    record = as_read(limits_set_record(body, **OPERATOR))
+    record = as_read(body.record(**OPERATOR))
     return settle(msgspec.structs.replace(record, logged_at_us=START_US), entries, KEYRING, Entries())
 
 

@@ -19,7 +19,7 @@ from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes import mailbox_requests as requests
 from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
-from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read
@@ -75,7 +75,7 @@ ANSWER = {"message_id": "a1", "from": "bo", "to": "ann", "kind": "say", "body": 
 def posting(message_id: str, content: dict[str, Any], sender: tuple[str, str]) -> OutgoingRecord:
     """The record that posts a message."""
     body = {"message_id": message_id, "from": "ann", "to": "bo", "kind": "ask", "body": "?", **content}
-    return posting_record(Message.model_validate(body), door=sender[0], principal=sender[1])
+    return Message.model_validate(body).record(door=sender[0], principal=sender[1])
 
 
 WISHES = st.builds(

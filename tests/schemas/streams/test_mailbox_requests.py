@@ -29,7 +29,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
     reclaim_record,
 )
-from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, rows_of
@@ -80,7 +80,7 @@ def test_a_record_names_its_mailbox_in_key_and_body(made: OutgoingRecord) -> Non
 def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     # A minute after the start.
     posted = [Message.model_validate(message(f"m{n}", expires_at="2027-01-15T08:01:00Z")) for n in range(5)]
-    sent = [(0, posting_record(one, door="http", principal="ann")) for one in posted]
+    sent = [(0, one.record(door="http", principal="ann")) for one in posted]
     sent += [
         (0, lease_record(*AT, "l1", 3, **PUMP)),
         (1, ack_record(*AT, "m0", "l1", **PUMP)),

@@ -25,7 +25,7 @@ SLOW = organism.Listener(name="slow", root_tag="search", namespace="urn:s")
 
 def told(entries: Entries, body: Any, offset_us: int = 0) -> Settled:
     """Settle a change of the organism."""
-    made = organism.organism_record(body, door="xml", principal="operator")
+    made = body.record(door="xml", principal="operator")
     record = msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us)
     return settle(record, entries, KEYRING, Entries())
 

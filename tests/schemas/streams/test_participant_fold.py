@@ -21,7 +21,6 @@ from schemas.streams.agents.participants import (
     AgentKeyRow,
     AgentUpdated,
     ParticipantRow,
-    participant_record,
 )
 from tests.schemas.hub_records import (
     call,
@@ -238,7 +237,7 @@ def test_a_definition_and_a_participant_of_one_name_do_not_disturb_each_other() 
 
 def test_the_id_of_a_record_names_who_asks_and_the_request() -> None:
     def ce_id(body: Any, principal: str = "operator") -> str:
-        return participant_record(body, door="mcp", principal=principal).ce_id
+        return body.record(door="mcp", principal=principal).ce_id
 
     update = AgentUpdated(agent_name="a", request_id="r", status="idle")
     others = [

@@ -23,14 +23,12 @@ from schemas.streams.control.record_macs import (
 )
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
-from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record, verified_message
+from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, verified_message
 from schemas.streams.principal.principals import addition_record
-from schemas.streams.refused.refusal import Refusal, refusal_record
+from schemas.streams.refused.refusal import Refusal
 from schemas.streams.schedule.schedule_registry import (
-    SCHEDULE_MISSED,
     ScheduleMissed,
     ScheduleSet,
-    schedule_request_record,
 )
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import OutgoingRecord, Record, oversized
@@ -154,16 +152,16 @@ def schedule_records() -> Iterator[OutgoingRecord]:
     """Return records that set a schedule and make it run, as each of the bridges would append them."""
     for door in ("mqtt", "file"):
         wanted = ScheduleSet(name="x", request_id="r", every_s=1, recipient="b", kind="k", body="{}")
-        yield schedule_request_record(wanted, door=door, principal="a")
+        yield wanted.record(door=door, principal="a")
         ran = ScheduleMissed(name="x", revision=1, run_at=NOW_US)
-        yield ran.record(SCHEDULE_MISSED, "schedule/x", door=door, principal="a")
+        yield ran.record(door=door, principal="a")
 
 
 @pytest.mark.requirement("ST-05")
 def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partitions) -> None:
     posted = verified_message("m1", "a", "b", "k", "hello", "text/plain")
-    of_file = posting_record(said("m1"), door="file", principal="file")
-    of_mqtt = posting_record(posted, door="mqtt", principal="a")
+    of_file = said("m1").record(door="file", principal="file")
+    of_mqtt = posted.record(door="mqtt", principal="a")
     mqtt, file = KEYRING.mac_key(MQTT_BRIDGE), KEYRING.mac_key(FILE_BRIDGE)
     for made, key in (
         (principal(), mqtt),
@@ -183,8 +181,14 @@ def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partit
 def test_the_mqtt_bridges_key_counts_for_the_refusals_of_its_door_alone(log: Partitions) -> None:
     refusal = Refusal(request_id="r", reason="rate_limited", why="too many", principal="a", route="MQTT outbox")
     key = KEYRING.mac_key(MQTT_BRIDGE)
-    assert log.told(refusal_record(refusal, "mqtt"), key) == ("rejected", "rate_limited")
-    assert log.told(refusal_record(refusal, "http"), key) == ("rejected", "unauthenticated_record")
+    assert log.told(refusal.record(door="mqtt", principal=refusal.principal), key) == (
+        "rejected",
+        "rate_limited",
+    )
+    assert log.told(refusal.record(door="http", principal=refusal.principal), key) == (
+        "rejected",
+        "unauthenticated_record",
+    )
 
 
 @pytest.mark.requirement("ST-05")
@@ -200,9 +204,9 @@ def test_the_file_bridges_key_vouches_for_no_senders_name_no_task_and_no_convers
         )
     ):
         claimed = said(f"m{at}", **more)
-        by_file = posting_record(claimed, door="file", principal="file")
+        by_file = claimed.record(door="file", principal="file")
         assert log.told(by_file, file) == ("rejected", "unauthenticated_record"), more
-        by_gateway = posting_record(claimed, door="http", principal="a")
+        by_gateway = claimed.record(door="http", principal="a")
         assert log.told(by_gateway) == ("accepted", None), more
 
 
@@ -253,11 +257,9 @@ def test_rules_are_set_by_authenticated_records_about_their_own_partition_alone(
     assert log.told(ended, partition=second.partition) == ("rejected", "malformed")
     # A record cannot end the key of its own MAC.
     assert log.told(next(mac_key_ended_records(PARTITIONS, "k1"))) == ("rejected", "illegal_transition")
-    body = MacKeyEnded(partition=0, key_id="k2").record(MACS_REQUIRED, macs_stream(0), door="x", principal="x")
-    assert log.told(msgspec.structs.replace(body, partition=0)) == ("rejected", "malformed")
-    other = MacsRequired(partition=0, partitions=99).record(
-        MACS_REQUIRED, macs_stream(0), door="x", principal="x"
-    )
+    body = MacKeyEnded(partition=0, key_id="k2").record(door="x", principal="x")
+    assert log.told(msgspec.structs.replace(body, type=MACS_REQUIRED, partition=0)) == ("rejected", "malformed")
+    other = MacsRequired(partition=0, partitions=99).record(door="x", principal="x")
     assert log.told(msgspec.structs.replace(other, partition=0)) == ("duplicate", None)
 
 

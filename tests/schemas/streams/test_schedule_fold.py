@@ -22,7 +22,6 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleSet,
     missed_record,
     run_record,
-    schedule_request_record,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import run, schedule
@@ -42,13 +41,13 @@ STEPS_S = (1, 5, 40, 60, 61, 100, 200, 3600, 90_000)
 def set_record(request_id: str = "s1", by: str = "ann", **changed: Any) -> OutgoingRecord:
     """The record that sets the schedule; without another timing, it runs every minute."""
     body = ScheduleSet.model_validate(schedule(request_id, **changed))
-    return schedule_request_record(body, door="http", principal=by)
+    return body.record(door="http", principal=by)
 
 
 def removal(request_id: str = "x1", by: str = "ann", **changed: Any) -> OutgoingRecord:
     """The record that removes the schedule."""
     body = ScheduleRemoved(name="tea", request_id=request_id, **changed)
-    return schedule_request_record(body, door="http", principal=by)
+    return body.record(door="http", principal=by)
 
 
 def row_of(settled: Settled) -> ScheduleRow:

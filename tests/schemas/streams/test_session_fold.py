@@ -225,14 +225,14 @@ BODIES = (
 
 def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     bodies = (BODIES[0], BODIES[3], BODIES[1], BODIES[2], BODIES[4])
-    sent = [sessions.session_record(body, door="http", principal="ann") for body in bodies]
+    sent = [body.record(door="http", principal="ann") for body in bodies]
     rows, _ = accepted_and_refolded(as_read(made, offset) for offset, made in enumerate(sent))
     assert {(row.wire, row.principal) for row in rows} == {(None, "ann")}
 
 
 def made(body: Any, **changed: Any) -> str:
     """The id of the record that a door makes of a body."""
-    return sessions.session_record(body, **{"door": "http", "principal": "ann", **changed}).ce_id
+    return body.record(**{"door": "http", "principal": "ann", **changed}).ce_id
 
 
 def test_the_id_of_a_request_names_it_and_not_its_content() -> None:

@@ -60,14 +60,14 @@ LAST = (
 
 def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     for end in (BODIES[3], *LAST):
-        sent = [tasks.task_record(body, door="http", principal="ann") for body in (*BODIES[:3], end)]
+        sent = [body.record(door="http", principal="ann") for body in (*BODIES[:3], end)]
         rows, _ = accepted_and_refolded(as_read(made, offset) for offset, made in enumerate(sent))
         assert {(row.wire, row.principal) for row in rows} == {(None, "ann")}
 
 
 def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
     def made(body: Any, **changed: Any) -> str:
-        return tasks.task_record(body, **{"door": "http", "principal": "ann", **changed}).ce_id
+        return body.record(**{"door": "http", "principal": "ann", **changed}).ce_id
 
     end = LAST[1]
     assert made(end) == made(tasks.TaskCancellation(task_id="t1", request_id="q1"))
@@ -93,7 +93,7 @@ def test_no_more_than_the_hash_of_a_token_is_in_any_record_row_entry_or_change()
     revocation = tasks.TokenRevocation(task_id="t1", request_id="q1", token_id=tasks.token_id_of(sha256))
     entries, seen = Entries(), []
     for offset, body in enumerate((BODIES[0], start, start, revocation, BODIES[3])):
-        record = as_read(tasks.task_record(body, door="http", principal="ann"), offset)
+        record = as_read(body.record(door="http", principal="ann"), offset)
         settled = settle(record, entries, KEYRING, Entries())
         assert settled.verdict in ("accepted", "duplicate")
         changes = [AppliedChange(c.view, c.key, offset, c.row) for c in settled.changes]

@@ -21,8 +21,6 @@ from schemas.streams.topic.topic_registry import (
     TopicRow,
     Unsubscription,
     delivery_record,
-    publication_record,
-    subscription_record,
 )
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import read_envelope
@@ -56,18 +54,18 @@ class Topic:
     def subscribe(self, name: str, request_id: str = "") -> Settled:
         """Subscribe a name, by a request of its own unless it is given."""
         body = Subscription(topic="news", subscriber=name, request_id=request_id or f"s-{name}-{self.offset}")
-        return self.settle(subscription_record(body, **OPERATOR))
+        return self.settle(body.record(**OPERATOR))
 
     def unsubscribe(self, name: str, request_id: str = "", since: int | None = None) -> Settled:
         """End the subscription of a name."""
         request = request_id or f"u-{name}-{self.offset}"
         body = Unsubscription(topic="news", subscriber=name, request_id=request, since=since)
-        return self.settle(subscription_record(body, **OPERATOR))
+        return self.settle(body.record(**OPERATOR))
 
     def publish(self, message_id: str = "p1", **changed: Any) -> Settled:
         """Publish a message."""
         body = Publication.model_validate(publication(message_id, **changed))
-        return self.settle(publication_record(body, **ANN))
+        return self.settle(body.record(**ANN))
 
     def deliver(self, message_id: str = "p1") -> Settled:
         """Report that a message is delivered."""
@@ -274,10 +272,10 @@ def test_a_body_that_its_model_refuses_is_malformed(record_type: str, body: dict
 
 def test_the_records_of_a_topic_are_refolded_from_the_ledger() -> None:
     made = (
-        subscription_record(Subscription(topic="news", subscriber="bo", request_id="r1"), **OPERATOR),
-        publication_record(Publication.model_validate(publication()), **ANN),
+        Subscription(topic="news", subscriber="bo", request_id="r1").record(**OPERATOR),
+        Publication.model_validate(publication()).record(**ANN),
         delivery_record("news", "p1", ce_id="d1", **REACTOR),
-        subscription_record(Unsubscription(topic="news", subscriber="bo", request_id="r2"), **OPERATOR),
+        Unsubscription(topic="news", subscriber="bo", request_id="r2").record(**OPERATOR),
     )
     rows, _ = accepted_and_refolded(as_read(one, offset) for offset, one in enumerate(made))
     assert [row.status_after for row in rows] == ["subscribed", "publishing", "delivered", "unsubscribed"]

@@ -21,7 +21,6 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookSet,
     setting_record,
     url_parts,
-    webhook_record,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import webhook
@@ -44,17 +43,17 @@ def setting(request_id: str = "w1", secret: str = "first", **changed: Any) -> Ou
 
 def pause(request_id: str = "p1", **changed: Any) -> OutgoingRecord:
     """The record that pauses the webhook."""
-    return webhook_record(WebhookPaused(name="ann", request_id=request_id, reason="broken", **changed), **BY)
+    return WebhookPaused(name="ann", request_id=request_id, reason="broken", **changed).record(**BY)
 
 
 def resuming(request_id: str = "r1") -> OutgoingRecord:
     """The record that resumes the webhook."""
-    return webhook_record(WebhookResumed(name="ann", request_id=request_id), **BY)
+    return WebhookResumed(name="ann", request_id=request_id).record(**BY)
 
 
 def removal(request_id: str = "x1") -> OutgoingRecord:
     """The record that removes the webhook."""
-    return webhook_record(WebhookRemoved(name="ann", request_id=request_id), **BY)
+    return WebhookRemoved(name="ann", request_id=request_id).record(**BY)
 
 
 def at(entries: Entries, made: OutgoingRecord, now_us: int) -> Settled:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow, posting_record
+from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.mailbox_records import row_of
@@ -165,7 +165,7 @@ def test_a_field_that_is_wrong_makes_a_message_malformed(changed: dict[str, Any]
 
 def test_the_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     body = message(realm="lab")
-    record = as_read(posting_record(Message.model_validate(body), door="http", principal="ann"), 3)
+    record = as_read(Message.model_validate(body).record(door="http", principal="ann"), 3)
     assert record.key == b"mailbox/lab/bo"
     entries, refolded = Entries(), Entries()
     settled = settle(record, entries, KEYRING, Entries())

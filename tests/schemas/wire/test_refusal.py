@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
-from schemas.streams.refused.refusal import ANONYMOUS, POLICY_VERSION, Refusal, RefusalReason, refusal_record
+from schemas.streams.refused.refusal import ANONYMOUS, POLICY_VERSION, Refusal, RefusalReason
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import KEYRING, document_record, said
 from tests.schemas.stream_records import REFUSED_KEY, as_read, refusal
@@ -36,7 +36,7 @@ def test_the_record_that_a_door_makes_is_settled_and_refolded() -> None:
     made = Refusal(
         request_id="q1", reason="policy", why="not its role", principal="ann", route="/x", suppressed=7
     )
-    record = as_read(refusal_record(made, "http"), 2)
+    record = as_read(made.record(door="http", principal=made.principal), 2)
     assert record.key == b"refused/http"
     settled = settle(record, Entries(), KEYRING, Entries())
     row = ledger_row(record, settled, KEYRING)
@@ -51,7 +51,9 @@ def test_a_refusal_says_by_which_rules_it_was_decided_and_whom_it_met() -> None:
 
 def test_two_refusals_of_the_same_kind_are_told_apart_by_their_request() -> None:
     ids = {
-        refusal_record(Refusal(request_id=q, reason="policy", why="w", route="/x"), "http").ce_id
+        Refusal(request_id=q, reason="policy", why="w", route="/x")
+        .record(door="http", principal=ANONYMOUS)
+        .ce_id
         for q in ("a", "b")
     }
     assert len(ids) == 2
