@@ -27,7 +27,7 @@ from jobs.views.view_changes import key_columns
 from schemas.fold.entries import Entries
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import ensure_keyring
-from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.streams.mailboxes.mailbox_bodies import MessageReading
 from schemas.streams.mailboxes.message import Message
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow
@@ -139,7 +139,7 @@ def message(number: int, to: str = "ann") -> OutgoingRecord:
 
 def read(number: int) -> OutgoingRecord:
     """Ann marks a message as read."""
-    return read_record("default", "ann", f"n-{number}", door="http", principal="ann")
+    return MessageReading(to="ann", message_id=f"n-{number}").record(door="http", principal="ann")
 
 
 def mixed_tables(folder: Path) -> MixedTables:

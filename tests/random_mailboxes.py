@@ -9,9 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from schemas.streams.mailboxes import mailbox_requests as requests
-from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
-from schemas.streams.mailboxes.message import DEFAULT_REALM, Message
+from schemas.streams.mailboxes import mailbox_bodies as bodies
+from schemas.streams.mailboxes.mailbox_bodies import (
+    LIMIT_MOST,
+    HandledMessage,
+    MailboxClaim,
+    MailboxClearing,
+    MailboxLease,
+    MessageDue,
+    MessagesHandled,
+)
+from schemas.streams.mailboxes.message import Message
 from tests.random_blobs import DIGESTS
 from tests.raw_records import Raw, raw
 
@@ -29,7 +37,7 @@ class _Mailbox:
     """The latest messages of a mailbox, the leases and holders that may have got them, the latest extension."""
 
     def __init__(self, agent: str) -> None:
-        self.at = (DEFAULT_REALM, agent)
+        self.at = {"to": agent}
         self.messages: list[str] = []
         self.leased: list[tuple[str, str, dict[str, str]]] = []
         self.posted: Raw | None = None
@@ -51,7 +59,7 @@ class RandomMailboxes:
         body = {
             "message_id": f"message-{self._draw.randrange(400)}",
             "from": self._draw.choice(self._senders),
-            "to": mailbox.at[1],
+            "to": mailbox.at["to"],
             "kind": "ask",
             "body": self._draw.choice(['{"n": 1}', "plain text", "☃"]),
             "priority": self._draw.choice(["low", "normal", "high"]),
@@ -70,7 +78,7 @@ class RandomMailboxes:
 
     def _opening(self, mailbox: _Mailbox) -> dict[str, object]:
         """The place of a conversation with this mailbox, which the message opens."""
-        thread = f"of-{mailbox.at[1]}-{self._draw.randrange(20)}"
+        thread = f"of-{mailbox.at['to']}-{self._draw.randrange(20)}"
         mark = self._draw.choice([{}, {"opens_thread": True}])
         return {"thread": thread, "parent_thread": "thread-0", "root_thread": "thread-0", **mark}
 
@@ -80,21 +88,29 @@ class RandomMailboxes:
         request, limit = f"request-{self._draw.randrange(200)}", self._draw.choice([1, 1000, 1000])
         roll = self._draw.random()
         if roll < 0.05:
-            return raw(requests.clearing_record(*mailbox.at, request, **by))
+            return raw(MailboxClearing(**mailbox.at, request_id=request).record(**by))
         if roll < 0.1:
             # Mostly open again, so that most of what is sent gets in.
-            is_open = self._draw.random() < 0.7
-            return raw(
-                requests.gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by)
-            )
+            gate = bodies.MailboxOpening if self._draw.random() < 0.7 else bodies.MailboxClosing
+            return raw(gate(**mailbox.at, request_id=request).record(ce_id=f"gate-{request}", **by))
         if roll < 0.25:
             named = self._draw.sample(mailbox.messages, min(2, len(mailbox.messages)))
             if named and self._draw.random() < 0.6:
                 # A door claims what it has handed out, or a reply that nobody else may hold.
                 if_unread = self._draw.choice([None, True])
-                return raw(requests.claim_of_record(*mailbox.at, request, named, if_unread=if_unread, **by))
+                return raw(
+                    MailboxClaim(
+                        **mailbox.at,
+                        request_id=request,
+                        message_ids=list(named),
+                        if_unread=if_unread,
+                        limit=LIMIT_MOST,
+                    ).record(**by)
+                )
             bytes_most = self._draw.choice([None, 1, 20])
-            return raw(requests.claim_record(*mailbox.at, request, limit, bytes_most=bytes_most, **by))
+            return raw(
+                MailboxClaim(**mailbox.at, request_id=request, limit=limit, bytes_most=bytes_most).record(**by)
+            )
         handed = [(message_id, request, by) for message_id in mailbox.messages]
         mailbox.leased = [*mailbox.leased, *handed][-12:]
         # Some run out before the next record is logged, some while the log is written, some never.
@@ -106,7 +122,11 @@ class RandomMailboxes:
                 *({"bytes_most": 1}, {"bytes_most": 16}),
             ]
         )
-        return raw(requests.lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
+        return raw(
+            MailboxLease(**mailbox.at, request_id=request, limit=limit, lease_ms=lease_ms, **conditions).record(
+                **by
+            )
+        )
 
     def handed_out(self) -> Raw:
         """Return a next record for one message, mostly under a lease that it may have been handed out by."""
@@ -116,9 +136,9 @@ class RandomMailboxes:
         message_id, request, by = self._draw.choice([*known, unheard])
         if mailbox.extended is not None and self._draw.random() < 0.2:
             return self._extension(mailbox)
-        about, roll = (*mailbox.at, message_id, request), self._draw.random()
+        about, roll = {**mailbox.at, "message_id": message_id, "request_id": request}, self._draw.random()
         if roll < 0.1:
-            return raw(requests.ack_record(*about, **by))
+            return raw(bodies.MessageAck(**about).record(**by))
         if roll < 0.2:
             # Often two of one lease, of which the holder may have lost one.
             several = {
@@ -126,22 +146,22 @@ class RandomMailboxes:
                 for held, by_request, who in (*known[-2:], (message_id, request, by))
                 if who == by
             }
-            return raw(requests.handled_record(*mailbox.at, list(several.values()), **by))
+            return raw(MessagesHandled(**mailbox.at, messages=list(several.values())).record(**by))
         if roll < 0.45:
             reason, is_no_attempt = (
                 self._draw.choice(["", "no disk", "☃"]),
                 self._draw.choice([None, None, True]),
             )
-            return raw(requests.nack_record(*about, reason, is_no_attempt=is_no_attempt, **by))
+            return raw(bodies.MessageNack(**about, reason=reason, is_no_attempt=is_no_attempt).record(**by))
         if roll < 0.6:
-            return raw(requests.reclaim_record(*about, **by))
+            return raw(bodies.MessageReclaim(**about).record(**by))
         if roll < 0.8:
             mailbox.extended = (about, f"extension-{self._draw.getrandbits(40):x}", by)
             return self._extension(mailbox)
         if roll < 0.87:
-            return raw(requests.due_record(*mailbox.at, message_id, ce_id=f"due-{message_id}", **by))
-        make = self._draw.choice([requests.read_record, requests.read_record, requests.expiry_record])
-        return raw(make(*mailbox.at, message_id, **by))
+            return raw(MessageDue(**mailbox.at, message_id=message_id).record(ce_id=f"due-{message_id}", **by))
+        make = self._draw.choice([bodies.MessageReading, bodies.MessageReading, bodies.MessageExpiry])
+        return raw(make(**mailbox.at, message_id=message_id).record(**by))
 
     def _extension(self, mailbox: _Mailbox) -> Raw:
         """The newest extension, perhaps once more, with the same content or with another."""
@@ -149,7 +169,7 @@ class RandomMailboxes:
         about, ce_id, by = mailbox.extended
         # Some shorten the lease.
         lease_ms = self._draw.choice([1, 2000, 2000])
-        return raw(requests.extension_record(*about, lease_ms, ce_id=ce_id, **by))
+        return raw(bodies.MessageExtension(**about, lease_ms=lease_ms).record(ce_id=ce_id, **by))
 
     def _consumer(self) -> dict[str, str]:
         # A lease holds its messages and not their mailbox, so consumers at several doors lease at once.

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import note_of_blob
-from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
-from schemas.streams.mailboxes.mailbox_requests import claim_of_record
+from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message
 from schemas.streams.mailboxes.message_text import shown_text
 from schemas.wire.record import JSON_CONTENT, OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
@@ -124,7 +123,9 @@ def claims_of_ids(session: str, agent: str, taken: Sequence[str], about: str) ->
     for first in range(0, len(taken), LIMIT_MOST):
         some = taken[first : first + LIMIT_MOST]
         request = uuid.uuid5(_NAMESPACE, f"{session}/{agent}/{about}/{'/'.join(some)}")
-        yield claim_of_record(session, agent, str(request), some, door=DOOR, principal=PRINCIPAL)
+        yield MailboxClaim(
+            realm=session, to=agent, request_id=str(request), message_ids=list(some), limit=LIMIT_MOST
+        ).record(door=DOOR, principal=PRINCIPAL)
 
 
 def poll_in(entry: Any) -> Mapping[str, Any] | None:

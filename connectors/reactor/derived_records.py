@@ -19,8 +19,7 @@ from schemas.fold.view_rows import Row
 from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import END, JOB_CANCELLED, JOB_PICKED, JOB_TERMINAL, JobRow, pick_id
-from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MessageDue
-from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MessageDue, MessageReading
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MESSAGE_PENDING,
@@ -210,7 +209,7 @@ def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> 
     posted = get(MessageRow, f"{mailbox}/{message_id}") if mailbox == f"{DEFAULT_REALM}/{reader}" else None
     if posted is None or posted.status not in MESSAGE_PENDING:
         return []
-    return [read_record(DEFAULT_REALM, reader, message_id, **BY_REACTOR)]
+    return [MessageReading(to=reader, message_id=message_id).record(**BY_REACTOR)]
 
 
 def _readings_of_delivered(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecord]:

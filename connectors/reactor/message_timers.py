@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.timers import Timers
-from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MESSAGE_EXPIRED, MESSAGE_RECLAIMED
-from schemas.streams.mailboxes.mailbox_requests import due_record, expiry_record, reclaim_record
+from schemas.streams.mailboxes.mailbox_bodies import (
+    MESSAGE_DUE,
+    MESSAGE_EXPIRED,
+    MESSAGE_RECLAIMED,
+    MessageDue,
+    MessageExpiry,
+    MessageReclaim,
+)
 from schemas.streams.mailboxes.message import DELAYED, LEASED, MessageRow
 from schemas.streams.mailboxes.pending_message import is_lease_held, is_of_a_wrong_clock
 from schemas.wire.record import OutgoingRecord
@@ -44,13 +52,13 @@ class MessageTimers(Timers[MessageRow]):
 
     def record_of(self, row: MessageRow, now_us: int) -> OutgoingRecord:
         """Return the record that takes the message back, delivers it or ends it as expired."""
-        what = (row.realm, row.recipient, row.message_id)
+        at: dict[str, Any] = {"realm": row.realm, "to": row.recipient, "message_id": row.message_id}
         if row.status == LEASED:
             lease = str(row.request_id)
             ce_id = derived_id(lease, f"{MESSAGE_RECLAIMED}/{row.key}")
-            return reclaim_record(*what, lease, ce_id=ce_id, **BY_REACTOR)
+            return MessageReclaim(**at, request_id=lease).record(ce_id=ce_id, **BY_REACTOR)
         # After a week another message may have the same id.
         cause = f"{row.key}/{row.posted_at}"
         if row.expires_at is not None and has_come(row.expires_at, now_us):
-            return expiry_record(*what, ce_id=derived_id(cause, MESSAGE_EXPIRED), **BY_REACTOR)
-        return due_record(*what, ce_id=derived_id(cause, MESSAGE_DUE), **BY_REACTOR)
+            return MessageExpiry(**at).record(ce_id=derived_id(cause, MESSAGE_EXPIRED), **BY_REACTOR)
+        return MessageDue(**at).record(ce_id=derived_id(cause, MESSAGE_DUE), **BY_REACTOR)

@@ -17,7 +17,7 @@ from connectors.reactor.limits_of_principals import limits_of
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID, body_text
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import PERMISSION, JobRow
-from schemas.streams.mailboxes.mailbox_requests import claim_of_record
+from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     MESSAGE_POSTED,
@@ -142,7 +142,9 @@ def _claim(record: Record, envelope: Envelope, agent: str) -> OutgoingRecord:
     ids: list[str] = decode(record.value or b"")[0]["confirms"]
     # By its position: the same ids may be of new messages after a week, and the same bytes confirm them.
     request = f"{record.partition}-{record.offset}"
-    return claim_of_record(DEFAULT_REALM, agent, request, ids, ce_id=envelope.ce_id, door=MQTT, principal=agent)
+    return MailboxClaim(to=agent, request_id=request, message_ids=list(ids), limit=LIMIT_MOST).record(
+        ce_id=envelope.ce_id, door=MQTT, principal=agent
+    )
 
 
 def _is_deliverable(agent: str, said: dict[str, Any], refusal_id: str, get: GetRow) -> bool:

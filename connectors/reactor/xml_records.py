@@ -22,11 +22,12 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_NACKED,
     MESSAGE_RECLAIMED,
     MESSAGES_HANDLED,
+    MailboxClosing,
+    MailboxOpening,
     MessageAck,
     MessagesHandled,
 )
 from schemas.streams.mailboxes.mailbox_postings import CLOSED
-from schemas.streams.mailboxes.mailbox_requests import gate_record
 from schemas.streams.mailboxes.message import (
     DEAD,
     DEFAULT_REALM,
@@ -165,8 +166,9 @@ def gate_of(listener: ListenerRow, cause: str) -> OutgoingRecord:
         cause: The id of the record that added or removed the listener. It determines the id of the new record.
     """
     is_open = listener.status == ACTIVE
+    gate = MailboxOpening if is_open else MailboxClosing
     ce_id = _xml_id(cause, f"{'open' if is_open else 'close'}/{listener.listener}")
-    return gate_record(DEFAULT_REALM, listener.listener, ce_id, is_open=is_open, ce_id=ce_id, **BY_REACTOR)
+    return gate(to=listener.listener, request_id=ce_id).record(ce_id=ce_id, **BY_REACTOR)
 
 
 def _xml_id(cause: str, effect: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
-from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxLease
 from schemas.streams.mailboxes.message import Message
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord
@@ -101,15 +101,15 @@ def drains() -> Iterator[OutgoingRecord]:
     """A message and a drain that takes it, again and again."""
     for number, message in enumerate(posts(0)):
         yield message
-        yield claim_record("default", "bo", f"drain-{number}", 1, **BY)
+        yield MailboxClaim(to="bo", request_id=f"drain-{number}", limit=1).record(**BY)
 
 
 def visits(first: int) -> Iterator[OutgoingRecord]:
     """A message, a drain of one and a lease of one, again and again."""
     for number, message in enumerate(posts(first)):
         yield message
-        yield claim_record("default", "bo", f"drain-{number}", 1, **BY)
-        yield lease_record("default", "bo", f"lease-{number}", 1, **BY)
+        yield MailboxClaim(to="bo", request_id=f"drain-{number}", limit=1).record(**BY)
+        yield MailboxLease(to="bo", request_id=f"lease-{number}", limit=1).record(**BY)
 
 
 def in_turns(lives: dict[str, tuple[Life, Iterator[OutgoingRecord]]], length: int) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from connectors.out_of_band.command_document import (
 )
 from connectors.out_of_band.command_keys import CommandKey
 from schemas.streams.agents.participants import AgentKeyRow
-from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, verified_message
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
+from schemas.streams.mailboxes.message import verified_message
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 from trunkline_agent.mcp import signing as agent_signing
@@ -183,7 +183,7 @@ def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> 
         hub.join(agent, PUBLIC)
     message = verified_message("m1", "bo", "ann", "message", "hello", "text/plain")
     hub.add(message.record(door=DOOR, principal="bo"))
-    hub.add(lease_record(DEFAULT_REALM, "ann", "l1", lease_ms=60_000, door=DOOR, principal="ann"))
+    hub.add(MailboxLease(to="ann", request_id="l1", lease_ms=60_000).record(door=DOOR, principal="ann"))
     try:
         answer = awaited(getattr(hub.tools, name)("ann", asked))
     except ApiError as error:

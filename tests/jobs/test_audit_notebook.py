@@ -15,7 +15,7 @@ from connectors.mqtt_bridge.bridge_records import job_event_record
 from jobs import build_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxLease
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
 from schemas.streams.refused.refusal import Refusal
 from schemas.wire.record import OutgoingRecord
@@ -108,7 +108,8 @@ def test_the_message_notebook_tells_who_wrote_to_whom_how_long_it_took_and_what_
     other = Message.model_validate({**messages[0], "body": "{}"})
     append_all(backbone_settings, [*posted, refusal.record(door="http", principal=refusal.principal)])
     append_all(
-        backbone_settings, [claim_record("default", "builder", "q1", 2, door="http", principal="builder")]
+        backbone_settings,
+        [MailboxClaim(to="builder", request_id="q1", limit=2).record(door="http", principal="builder")],
     )
     append_all(backbone_settings, [other.record(door="http", principal="ann")])
     drain()
@@ -189,8 +190,8 @@ def test_the_message_notebook_tells_what_file_agents_did(
         [
             claim_of_poll("default", "bob", "h-bob"),
             claim_of_poll("lab", "bob", "l2", "l3"),
-            claim_record("default", "carol", "q1", 2, door="http", principal="carol"),
-            lease_record("default", "dan", "q2", door="http", principal="dan"),
+            MailboxClaim(to="carol", request_id="q1", limit=2).record(door="http", principal="carol"),
+            MailboxLease(to="dan", request_id="q2").record(door="http", principal="dan"),
         ],
         # Two doors for one mailbox: polls take what was drained by HTTP, what is leased, and what never came.
         [

@@ -13,7 +13,7 @@ from jobs import build_views
 from jobs.refold import check_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
@@ -33,7 +33,9 @@ def posts(numbers: range, body: str = "{}") -> Iterator[OutgoingRecord]:
 
 
 def claim(request_id: str, limit: int) -> OutgoingRecord:
-    return claim_record("default", "builder", request_id, limit, door="http", principal="builder")
+    return MailboxClaim(to="builder", request_id=request_id, limit=limit).record(
+        door="http", principal="builder"
+    )
 
 
 def verdicts(rows: Rows, since: int) -> Counter[tuple[str, str | None]]:

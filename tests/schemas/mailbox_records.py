@@ -9,7 +9,7 @@ import msgspec
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_requests import lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, said
@@ -17,7 +17,7 @@ from tests.schemas.stream_records import as_read, message
 
 S_US: Final = 1_000_000
 LEASE_US: Final = 30 * S_US
-AT: Final = ("default", "bo")
+AT: Final = {"to": "bo"}
 PUMP: Final[dict[str, Any]] = {"door": "xml", "principal": "bo"}
 HUB: Final[dict[str, Any]] = {"door": "http", "principal": "bo"}
 
@@ -68,5 +68,7 @@ def refused(settled: Settled) -> tuple[str | None, str | None]:
 def leased(limit: int = 1, *message_ids: str) -> Entries:
     """A mailbox of m1 (or of these), of which the pump has leased `limit` at the start by the request l1."""
     entries = mailbox_of(*(message_ids or ("m1",)))
-    assert len(rows_of(at(0, lease_record(*AT, "l1", limit, **PUMP), entries))) == limit
+    assert (
+        len(rows_of(at(0, MailboxLease(**AT, request_id="l1", limit=limit).record(**PUMP), entries))) == limit
+    )
     return entries

@@ -20,9 +20,10 @@ from connectors.gateway.services.mailbox_waits import Mailbox, same_request
 from connectors.gateway.web.answers import encoded_within, unavailable
 from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxLease
 from schemas.streams.mailboxes.message import LEASED, PRIORITIES, MessageRow
 from schemas.wire.record import OutgoingRecord
+from schemas.wire.wire_body import WireBody
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 
 # Another consumer may be faster, so one request may have to ask the log again. Each time has an id of its own.
@@ -182,17 +183,26 @@ async def _ask(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> t
 
 def taking_record(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> OutgoingRecord:
     """Return the record that asks the log for messages of a mailbox."""
+    realm, recipient = mailbox
     if taking.lease_s is None:
-        return claim_record(*mailbox, request_id, taking.limit, bytes_most=taking.bytes_most, **taking.origin)
-    return lease_record(
-        *mailbox,
-        request_id,
-        taking.limit,
-        taking.lease_s * 1000,
-        attempts_most=taking.attempts_most or hub.settings.gateway.max_attempts,
-        bytes_most=taking.bytes_most,
-        **taking.origin,
-    )
+        body: WireBody = MailboxClaim(
+            realm=realm,
+            to=recipient,
+            request_id=request_id,
+            limit=taking.limit,
+            bytes_most=taking.bytes_most,
+        )
+    else:
+        body = MailboxLease(
+            realm=realm,
+            to=recipient,
+            request_id=request_id,
+            limit=taking.limit,
+            bytes_most=taking.bytes_most,
+            lease_ms=taking.lease_s * 1000,
+            attempts_most=taking.attempts_most or hub.settings.gateway.max_attempts,
+        )
+    return body.record(**taking.origin)
 
 
 def taken_by(hub: Hub, taking: Taking, mailbox: Mailbox, request_id: str) -> tuple[Taken, bool]:

@@ -28,7 +28,7 @@ from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.policy import Action
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import MessageAck, MessageExtension, MessageNack
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import iso_moment
@@ -77,6 +77,11 @@ class LeaseOperation(Operation):
         return own_mailboxes(asked.caller, self.hub.settings.gateway.mailbox_per_token)
 
 
+def _leased(asked: Asked, mailbox: Mailbox, message_id: str) -> dict[str, Any]:
+    realm, recipient = mailbox
+    return {"realm": realm, "to": recipient, "message_id": message_id, "request_id": asked.body.lease_id}
+
+
 class AcknowledgeMessages(LeaseOperation):
     """Acknowledge leased messages, so that they are never handed out again.
 
@@ -90,7 +95,7 @@ class AcknowledgeMessages(LeaseOperation):
 
     def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
         """Return the acknowledgement."""
-        return ack_record(*mailbox, message_id, asked.body.lease_id, **asked.origin)
+        return MessageAck(**_leased(asked, mailbox, message_id)).record(**asked.origin)
 
 
 class GiveBackMessages(LeaseOperation):
@@ -106,7 +111,8 @@ class GiveBackMessages(LeaseOperation):
 
     def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
         """Return the record that gives the message back."""
-        return nack_record(*mailbox, message_id, asked.body.lease_id, asked.body.reason, **asked.origin)
+        body = MessageNack(**_leased(asked, mailbox, message_id), reason=asked.body.reason)
+        return body.record(**asked.origin)
 
 
 class ExtendLease(LeaseOperation):
@@ -123,9 +129,8 @@ class ExtendLease(LeaseOperation):
 
     def record(self, asked: Asked, mailbox: Mailbox, message_id: str) -> OutgoingRecord:
         """Return the extension."""
-        lease_id, lease_ms = asked.body.lease_id, asked.body.lease * 1000
-        ce_id = str(uuid.uuid5(asked.made, message_id))
-        return extension_record(*mailbox, message_id, lease_id, lease_ms, ce_id=ce_id, **asked.origin)
+        body = MessageExtension(**_leased(asked, mailbox, message_id), lease_ms=asked.body.lease * 1000)
+        return body.record(ce_id=str(uuid.uuid5(asked.made, message_id)), **asked.origin)
 
     def document(self, asked: Asked, ends: LeaseEnds) -> dict[str, Any]:
         """Return the answer with the earliest end of the leases; None without a message."""

@@ -28,9 +28,8 @@ from schemas.streams.control.limits import (
     LimitRow,
     LimitsSet,
 )
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLimits
 from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
-from schemas.streams.mailboxes.mailbox_requests import limits_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM
 from trunkline_agent.wire.agent_message import mqtt_user
 from trunkline_agent.wire.verdicts import RATE_LIMITED
 
@@ -92,8 +91,13 @@ def set_limits(hub: Hub, asked: Asked, scope: ScopePath, name: NamePath, body: L
         raise malformed(f"there is no such role; the roles are {', '.join(sorted(RIGHTS))}")
     wanted = LimitsSet(scope=scope, name=name, request_id=asked.request_id, **dict(body))
     if scope == NAME:
-        most = {"pending_most": body.pending_most, "bytes_most": body.bytes_most}
-        yield limits_record(DEFAULT_REALM, name, asked.request_id, **most, **asked.origin)
+        own = MailboxLimits(
+            to=name,
+            request_id=asked.request_id,
+            pending_most=body.pending_most,
+            bytes_most=body.bytes_most,
+        )
+        yield own.record(**asked.origin)
     yield wanted.record(**asked.origin)
     row = hub.live_view.get(LimitRow, f"{scope}/{name}")
     return None if row is None else row_as_json(row)

@@ -32,7 +32,7 @@ from connectors.gateway.web.models import NAMED, NoFields, PageFilter
 from connectors.gateway.web.policy import Action
 from connectors.live.live_rows import LiveRows
 from schemas.state_store.ended_lists import Span
-from schemas.streams.mailboxes.mailbox_requests import clearing_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClearing
 from schemas.streams.mailboxes.message import CLEARED, MessageBodyRow, MessageRow
 from schemas.streams.principal.principals import (
     ACTIVE,
@@ -110,7 +110,7 @@ async def clear_mailbox(
     A repeated request with the same idempotency key removes none and answers 0.
     """
     waiting = hub.mailboxes.waiting((realm, name))
-    record = clearing_record(realm, name, asked.request_id, **asked.origin)
+    record = MailboxClearing(realm=realm, to=name, request_id=asked.request_id).record(**asked.origin)
     settled = await hub.appender.settle_accepted(record)
     cleared = 0
     if settled.verdict == ACCEPTED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Any
 
 from connectors.gateway.messages.deliveries import IsGone, never_gone
 from connectors.gateway.messages.shown_messages import address_of_sender, reserve_answer
@@ -15,9 +16,10 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox, MailboxWait
 from connectors.gateway.web.answers import unavailable
 from connectors.gateway.web.idempotency import Origin
-from schemas.streams.mailboxes.mailbox_requests import claim_of_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim, MailboxLease
 from schemas.streams.mailboxes.message import CLAIMED, LEASED, UNREAD, MessageRow
 from schemas.streams.principal.principals import HUB
+from schemas.wire.wire_body import WireBody
 
 
 async def wait_reply(
@@ -68,6 +70,7 @@ async def _taken(
     hub: Hub, mailbox: Mailbox, message_id: str, recipient: str, origin: Origin, lease_s: int | None
 ) -> MessageRow | None:
     """Return the reply that this request has taken before, or takes now; None without one that nobody holds."""
+    place: dict[str, Any] = {"realm": mailbox[0], "to": mailbox[1]}
     for reply_id in hub.mailboxes.replies(mailbox, message_id):
         key, claim_id = "/".join((*mailbox, reply_id)), str(uuid.uuid5(uuid.UUID(message_id), reply_id))
         row = hub.live_view.get(MessageRow, key)
@@ -76,17 +79,18 @@ async def _taken(
         if row.status == UNREAD:
             await reserve_answer(hub, origin["principal"], mailbox, 1, 0)
             if lease_s is None:
-                record = claim_of_record(*mailbox, claim_id, [reply_id], if_unread=True, **origin)
+                body: WireBody = MailboxClaim(
+                    **place, request_id=claim_id, limit=LIMIT_MOST, message_ids=[reply_id], if_unread=True
+                )
             else:
-                record = lease_record(
-                    *mailbox,
-                    _lease_id(claim_id, row.attempts),
+                body = MailboxLease(
+                    **place,
+                    request_id=_lease_id(claim_id, row.attempts),
                     lease_ms=lease_s * 1000,
                     message_ids=[reply_id],
                     attempts_most=hub.settings.gateway.max_attempts,
-                    **origin,
                 )
-            await hub.appender.settle_accepted(record)
+            await hub.appender.settle_accepted(body.record(**origin))
             row = hub.live_view.get(MessageRow, key)
         if row is None or row.status not in (CLAIMED, LEASED):
             continue

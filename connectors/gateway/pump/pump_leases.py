@@ -19,7 +19,7 @@ from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_DOOR
 from schemas.streams.control.organism import ListenerRow
-from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease, MessageNack
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     LEASED,
@@ -166,20 +166,17 @@ class PumpLeases:
         margin_ms = round(self._hub.settings.xml_pump.lease_margin_s * 1000)
 
         try:
-            record = lease_record(
-                DEFAULT_REALM,
-                row.listener,
-                request_id,
-                len(taken.ids),
-                _BOUNCE_MS if is_gone else row.timeout_ms + margin_ms,
-                message_ids=taken.ids,
+            record = MailboxLease(
+                to=row.listener,
+                request_id=request_id,
+                limit=len(taken.ids),
+                lease_ms=_BOUNCE_MS if is_gone else row.timeout_ms + margin_ms,
+                message_ids=list(taken.ids),
                 held_most=None if is_gone else row.concurrency,
                 per_minute=None if is_gone else row.per_minute,
                 from_closed=True if is_gone else None,
                 bytes_most=max(0, taken.bytes_most),
-                door=XML_DOOR,
-                principal=principal,
-            )
+            ).record(door=XML_DOOR, principal=principal)
             settled = await self._hub.appender.settle(record)
         finally:
             self._give_back(taken)
@@ -241,15 +238,12 @@ class PumpLeases:
             and (message.request_id or "").startswith(f"{pump}.")
         ]
         settled = await hub.appender.settle_all(
-            nack_record(
-                DEFAULT_REALM,
-                message.recipient,
-                message.message_id,
-                str(message.request_id),
-                "its pump has started again",
-                door=XML_DOOR,
-                principal=principal,
-            )
+            MessageNack(
+                to=message.recipient,
+                message_id=message.message_id,
+                request_id=str(message.request_id),
+                reason="its pump has started again",
+            ).record(door=XML_DOOR, principal=principal)
             for message in held
         )
         return sum(one.verdict == ACCEPTED for one in settled)

@@ -12,8 +12,14 @@ from connectors.gateway.services.log_appender import gather_all
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Append
 from connectors.reactor.xml_records import XML_DOOR, answer_record
-from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST, HANDLED_MOST, HandledMessage
-from schemas.streams.mailboxes.mailbox_requests import ack_record, handled_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import (
+    ANSWERS_MOST,
+    HANDLED_MOST,
+    HandledMessage,
+    MessageAck,
+    MessageNack,
+    MessagesHandled,
+)
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
@@ -139,21 +145,25 @@ async def _posted(hub: Hub, answers: Sequence[Message], listener: str) -> list[A
 
 
 def _ack(group: Sequence[_Handled], principal: str) -> OutgoingRecord:
-    first = group[0].done
-    where = (DEFAULT_REALM, first.listener)
-    if len(group) == 1:
-        request = (first.message_id, first.request_id)
-        return ack_record(*where, *request, group[0].answers, door=XML_DOOR, principal=principal)
+    listener = group[0].done.listener
     handled = [
         HandledMessage(message_id=done.message_id, request_id=done.request_id, answers=answers or None)
         for done, answers in group
     ]
-    return handled_record(*where, handled, door=XML_DOOR, principal=principal)
+    if len(handled) == 1:
+        return MessageAck(to=listener, **vars(handled[0])).record(door=XML_DOOR, principal=principal)
+    return MessagesHandled(to=listener, messages=handled).record(door=XML_DOOR, principal=principal)
 
 
 def _nack(done: Done, principal: str) -> OutgoingRecord:
-    where = (DEFAULT_REALM, done.listener, done.message_id, done.request_id)
-    return nack_record(*where, done.reason, is_no_attempt=True, door=XML_DOOR, principal=principal)
+    body = MessageNack(
+        to=done.listener,
+        message_id=done.message_id,
+        request_id=done.request_id,
+        reason=done.reason,
+        is_no_attempt=True,
+    )
+    return body.record(door=XML_DOOR, principal=principal)
 
 
 def _result(settled: SettledRecord) -> _Result:

@@ -14,7 +14,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailbox_waits import Mailbox
 from connectors.gateway.web.idempotency import Origin
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.streams.mailboxes.mailbox_bodies import MessageReading
 from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import has_come
@@ -91,7 +91,10 @@ def plan_marks(hub: Hub, mailboxes: Iterable[Mailbox], message_ids: Iterable[str
 def mark_records(plan: MarkPlan, **origin: Unpack[Origin]) -> list[OutgoingRecord]:
     """Return the records of a plan, one for each unread message."""
     found = (plan.rows[one] for one in plan.unread)
-    return [read_record(row.realm, row.recipient, row.message_id, **origin) for row in found]
+    return [
+        MessageReading(realm=row.realm, to=row.recipient, message_id=row.message_id).record(**origin)
+        for row in found
+    ]
 
 
 def marks_of(plan: MarkPlan, settled: Iterable[SettledRecord]) -> ReadMarks:

@@ -51,8 +51,8 @@ from schemas.streams.container.container_registry import (
     ContainerChange,
     ContainerRow,
 )
-from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClearing
+from schemas.streams.mailboxes.message import MessageBodyRow
 from schemas.streams.task.task_registry import (
     ERROR_LIMIT,
     TASK_TERMINAL,
@@ -344,7 +344,9 @@ class TaskKeeper(ThreadedService):
             # The token is revoked, so no client can drain its mailbox any more.
             mailbox = token_mailbox(task.agent_name, task.token_id)
             request_id = f"ended-{task.task_id}"
-            clearing = clearing_record(DEFAULT_REALM, mailbox, request_id, door=DOOR, principal=self._host)
+            clearing = MailboxClearing(to=mailbox, request_id=request_id).record(
+                door=DOOR, principal=self._host
+            )
             self._appender.settle_in_thread(clearing)
         self._change(task, RECYCLED)
 

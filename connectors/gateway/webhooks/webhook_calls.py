@@ -24,7 +24,7 @@ from connectors.webhooks.deliverer import DOWN_AFTER, Deliverer, Delivery, Mailb
 from connectors.webhooks.webhook_client import Target
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import UnsealError
-from schemas.streams.mailboxes.mailbox_requests import ack_record, extension_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import MessageAck, MessageExtension, MessageNack
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.webhook.webhook_fold import webhook_secrets
 from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookPaused, WebhookRow
@@ -148,8 +148,7 @@ class WebhookMailboxes:
 
     async def acknowledge(self, delivery: Delivery) -> None:
         """Record that a message was delivered. A record that comes too late changes nothing."""
-        place = (*_mailbox(delivery.webhook), delivery.message_id, delivery.lease_id)
-        await self._append(ack_record(*place, **by_webhook(delivery.webhook)))
+        await self._append(MessageAck(**_leased(delivery)).record(**by_webhook(delivery.webhook)))
 
     async def _append(self, record: OutgoingRecord) -> None:
         with _as_mailbox_error():
@@ -157,18 +156,14 @@ class WebhookMailboxes:
 
     async def postpone(self, delivery: Delivery, pause_s: float) -> None:
         """Extend the lease, so that the log has the time of the next attempt."""
-        place = (*_mailbox(delivery.webhook), delivery.message_id, delivery.lease_id)
-        lease_ms, ce_id = max(1, int(pause_s * 1000)), str(uuid.uuid5(uuid.UUID(delivery.lease_id), "retry"))
-        record = extension_record(*place, lease_ms, ce_id=ce_id, **by_webhook(delivery.webhook))
-        await self._append(record)
+        ce_id = str(uuid.uuid5(uuid.UUID(delivery.lease_id), "retry"))
+        body = MessageExtension(**_leased(delivery), lease_ms=max(1, int(pause_s * 1000)))
+        await self._append(body.record(ce_id=ce_id, **by_webhook(delivery.webhook)))
 
     async def give_back(self, delivery: Delivery, why: str, *, is_no_attempt: bool) -> None:
         """End the lease. After the last attempt the message is then dead."""
-        place = (*_mailbox(delivery.webhook), delivery.message_id, delivery.lease_id)
-        record = nack_record(
-            *place, why[:NOTE_LIMIT], is_no_attempt=is_no_attempt or None, **by_webhook(delivery.webhook)
-        )
-        await self._append(record)
+        body = MessageNack(**_leased(delivery), reason=why[:NOTE_LIMIT], is_no_attempt=is_no_attempt or None)
+        await self._append(body.record(**by_webhook(delivery.webhook)))
 
     async def pause(self, target: Target, why: str) -> None:
         """Pause a webhook, unless it has changed since."""
@@ -180,6 +175,10 @@ class WebhookMailboxes:
 
 def _mailbox(webhook: str) -> Mailbox:
     return DEFAULT_REALM, webhook
+
+
+def _leased(delivery: Delivery) -> dict[str, Any]:
+    return {"to": delivery.webhook, "message_id": delivery.message_id, "request_id": delivery.lease_id}
 
 
 class WebhookCalls:

@@ -44,7 +44,7 @@ class _MailboxBody(WireBody):
     OMITS_NULLS: ClassVar = True
 
     realm: Name = DEFAULT_REALM
-    recipient: Annotated[Name, Field(alias="to")]
+    recipient: Name = Field(alias="to")
 
 
 class _MailboxRequest(_MailboxBody):

@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from connectors.log.publisher import Publisher
-from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
@@ -227,7 +226,9 @@ def test_what_cannot_be_marked_does_not_keep_others_from_being_marked(
     first, second = (
         ann.call("send_to_agent", targetAgentId=ann.name, message=text)["messageId"] for text in ("a", "b")
     )
-    lease = lease_record(DEFAULT_REALM, ann.name, "lease-1", lease_ms=600_000, door="file", principal="carrier")
+    lease = MailboxLease(to=ann.name, request_id="lease-1", lease_ms=600_000).record(
+        door="file", principal="carrier"
+    )
     with Publisher(shared_gateway.settings) as publisher:
         publisher.append(lease).result(20)
     # The mailbox's records are settled in order.

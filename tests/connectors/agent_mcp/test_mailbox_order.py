@@ -15,13 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.agent_mcp.tool_arguments import GetMyMessages, MarkRead, SendToAgent
-from schemas.streams.mailboxes.mailbox_requests import (
-    claim_record,
-    clearing_record,
-    expiry_record,
-    lease_record,
-)
-from schemas.streams.mailboxes.message import DEFAULT_REALM, PRIORITIES, Message
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing, MailboxLease, MessageExpiry
+from schemas.streams.mailboxes.message import PRIORITIES, Message
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.signed_calls import SignedCaller
@@ -125,7 +120,7 @@ class Mailbox:
 
     def clear(self) -> None:
         """The operator clears the mailbox: what waits is gone."""
-        record = clearing_record(DEFAULT_REALM, ME, self.request_id(), door="http", principal="operator")
+        record = MailboxClearing(to=ME, request_id=self.request_id()).record(door="http", principal="operator")
         assert self.hub.add(record).verdict == "accepted"
         for one in self.known:
             if not one.read:
@@ -135,7 +130,9 @@ class Mailbox:
         """Expired messages are reported as expired."""
         for one in self.known:
             if one.is_over and not one.read and not one.gone and not one.leased:
-                record = expiry_record(DEFAULT_REALM, ME, one.message_id, door="reactor", principal="reactor")
+                record = MessageExpiry(to=ME, message_id=one.message_id).record(
+                    door="reactor", principal="reactor"
+                )
                 assert self.hub.add(record).verdict == "accepted"
                 one.gone = True
 
@@ -145,9 +142,12 @@ class Mailbox:
         in_order = sorted(
             waiting, key=lambda one: (PRIORITIES.index(one.priority), one.posted_us, one.message_id)
         )
-        make = lease_record if lease else claim_record
+        make = MailboxLease if lease else MailboxClaim
         said: dict[str, Any] = {"door": "http", "principal": ME}
-        assert self.hub.add(make(DEFAULT_REALM, ME, self.request_id(), limit, **said)).verdict == "accepted"
+        assert (
+            self.hub.add(make(to=ME, request_id=self.request_id(), limit=limit).record(**said)).verdict
+            == "accepted"
+        )
         for one in in_order:
             if one.is_over:
                 one.gone = True

@@ -15,7 +15,7 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease, MessageNack
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.folded_log import FoldedLog
@@ -109,11 +109,30 @@ def mailbox_at_work(publisher: Publisher, recipient: str) -> None:
     mailbox = ("default", recipient)
     dead = message("writer", recipient, "a draft that nobody can read")
     append(publisher, [dead])
-    lease = lease_record(*mailbox, "lease-1", message_ids=[dead.ce_id], attempts_most=1, **by)
+    lease = MailboxLease(
+        realm=mailbox[0], to=mailbox[1], request_id="lease-1", message_ids=[dead.ce_id], attempts_most=1
+    ).record(**by)
     append(
-        publisher, [lease, nack_record(*mailbox, dead.ce_id, "lease-1", "the draft is not valid JSON", **by)]
+        publisher,
+        [
+            lease,
+            MessageNack(
+                realm=mailbox[0],
+                to=mailbox[1],
+                message_id=dead.ce_id,
+                request_id="lease-1",
+                reason="the draft is not valid JSON",
+            ).record(**by),
+        ],
     )
-    append(publisher, [lease_record(*mailbox, "lease-2", limit=2, lease_ms=300_000, **by)])
+    append(
+        publisher,
+        [
+            MailboxLease(
+                realm=mailbox[0], to=mailbox[1], request_id="lease-2", limit=2, lease_ms=300_000
+            ).record(**by)
+        ],
+    )
 
 
 def append(publisher: Publisher, records: Iterable[OutgoingRecord]) -> None:

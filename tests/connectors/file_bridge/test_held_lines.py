@@ -23,7 +23,7 @@ from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.log.publisher import Position
 from connectors.reactor.limits_of_principals import Limits
 from schemas.fold.entries import Entries
-from schemas.streams.mailboxes.mailbox_requests import claim_of_record
+from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.mailbox_records import at
 from trunkline_agent.errors import BackboneUnreachable
@@ -73,7 +73,9 @@ class Mailboxes:
         if not ids:
             return
         self._now_us += 1000
-        claim = claim_of_record("default", name, f"r{self._now_us}", list(ids), door="file", principal="x")
+        claim = MailboxClaim(
+            to=name, request_id=f"r{self._now_us}", message_ids=list(ids), limit=LIMIT_MOST
+        ).record(door="file", principal="x")
         at(self._now_us, claim, self.entries.setdefault(name, Entries({})))
 
     def of(self, name: str, verdict: str = ACCEPTED) -> list[str]:

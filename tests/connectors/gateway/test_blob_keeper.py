@@ -13,7 +13,7 @@ from connectors.gateway.blobs.blob_keeper import BlobKeeper
 from connectors.gateway.blobs.blob_store import BlobStore
 from schemas.fold.settled import AppliedChange
 from schemas.streams.blob.blob_registry import BlobRow, BlobStored
-from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.topic.topic_registry import (
     Publication,
@@ -82,7 +82,7 @@ class Log(FoldedLog):
 
     def take(self, request_id: str, limit: int, at_s: float) -> None:
         """Take messages for good."""
-        self.put(claim_record("default", "bo", request_id, limit, **BY), at_s)
+        self.put(MailboxClaim(to="bo", request_id=request_id, limit=limit).record(**BY), at_s)
 
     @property
     def row(self) -> BlobRow:

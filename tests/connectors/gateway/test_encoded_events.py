@@ -16,7 +16,7 @@ from connectors.gateway.messages import mailbox_stream
 from connectors.gateway.messages.mailbox_stream import EncodedMessages, mailbox_events
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
-from schemas.streams.mailboxes.mailbox_requests import lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.record import JSON_CONTENT
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
@@ -77,7 +77,7 @@ def test_a_message_is_encoded_once_for_all_readers_and_anew_when_it_has_changed(
     for _ in range(3):
         assert read(encoded, 2)[0] == [["m0", "m1"], ["m2"]]
     assert count == {"m0": 1, "m1": 1, "m2": 1}
-    hub.add(lease_record(*MAILBOX, "r", 1, **BY))
+    hub.add(MailboxLease(realm=MAILBOX[0], to=MAILBOX[1], request_id="r", limit=1).record(**BY))
     for _ in range(2):
         assert read(encoded, 2)[0] == [["m0", "m1"], ["m2"]]
     assert count == {"m0": 2, "m1": 1, "m2": 1}

@@ -9,7 +9,7 @@ import pytest
 from connectors.gateway.messages.deliveries import ATTEMPTS, Taken, Taking, take_messages
 from connectors.gateway.services.mailboxes import own_mailboxes
 from connectors.gateway.web.identities import Unidentified
-from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.gateway.held_hub import CALLERS, TAKE, Asking, HeldHub, run, steps
 
@@ -28,7 +28,9 @@ def sent(hub: HeldHub) -> None:
 
 def other_claim(number: int) -> OutgoingRecord:
     """Return the claim of another reader for one message of bo."""
-    return claim_record("default", "bo", f"other-{number}", 1, bytes_most=1000, door="http", principal="bo")
+    return MailboxClaim(to="bo", request_id=f"other-{number}", limit=1, bytes_most=1000).record(
+        door="http", principal="bo"
+    )
 
 
 def messages(asked: Asking) -> int:
@@ -129,7 +131,9 @@ def test_a_wait_is_woken_by_the_messages_that_another_gateway_gave_to_the_same_r
         timer = found[b"third"].exchange.timer
         # At the other gateway this was the request's second record, since another reader got all of the first.
         request_id = f"{found[b'one'].exchange.wait.request}00"  # type: ignore[union-attr]
-        claim = claim_record("default", "bo", request_id, 1, bytes_most=1000, door="http", principal="bo")
+        claim = MailboxClaim(to="bo", request_id=request_id, limit=1, bytes_most=1000).record(
+            door="http", principal="bo"
+        )
         hub.add(message)
         assert hub.add(claim).verdict == "accepted"
         await steps()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from connectors.log.publisher import Publisher
-from schemas.streams.mailboxes.mailbox_requests import lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.task.task_registry import TASK_COMPLETED
 from tests.broker_processes import wait_until
@@ -202,16 +202,14 @@ def posted_dead(hub, **fields):
     with Publisher(hub.settings) as publisher:
         publisher.append(message.record(door="file", principal="bridge")).result()
         for number in range(2):
-            lease = lease_record(
-                message.realm,
-                message.recipient,
-                f"{message.message_id}-{number}",
-                10,
-                1,
+            lease = MailboxLease(
+                realm=message.realm,
+                to=message.recipient,
+                request_id=f"{message.message_id}-{number}",
+                limit=10,
+                lease_ms=1,
                 attempts_most=1,
-                door="file",
-                principal="bridge",
-            )
+            ).record(door="file", principal="bridge")
             publisher.append(lease).result()
     address = mailbox(message.recipient, message.realm)
     for client in (hub.operator, hub.other):

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from connectors.log.publisher import Publisher
-from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_RECLAIMED
-from schemas.streams.mailboxes.mailbox_requests import ack_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_RECLAIMED, MailboxLease, MessageAck
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
 
@@ -46,7 +45,7 @@ def append(hub, *records):
 def test_a_lease_that_runs_out_is_taken_back_and_the_message_is_there_again_at_once(hub):
     name, token = hub.principal("worker")
     message_id = sent(hub, name)
-    append(hub, lease_record("default", name, "lease-1", lease_ms=400, **WHO))
+    append(hub, MailboxLease(to=name, request_id="lease-1", lease_ms=400).record(**WHO))
     for client in (hub.operator, hub.other):
         wait_until(lambda client=client: attempts(client, name) == [1], what="leased")
     for client in (hub.operator, hub.other):
@@ -62,11 +61,11 @@ def test_a_lease_that_runs_out_is_taken_back_and_the_message_is_there_again_at_o
 def test_what_was_acknowledged_in_time_is_not_taken_back(hub):
     name, _ = hub.principal("worker")
     acknowledged = sent(hub, name)
-    lease = lease_record("default", name, "lease-1", lease_ms=400, **WHO)
-    append(hub, lease, ack_record("default", name, acknowledged, "lease-1", **WHO))
+    lease = MailboxLease(to=name, request_id="lease-1", lease_ms=400).record(**WHO)
+    append(hub, lease, MessageAck(to=name, message_id=acknowledged, request_id="lease-1").record(**WHO))
     later, _ = hub.principal("worker")
     sent(hub, later)
-    append(hub, lease_record("default", later, "lease-1", lease_ms=800, **WHO))
+    append(hub, MailboxLease(to=later, request_id="lease-1", lease_ms=800).record(**WHO))
     # The later one has been taken back, so the earlier one's turn is over.
     wait_until(lambda: row(hub, hub.operator, later)["status"] == "unread", what="taken back")
     assert row(hub, hub.operator, name)["status"] == "claimed"

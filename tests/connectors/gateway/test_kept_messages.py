@@ -19,7 +19,7 @@ from connectors.live.live_rows import LiveRows
 from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
-from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record, lease_record, nack_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing, MailboxLease, MessageNack
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.live.local_stores import empty_state
@@ -55,7 +55,9 @@ def settled_into(index: MailboxIndex) -> Callable[[OutgoingRecord], None]:
 
 
 def drained(recipient: str, number: int) -> OutgoingRecord:
-    return claim_record("default", recipient, f"drain-{number}", 10, door="http", principal=recipient)
+    return MailboxClaim(to=recipient, request_id=f"drain-{number}", limit=10).record(
+        door="http", principal=recipient
+    )
 
 
 def test_of_the_final_messages_the_newest_are_kept_in_whatever_mailbox_they_are(monkeypatch):
@@ -84,8 +86,14 @@ def test_dead_messages_and_their_replays_are_known_by_mailbox_until_they_are_for
         settle(message(number).record(door="http", principal="planner"))
     for number in (0, 3):
         lease_id = f"lease-{number}"
-        settle(lease_record(*box, lease_id, 1, attempts_most=1, **by))
-        settle(nack_record(*box, f"message-{number}", lease_id, "no disk", **by))
+        settle(
+            MailboxLease(realm=box[0], to=box[1], request_id=lease_id, limit=1, attempts_most=1).record(**by)
+        )
+        settle(
+            MessageNack(
+                realm=box[0], to=box[1], message_id=f"message-{number}", request_id=lease_id, reason="no disk"
+            ).record(**by)
+        )
     assert index.dead_of(box) == ["message-3", "message-0"]
     assert index.dead_count(box) == 2
     replay = message(9).model_copy(update={"replay_of": "message-0"})
@@ -112,8 +120,12 @@ def test_dead_messages_are_listed_also_when_many_others_have_ended_since():
     by = {"door": "http", "principal": "agent-0"}
     for number in (0, 3, 6):
         settle(message(number).record(door="http", principal="planner"))
-        settle(lease_record("default", "agent-0", f"lease-{number}", 1, attempts_most=1, **by))
-        settle(nack_record("default", "agent-0", f"message-{number}", f"lease-{number}", "no disk", **by))
+        settle(MailboxLease(to="agent-0", request_id=f"lease-{number}", limit=1, attempts_most=1).record(**by))
+        settle(
+            MessageNack(
+                to="agent-0", message_id=f"message-{number}", request_id=f"lease-{number}", reason="no disk"
+            ).record(**by)
+        )
     for number in (1, 2):
         settle(message(number).record(door="http", principal="planner"))
         settle(drained(f"agent-{number}", number))
@@ -132,8 +144,8 @@ def test_dead_messages_that_are_loaded_after_newer_ones_are_in_the_order_of_thei
         lease_id, name = f"lease-{number}", f"message-{number}"
         for record in (
             message(number).record(door="http", principal="planner"),
-            lease_record("default", "agent-0", lease_id, 1, attempts_most=1, **by),
-            nack_record("default", "agent-0", name, lease_id, "no disk", **by),
+            MailboxLease(to="agent-0", request_id=lease_id, limit=1, attempts_most=1).record(**by),
+            MessageNack(to="agent-0", message_id=name, request_id=lease_id, reason="no disk").record(**by),
         ):
             state.apply(as_read(record, next(offsets)), lambda change: rows.update({change.key: change}))
     index = MailboxIndex()
@@ -207,7 +219,7 @@ def test_a_clearing_is_counted_without_a_look_at_what_ended_before(monkeypatch):
         settle(message(number).record(door="http", principal="planner"))
     for turn in range(2):
         settle(drained("agent-0", turn))
-    earlier = clearing_record("default", "agent-1", "first", door="http", principal="operator")
+    earlier = MailboxClearing(to="agent-1", request_id="first").record(door="http", principal="operator")
     at_us = settle(earlier)
     assert cleared_count(rows, ("default", "agent-1"), [], at_us) == 20
     for number in (60, 63, 66):
@@ -217,7 +229,7 @@ def test_a_clearing_is_counted_without_a_look_at_what_ended_before(monkeypatch):
     state._store.advance(state.place, place, taken.entry_changes(), taken.row_changes())
     state.flushed(taken, place)
     settle(message(69).record(door="http", principal="planner"))
-    at_us = settle(clearing_record("default", "agent-0", "second", door="http", principal="operator"))
+    at_us = settle(MailboxClearing(to="agent-0", request_id="second").record(door="http", principal="operator"))
     reads: list[str] = []
     find = state.find
     monkeypatch.setattr(state, "find", lambda view, key: reads.append(key) or find(view, key))

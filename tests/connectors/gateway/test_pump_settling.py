@@ -13,8 +13,7 @@ from kafka.admin import KafkaAdminClient
 from connectors.log.publisher import Publisher
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import Settings
-from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
-from schemas.streams.mailboxes.mailbox_requests import handled_record
+from schemas.streams.mailboxes.mailbox_bodies import HandledMessage, MessagesHandled
 from schemas.streams.mailboxes.message import Message
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
@@ -151,7 +150,9 @@ def test_the_reactor_posts_the_answers_that_a_killed_gateway_has_not_posted(
         for one in messages
     ]
     # The gateway that appended this record has ended at once.
-    publisher.append(handled_record("default", "fast", handled, door="xml", principal="operator")).result(10)
+    publisher.append(
+        MessagesHandled(to="fast", messages=list(handled)).record(door="xml", principal="operator")
+    ).result(10)
     wait_until(lambda: bodies(organism) == wanted(messages), what="the answers")
     wait_reactor(backbone_settings)
     assert types(backbone_settings, "mailbox/default/operator") == {"message.posted": COUNT}

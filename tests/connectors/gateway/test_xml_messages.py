@@ -14,7 +14,7 @@ from lxml import etree
 
 from connectors.log.publisher import Publisher
 from schemas.streams.control.organism import Listener, OrganismLoaded
-from schemas.streams.mailboxes.mailbox_requests import gate_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClosing
 from schemas.streams.mailboxes.message import Message
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal, limit_to_one
@@ -336,9 +336,7 @@ def test_who_writes_to_a_listener_that_is_removed_at_that_moment_is_told(
     organism.post('<order xmlns="urn:test:order"></order>')
     (order,) = organism.lease("boss")["messages"]
     # The mailbox is closed, and the gateway that addresses the answer does not know it yet.
-    closing = gate_record(
-        "default", "fast", "g1", is_open=False, ce_id="g1", door="reactor", principal="reactor"
-    )
+    closing = MailboxClosing(to="fast", request_id="g1").record(ce_id="g1", door="reactor", principal="reactor")
     publisher.append(closing).result(10)
     organism.settle(order, {"kind": "search", "namespace": SEARCH, "body": search()})
     wait_until(lambda: organism.mailbox("boss", pending=True), what="the <huh>")

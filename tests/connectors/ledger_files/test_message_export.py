@@ -14,7 +14,7 @@ import pytest
 from connectors.ledger_files import message_export_reader
 from connectors.ledger_files.message_export import ExportStopped, MessageExporter, export_file, export_messages
 from schemas.settings.settings import AgentMcpSettings, Settings
-from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record, read_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing, MessageReading
 from schemas.streams.mailboxes.message import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -117,9 +117,12 @@ def tables(tmp_path: Path) -> Tables:
     made.add(message(1, "agent-9"), message(70, "agent-1", realm="session-1", body="elsewhere"))
     made.add(message(71, "agent-1", expires_at="2026-09-21T15:00:00Z"))
     who = {"door": "mcp", "principal": "agent-1"}
-    made.add(read_record("default", "agent-1", "m-5", **who), read_record("default", "agent-1", "m-9", **who))
-    made.add(claim_record("default", "agent-2", "claim-1", 4, **who))
-    made.add(clearing_record("default", "agent-3", "clear-1", door="http", principal="operator"))
+    made.add(
+        MessageReading(to="agent-1", message_id="m-5").record(**who),
+        MessageReading(to="agent-1", message_id="m-9").record(**who),
+    )
+    made.add(MailboxClaim(to="agent-2", request_id="claim-1", limit=4).record(**who))
+    made.add(MailboxClearing(to="agent-3", request_id="clear-1").record(door="http", principal="operator"))
     return made
 
 

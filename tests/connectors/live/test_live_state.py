@@ -24,7 +24,7 @@ from schemas.streams.agents.participants import (
 )
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.kinds import VIEWS
-from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing
 from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.folded_log import FoldedLog
@@ -138,7 +138,7 @@ def test_a_finished_message_leaves_memory_and_is_read_through(store, monkeypatch
     state = LiveState(KEYRING, store)
     for number in range(3):
         state.apply(as_read(message(number), number, partition=0), lambda change: None)
-    drained = claim_record("default", "bo", "drain", 2, door="http", principal="bo")
+    drained = MailboxClaim(to="bo", request_id="drain", limit=2).record(door="http", principal="bo")
     state.apply(as_read(drained, 3, partition=0), lambda change: None)
     assert [row.key for row in state.live(MessageRow.VIEW)] == ["default/bo/m2"]
     written(state, store)
@@ -158,7 +158,7 @@ def test_the_memory_of_a_record_that_changes_many_rows_is_counted_by_the_rows(st
         state.apply(as_read(message(number), number, partition=0), lambda change: None)
     written(state, store)
     assert state.waiting() == (0, 0)
-    cleared = clearing_record("default", "bo", "clear", door="http", principal="operator")
+    cleared = MailboxClearing(to="bo", request_id="clear").record(door="http", principal="operator")
     state.apply(as_read(cleared, 300, partition=0), lambda change: None)
     records, size = state.waiting()
     assert (records, size >= 300 * OVERHEAD_BYTES) == (1, True)
@@ -187,7 +187,7 @@ def test_a_row_that_changed_since_it_was_read_is_not_cached_in_its_old_form(stor
     written(state, store)
     assert state.find(JobRow.VIEW, "none") is None
     key = "default/bo/m0"
-    drained = claim_record("default", "bo", "drain", 1, door="http", principal="bo")
+    drained = MailboxClaim(to="bo", request_id="drain", limit=1).record(door="http", principal="bo")
     state.apply(as_read(drained, 1, partition=0), lambda change: None)
     taken, place = state.take()
     assert state.find(MessageRow.VIEW, key)[1].status == "claimed", "between the take and the write"

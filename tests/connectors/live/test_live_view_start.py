@@ -20,7 +20,7 @@ from schemas.streams.agents.participants import AgentJoined
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
-from schemas.streams.mailboxes.mailbox_requests import clearing_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClearing
 from schemas.streams.mailboxes.message import MESSAGE_FINAL, MessageBodyRow, MessageRow
 from schemas.tables.ledger import LEDGER, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
@@ -237,7 +237,7 @@ def test_tables_are_whole_without_rows_where_none_are_due(backbone_settings, key
     if makes == "an agent that is not defined here":
         made = [joined().record(door="mcp", principal="mara")]
     else:
-        made = [clearing_record("default", "nobody", "r", door="http", principal="operator")]
+        made = [MailboxClearing(to="nobody", request_id="r").record(door="http", principal="operator")]
     sent = [Raw(record.key, record.value, record.headers()) for record in made]
     folded = FoldedLog(keyring)
     for record in append_raw(backbone_settings, sent):

@@ -12,8 +12,7 @@ from connectors.log.publisher import Append
 from connectors.reactor.own_answers import OwnAnswers
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
-from schemas.streams.mailboxes.mailbox_requests import handled_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import HandledMessage, MailboxLease, MessagesHandled
 from schemas.streams.mailboxes.message import Message, MessageRow
 from tests.broker_processes import wait_until
 from tests.connectors.live.test_live_view import opened
@@ -67,14 +66,14 @@ def test_the_reactor_posts_an_answer_only_if_its_gateway_has_not_appended_it(
     said = {"message_id": "m1", "from": "ann", "to": "fast", "kind": "ask", "body": "?"}
     answer = {**said, "message_id": "a1", "from": "fast", "to": "ann"}
     handled = HandledMessage(message_id="m1", request_id="l1", answers=[Message.model_validate(answer)])
-    ack = handled_record("default", "fast", [handled], **by)
+    ack = MessagesHandled(to="fast", messages=[handled]).record(**by)
     own, lost = OwnAnswers(), Append()
     lost.set_exception(BackboneUnreachable("Kafka does not answer"))
     own.begin(ack.ce_id)
     own.end(ack.ce_id, [] if is_appended else [lost])
     with opened(settings, keyring) as view, reacting(settings, view, own_answers=own):
         posted = Message.model_validate(said).record(door="http", principal="ann")
-        append_all(settings, [posted, lease_record("default", "fast", "l1", 1, **by), ack])
+        append_all(settings, [posted, MailboxLease(to="fast", request_id="l1", limit=1).record(**by), ack])
         if not is_appended:
             wait_until(lambda: view.get(MessageRow, "default/ann/a1"), 40, "the answer")
         wait_until(lambda: {n: e for n, e in view.next_offsets().items() if e} == committed(settings), 40)

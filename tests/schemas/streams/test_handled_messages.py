@@ -9,8 +9,7 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
-from schemas.streams.mailboxes.mailbox_requests import ack_record, handled_record, lease_record
+from schemas.streams.mailboxes.mailbox_bodies import HandledMessage, MailboxLease, MessageAck, MessagesHandled
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.record import OutgoingRecord
@@ -24,15 +23,17 @@ PLACE = {"thread": "t1", "parent_thread": "t0", "root_thread": "t0", "on_behalf_
 def handled(*ids: str, lease: str = "l1", by: dict[str, Any] = PUMP, answer: str = "yes") -> OutgoingRecord:
     """The record that acknowledges these messages of a lease, each with an answer."""
     answers = {one: Message.model_validate(message(f"a-{one}", to="ann", body=answer)) for one in ids}
-    return handled_record(
-        *AT, [HandledMessage(message_id=one, request_id=lease, answers=[answers[one]]) for one in ids], **by
-    )
+    return MessagesHandled(
+        **AT, messages=[HandledMessage(message_id=one, request_id=lease, answers=[answers[one]]) for one in ids]
+    ).record(**by)
 
 
 def leased_mailbox(*ids: str) -> Entries:
     """A mailbox whose messages are leased by the request l1."""
     entries = mailbox_of(*ids)
-    assert len(statuses(at(0, lease_record(*AT, "l1", 9, **PUMP), entries))) == len(ids)
+    assert len(statuses(at(0, MailboxLease(**AT, request_id="l1", limit=9).record(**PUMP), entries))) == len(
+        ids
+    )
     return entries
 
 
@@ -45,7 +46,7 @@ def test_one_record_acknowledges_all_of_its_messages_once() -> None:
     assert said(at(S_US, handled("m1", "m2"), entries)) == ("duplicate", None)
     assert said(at(S_US, handled("m1", "m2", answer="no"), entries)) == ("rejected", "seq_conflict")
     # The others are still held, so that only two more can be leased.
-    more = at(S_US, ack_record(*AT, "m3", "l1", **PUMP), entries)
+    more = at(S_US, MessageAck(**AT, message_id="m3", request_id="l1").record(**PUMP), entries)
     assert statuses(more) == {"m3": "claimed"}
 
 
@@ -55,9 +56,9 @@ def test_a_record_acknowledges_none_if_it_may_not_acknowledge_one_of_its_message
     entries = leased_mailbox("m1", "m2")
     record = handled("m1", "m2")
     if trouble == "acked":
-        at(S_US, ack_record(*AT, "m2", "l1", **PUMP), entries)
+        at(S_US, MessageAck(**AT, message_id="m2", request_id="l1").record(**PUMP), entries)
     elif trouble == "another lease":
-        at(31 * S_US, lease_record(*AT, "l2", 1, message_ids=["m2"], **PUMP), entries)
+        at(31 * S_US, MailboxLease(**AT, request_id="l2", limit=1, message_ids=["m2"]).record(**PUMP), entries)
     elif trouble == "another reader":
         record = handled("m1", "m2", by=HUB)
     else:
@@ -67,7 +68,10 @@ def test_a_record_acknowledges_none_if_it_may_not_acknowledge_one_of_its_message
     assert refused(settled)[0] == "illegal_transition"
     assert (settled.changes, dict(entries.stored())) == ((), before)
     # By itself the other message can be acknowledged.
-    assert said(at(32 * S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)) == ("accepted", None)
+    assert said(at(32 * S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)) == (
+        "accepted",
+        None,
+    )
 
 
 @pytest.mark.requirement("ST-50")

@@ -10,7 +10,7 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
-from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import Record
 from tests.schemas.job_records import JOB_ID, KEYRING, SECRET, make_record, signed, written
@@ -32,7 +32,7 @@ def drains() -> Iterator[list[Record]]:
     """A message and the drain that takes it, again and again."""
     for number in range(LATE):
         posted = Message.model_validate(message(f"m{number}"))
-        claimed = claim_record("default", "bo", f"drain-{number}", 1, **BY)
+        claimed = MailboxClaim(to="bo", request_id=f"drain-{number}", limit=1).record(**BY)
         yield [as_read(posted.record(**BY)), as_read(claimed)]
 
 

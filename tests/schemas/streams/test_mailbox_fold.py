@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 from schemas.fold.entries import Entries
-from schemas.streams.mailboxes.mailbox_fold import ATTEMPTS_MOST
-from schemas.streams.mailboxes.mailbox_requests import (
-    ack_record,
-    claim_of_record,
-    claim_record,
-    clearing_record,
-    expiry_record,
-    lease_record,
-    nack_record,
-    read_record,
-    reclaim_record,
+from schemas.streams.mailboxes.mailbox_bodies import (
+    LIMIT_MOST,
+    MailboxClaim,
+    MailboxClearing,
+    MailboxLease,
+    MessageAck,
+    MessageExpiry,
+    MessageNack,
+    MessageReading,
+    MessageReclaim,
 )
+from schemas.streams.mailboxes.mailbox_fold import ATTEMPTS_MOST
 from schemas.streams.mailboxes.message import MESSAGE_FINAL, MESSAGE_PENDING
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import START_US, said
@@ -53,7 +53,13 @@ def worn_out() -> Entries:
     """A mailbox whose m1 was leased as often as may be, each lease of a millisecond; last at 2 s, by l2."""
     entries = mailbox_of("m1")
     for number in range(ATTEMPTS_MOST):
-        found = row_of(at(number * S_US, lease_record(*AT, f"l{number}", 1, 1, **PUMP), entries))
+        found = row_of(
+            at(
+                number * S_US,
+                MailboxLease(**AT, request_id=f"l{number}", limit=1, lease_ms=1).record(**PUMP),
+                entries,
+            )
+        )
         assert (found.status, found.attempts) == ("leased", number + 1)
     return entries
 
@@ -63,11 +69,11 @@ def end_by(status: str) -> tuple[Entries, OutgoingRecord]:
     entries = Entries()
     post_at(0, entries, expires_at=LATER)
     made = {
-        "claimed": claim_record(*AT, "c1", **PUMP),
-        "read": read_record(*AT, "m1", **PUMP),
-        "expired": expiry_record(*AT, "m1", **PUMP),
-        "cleared": clearing_record(*AT, "x1", **PUMP),
-        "dead": nack_record(*AT, "m1", "l2", **PUMP),
+        "claimed": MailboxClaim(**AT, request_id="c1").record(**PUMP),
+        "read": MessageReading(**AT, message_id="m1").record(**PUMP),
+        "expired": MessageExpiry(**AT, message_id="m1").record(**PUMP),
+        "cleared": MailboxClearing(**AT, request_id="x1").record(**PUMP),
+        "dead": MessageNack(**AT, message_id="m1", request_id="l2").record(**PUMP),
     }[status]
     if status == "dead":
         entries = worn_out()
@@ -84,10 +90,10 @@ def test_a_claim_hands_out_high_before_normal_before_low_and_each_oldest_first()
         # The last two have one moment: then the log decides.
         post_at(min(n, 4) * 1000, entries, message_id, priority=priority)
     post_at(4000, entries, "m7")
-    first = at(S_US, claim_record(*AT, "c1", 3, **HUB), entries)
+    first = at(S_US, MailboxClaim(**AT, request_id="c1", limit=3).record(**HUB), entries)
     assert statuses(first) == {"m9": "claimed", "m3": "claimed", "m2": "claimed"}
     assert list(statuses(first)) == ["m9", "m3", "m2"]
-    rest = at(S_US, claim_record(*AT, "c2", **HUB), entries)
+    rest = at(S_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)
     assert list(statuses(rest)) == ["m1", "m8", "m7", "m4"]
     assert (said(first), first.status_after) == (("accepted", None), None)
 
@@ -96,15 +102,38 @@ def test_a_claim_of_named_messages_hands_out_these_alone_and_touches_no_other() 
     entries = mailbox_of("m1", "m2", expires_at=LATER)
     for message_id in ("m3", "m4", "m5"):
         post_at(0, entries, message_id)
-    found = at(60 * S_US, claim_of_record(*AT, "c1", ["m5", "m2", "m3", "m9"], **HUB), entries)
+    found = at(
+        60 * S_US,
+        MailboxClaim(**AT, request_id="c1", message_ids=["m5", "m2", "m3", "m9"], limit=LIMIT_MOST).record(
+            **HUB
+        ),
+        entries,
+    )
     # m2's time is over by the log's clock, but it was in time by the poll's; m1's is over, too.
     assert statuses(found) == {"m2": "claimed", "m3": "claimed", "m5": "claimed"}
-    assert said(at(S_US, claim_of_record(*AT, "c1", ["m5", "m2", "m3", "m9"], **HUB), entries)) == (
+    assert said(
+        at(
+            S_US,
+            MailboxClaim(**AT, request_id="c1", message_ids=["m5", "m2", "m3", "m9"], limit=LIMIT_MOST).record(
+                **HUB
+            ),
+            entries,
+        )
+    ) == (
         "duplicate",
         None,
     )
-    assert refused(at(S_US, claim_of_record(*AT, "c1", ["m4"], **HUB), entries)) == ("seq_conflict", None)
-    assert statuses(at(S_US, claim_record(*AT, "c2", **HUB), entries)) == {"m1": "claimed", "m4": "claimed"}
+    assert refused(
+        at(
+            S_US,
+            MailboxClaim(**AT, request_id="c1", message_ids=["m4"], limit=LIMIT_MOST).record(**HUB),
+            entries,
+        )
+    ) == ("seq_conflict", None)
+    assert statuses(at(S_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {
+        "m1": "claimed",
+        "m4": "claimed",
+    }
 
 
 @pytest.mark.requirement("LM-11")
@@ -114,8 +143,8 @@ def test_a_claim_or_lease_hands_out_no_more_bytes_than_it_may_but_one_message(
 ) -> None:
     ids = ["m1", "m2", "m3", "m4"]
     for made in (
-        claim_record(*AT, "c1", 1000, bytes_most=bytes_most, **PUMP),
-        lease_record(*AT, "l1", 1000, bytes_most=bytes_most, **PUMP),
+        MailboxClaim(**AT, request_id="c1", limit=1000, bytes_most=bytes_most).record(**PUMP),
+        MailboxLease(**AT, request_id="l1", limit=1000, bytes_most=bytes_most).record(**PUMP),
     ):
         entries = Entries()
         for number, one in enumerate(ids):
@@ -129,11 +158,11 @@ def test_a_claim_or_lease_hands_out_no_more_bytes_than_it_may_but_one_message(
 @pytest.mark.requirement("DL-32")
 def test_a_claim_of_named_messages_is_rejected_if_the_mailbox_knows_none_of_them() -> None:
     entries = mailbox_of("m1")
-    unknown = claim_of_record(*AT, "c1", ["m8", "m9"], **HUB)
+    unknown = MailboxClaim(**AT, request_id="c1", message_ids=["m8", "m9"], limit=LIMIT_MOST).record(**HUB)
     assert refused(at(S_US, unknown, entries)) == ("unknown_stream", None)
-    claim = claim_of_record(*AT, "c2", ["m1", "m9"], **HUB)
+    claim = MailboxClaim(**AT, request_id="c2", message_ids=["m1", "m9"], limit=LIMIT_MOST).record(**HUB)
     assert statuses(at(S_US, claim, entries)) == {"m1": "claimed"}
-    again = claim_of_record(*AT, "c3", ["m1"], **HUB)
+    again = MailboxClaim(**AT, request_id="c3", message_ids=["m1"], limit=LIMIT_MOST).record(**HUB)
     assert (said(at(S_US, again, entries)), said(at(S_US, unknown, entries))) == (
         ("accepted", None),
         ("rejected", "unknown_stream"),
@@ -141,7 +170,7 @@ def test_a_claim_of_named_messages_is_rejected_if_the_mailbox_knows_none_of_them
 
 
 def test_a_claimed_message_says_who_got_it_when_and_by_which_request() -> None:
-    found = row_of(at(S_US, claim_record(*AT, "c1", **HUB), mailbox_of("m1")))
+    found = row_of(at(S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), mailbox_of("m1")))
     assert (found.handed_to, found.request_id, found.attempts) == ("http/bo", "c1", 1)
     assert (found.handed_at, found.ended_at, found.lease_until) == (START_US + S_US, START_US + S_US, None)
 
@@ -149,9 +178,9 @@ def test_a_claimed_message_says_who_got_it_when_and_by_which_request() -> None:
 def test_a_drain_of_an_empty_mailbox_is_accepted_and_again_a_duplicate() -> None:
     entries = Entries()
     for made in (
-        claim_record(*AT, "c1", **HUB),
-        lease_record(*AT, "l1", **HUB),
-        clearing_record(*AT, "x", **HUB),
+        MailboxClaim(**AT, request_id="c1").record(**HUB),
+        MailboxLease(**AT, request_id="l1").record(**HUB),
+        MailboxClearing(**AT, request_id="x").record(**HUB),
     ):
         first, again = at(0, made, entries), at(1, made, entries)
         assert (said(first), first.changes) == (("accepted", None), ())
@@ -160,98 +189,124 @@ def test_a_drain_of_an_empty_mailbox_is_accepted_and_again_a_duplicate() -> None
 
 def test_the_same_drain_again_hands_out_nothing_and_with_other_content_it_is_a_conflict() -> None:
     entries = mailbox_of("m1", "m2")
-    assert len(rows_of(at(0, claim_record(*AT, "c1", 1, **HUB), entries))) == 1
-    assert said(at(0, claim_record(*AT, "c1", 1, **HUB), entries)) == ("duplicate", None)
-    assert refused(at(0, claim_record(*AT, "c1", 2, **HUB), entries)) == ("seq_conflict", None)
-    assert len(rows_of(at(0, claim_record(*AT, "c2", 2, **HUB), entries))) == 1
+    assert len(rows_of(at(0, MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB), entries))) == 1
+    assert said(at(0, MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB), entries)) == (
+        "duplicate",
+        None,
+    )
+    assert refused(at(0, MailboxClaim(**AT, request_id="c1", limit=2).record(**HUB), entries)) == (
+        "seq_conflict",
+        None,
+    )
+    assert len(rows_of(at(0, MailboxClaim(**AT, request_id="c2", limit=2).record(**HUB), entries))) == 1
 
 
 def test_a_claim_ends_the_messages_on_its_way_whose_time_is_over_and_does_not_count_them() -> None:
     entries = mailbox_of("m1", "m3", expires_at=LATER)
     for message_id in ("m2", "m4", "m5"):
         post_at(0, entries, message_id)
-    settled = at(60 * S_US, claim_record(*AT, "c1", 1, **HUB), entries)
+    settled = at(60 * S_US, MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB), entries)
     assert statuses(settled) == {"m1": "expired", "m3": "expired", "m2": "claimed"}
     assert (rows_of(settled)[0].attempts, rows_of(settled)[0].handed_to) == (0, None)
-    leasing = at(60 * S_US, lease_record(*AT, "l1", 1, **HUB), entries)
+    leasing = at(60 * S_US, MailboxLease(**AT, request_id="l1", limit=1).record(**HUB), entries)
     assert statuses(leasing) == {"m4": "leased"}
     early = mailbox_of("m1", expires_at=LATER)
-    assert statuses(at(60 * S_US - 1, claim_record(*AT, "c1", **HUB), early)) == {"m1": "claimed"}
+    assert statuses(at(60 * S_US - 1, MailboxClaim(**AT, request_id="c1").record(**HUB), early)) == {
+        "m1": "claimed"
+    }
 
 
 def test_a_leased_message_is_nobody_elses_until_the_very_end_of_its_lease() -> None:
     entries = leased()
-    assert rows_of(at(LEASE_US - 1, claim_record(*AT, "c1", **PUMP), entries)) == []
-    found = row_of(at(LEASE_US, lease_record(*AT, "l2", 1, 60_000, **PUMP), entries))
+    assert rows_of(at(LEASE_US - 1, MailboxClaim(**AT, request_id="c1").record(**PUMP), entries)) == []
+    found = row_of(
+        at(LEASE_US, MailboxLease(**AT, request_id="l2", limit=1, lease_ms=60_000).record(**PUMP), entries)
+    )
     assert (found.attempts, found.request_id) == (2, "l2")
     assert found.lease_until == START_US + LEASE_US + 60 * S_US
-    assert statuses(at(LEASE_US + 60 * S_US, claim_record(*AT, "c2", **PUMP), entries)) == {"m1": "claimed"}
+    assert statuses(at(LEASE_US + 60 * S_US, MailboxClaim(**AT, request_id="c2").record(**PUMP), entries)) == {
+        "m1": "claimed"
+    }
 
 
 @pytest.mark.parametrize("offset_us", [0, LEASE_US - 1, LEASE_US, 9 * LEASE_US])
 def test_its_holder_acknowledges_a_message_even_after_the_lease_has_run_out(offset_us: int) -> None:
     entries = leased()
-    settled = at(offset_us, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    settled = at(offset_us, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
     assert (row_of(settled).status, row_of(settled).request_id, settled.status_after) == (
         "claimed",
         "l1",
         "claimed",
     )
-    again = at(offset_us, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    again = at(offset_us, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
     assert (said(again), again.status_after) == (("duplicate", None), "claimed")
 
 
 def test_a_late_ack_counts_after_a_reclaim_until_somebody_else_gets_the_message() -> None:
     for taken in (False, True):
         entries = leased()
-        assert row_of(at(LEASE_US, reclaim_record(*AT, "m1", "l1", **HUB), entries)).status == "unread"
+        assert (
+            row_of(
+                at(LEASE_US, MessageReclaim(**AT, message_id="m1", request_id="l1").record(**HUB), entries)
+            ).status
+            == "unread"
+        )
         if taken:
-            at(LEASE_US, lease_record(*AT, "l2", **PUMP), entries)
-        settled = at(LEASE_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
+            at(LEASE_US, MailboxLease(**AT, request_id="l2").record(**PUMP), entries)
+        settled = at(LEASE_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
         assert said(settled) == (("rejected", "illegal_transition") if taken else ("accepted", None))
 
 
 def test_only_the_holder_acknowledges_or_gives_back_and_only_by_its_lease() -> None:
     entries = leased()
-    for make in (ack_record, nack_record):
+    for make in (MessageAck, MessageNack):
         for request, by in (("l2", PUMP), ("l1", HUB), ("l1", {**PUMP, "principal": "cy"})):
-            assert refused(at(0, make(*AT, "m1", request, **by), entries)) == ("illegal_transition", "leased")
+            assert refused(at(0, make(**AT, message_id="m1", request_id=request).record(**by), entries)) == (
+                "illegal_transition",
+                "leased",
+            )
 
 
 def test_a_message_given_back_is_unread_and_its_lease_is_no_more() -> None:
     entries = leased()
-    nack = nack_record(*AT, "m1", "l1", "busy", **PUMP)
+    nack = MessageNack(**AT, message_id="m1", request_id="l1", reason="busy").record(**PUMP)
     found = row_of(at(S_US, nack, entries))
     assert (found.status, found.attempts, found.lease_until) == ("unread", 1, None)
     assert (found.handed_to, found.request_id) == ("xml/bo", None)
     assert (said(at(S_US, nack, entries)), entries.get("leases")) == (("duplicate", None), None)
-    assert refused(at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)) == ("illegal_transition", "unread")
-    other = nack_record(*AT, "m1", "l1", "ill", **PUMP)
+    assert refused(at(S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)) == (
+        "illegal_transition",
+        "unread",
+    )
+    other = MessageNack(**AT, message_id="m1", request_id="l1", reason="ill").record(**PUMP)
     assert refused(at(S_US, other, entries)) == ("seq_conflict", "unread")
-    at(S_US, lease_record(*AT, "l2", **PUMP), entries)
+    at(S_US, MailboxLease(**AT, request_id="l2").record(**PUMP), entries)
     again = at(S_US, nack, entries)
     assert (said(again), again.status_after) == (("duplicate", None), "leased"), "and the new lease stays"
 
 
 def test_a_lease_is_reclaimed_by_anybody_once_it_has_run_out_and_not_before() -> None:
-    entries, reclaim = leased(), reclaim_record(*AT, "m1", "l1", ce_id="follows", **HUB)
+    entries, reclaim = (
+        leased(),
+        MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="follows", **HUB),
+    )
     assert refused(at(LEASE_US - 1, reclaim, entries)) == ("illegal_transition", "leased")
-    wrong = reclaim_record(*AT, "m1", "l7", **HUB)
+    wrong = MessageReclaim(**AT, message_id="m1", request_id="l7").record(**HUB)
     assert refused(at(LEASE_US, wrong, entries)) == ("illegal_transition", "leased")
     found = row_of(at(LEASE_US, reclaim, entries))
     assert (found.status, found.handed_to, found.lease_until) == ("unread", "xml/bo", None)
     assert said(at(LEASE_US, reclaim, entries)) == ("duplicate", None)
-    second = reclaim_record(*AT, "m1", "l1", ce_id="another", **HUB)
+    second = MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="another", **HUB)
     assert refused(at(LEASE_US, second, entries)) == ("illegal_transition", "unread")
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        nack_record(*AT, "m1", "l2", **PUMP),
-        reclaim_record(*AT, "m1", "l2", **HUB),
-        claim_record(*AT, "c1", **HUB),
-        lease_record(*AT, "l3", **PUMP),
+        MessageNack(**AT, message_id="m1", request_id="l2").record(**PUMP),
+        MessageReclaim(**AT, message_id="m1", request_id="l2").record(**HUB),
+        MailboxClaim(**AT, request_id="c1").record(**HUB),
+        MailboxLease(**AT, request_id="l3").record(**PUMP),
     ],
     ids=lambda made: made.type,
 )
@@ -264,92 +319,129 @@ def test_after_three_attempts_a_message_is_dead_instead_of_handed_out(made: Outg
 
 
 def test_the_third_attempt_may_succeed() -> None:
-    assert row_of(at(60 * S_US, ack_record(*AT, "m1", "l2", **PUMP), worn_out())).status == "claimed"
+    assert (
+        row_of(
+            at(60 * S_US, MessageAck(**AT, message_id="m1", request_id="l2").record(**PUMP), worn_out())
+        ).status
+        == "claimed"
+    )
 
 
 @pytest.mark.requirement("DL-04")
 def test_a_lease_keeps_its_messages_from_all_others_and_other_messages_go_to_any_door() -> None:
     entries = leased(2, "m1", "m2", "m3", "m4")
-    assert row_of(at(S_US, read_record(*AT, "m4", **HUB), entries)).status == "read"
-    assert refused(at(S_US, read_record(*AT, "m1", **HUB), entries)) == ("illegal_transition", "leased")
-    assert statuses(at(S_US, lease_record(*AT, "l2", 9, **HUB), entries)) == {"m3": "leased"}
-    assert rows_of(at(S_US, claim_record(*AT, "c1", **HUB), entries)) == []
-    at(S_US, nack_record(*AT, "m2", "l1", **PUMP), entries)
-    assert statuses(at(S_US, claim_record(*AT, "c2", **HUB), entries)) == {"m2": "claimed"}
+    assert row_of(at(S_US, MessageReading(**AT, message_id="m4").record(**HUB), entries)).status == "read"
+    assert refused(at(S_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)) == (
+        "illegal_transition",
+        "leased",
+    )
+    assert statuses(at(S_US, MailboxLease(**AT, request_id="l2", limit=9).record(**HUB), entries)) == {
+        "m3": "leased"
+    }
+    assert rows_of(at(S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)) == []
+    at(S_US, MessageNack(**AT, message_id="m2", request_id="l1").record(**PUMP), entries)
+    assert statuses(at(S_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {"m2": "claimed"}
 
 
 def test_a_lease_that_has_run_out_keeps_nobody_away() -> None:
     entries = leased()
-    assert rows_of(at(LEASE_US - 1, claim_record(*AT, "c1", **HUB), entries)) == []
-    assert statuses(at(LEASE_US, claim_record(*AT, "c2", **HUB), entries)) == {"m1": "claimed"}
+    assert rows_of(at(LEASE_US - 1, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)) == []
+    assert statuses(at(LEASE_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {
+        "m1": "claimed"
+    }
     entries = leased()
-    assert row_of(at(LEASE_US, read_record(*AT, "m1", **HUB), entries)).status == "read"
+    assert row_of(at(LEASE_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)).status == "read"
 
 
 @pytest.mark.requirement("DL-07")
 def test_a_claim_of_unread_messages_leaves_those_that_somebody_holds() -> None:
     entries = leased(1, "m1", "m2")
-    wanted = claim_of_record(*AT, "c1", ["m1", "m2"], if_unread=True, **HUB)
+    wanted = MailboxClaim(
+        **AT, request_id="c1", message_ids=["m1", "m2"], if_unread=True, limit=LIMIT_MOST
+    ).record(**HUB)
     assert statuses(at(S_US, wanted, entries)) == {"m2": "claimed"}
-    assert row_of(at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)).status == "claimed"
+    assert (
+        row_of(at(S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)).status
+        == "claimed"
+    )
 
 
 def test_a_message_expires_when_its_time_is_over_and_nobody_holds_it() -> None:
     entries = mailbox_of("m1", expires_at=LATER)
-    expiry = expiry_record(*AT, "m1", **HUB)
+    expiry = MessageExpiry(**AT, message_id="m1").record(**HUB)
     assert refused(at(60 * S_US - 1, expiry, entries)) == ("illegal_transition", "unread")
-    at(50 * S_US, lease_record(*AT, "l1", **PUMP), entries)
+    at(50 * S_US, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
     assert refused(at(60 * S_US, expiry, entries)) == ("illegal_transition", "leased")
     assert row_of(at(80 * S_US, expiry, entries)).status == "expired"
-    assert refused(at(0, expiry_record(*AT, "m1", **HUB), mailbox_of("m1"))) == ("illegal_transition", "unread")
+    assert refused(at(0, MessageExpiry(**AT, message_id="m1").record(**HUB), mailbox_of("m1"))) == (
+        "illegal_transition",
+        "unread",
+    )
 
 
 def test_clearing_ends_all_that_is_pending_leased_or_not() -> None:
     entries = leased(1, "m1", "m2")
-    assert statuses(at(S_US, clearing_record(*AT, "x1", **HUB), entries)) == {"m1": "cleared", "m2": "cleared"}
+    assert statuses(at(S_US, MailboxClearing(**AT, request_id="x1").record(**HUB), entries)) == {
+        "m1": "cleared",
+        "m2": "cleared",
+    }
     assert (list(entries.with_prefix("m/")), entries.get("leases")) == ([], None)
-    assert refused(at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)) == ("after_terminal", None)
+    assert refused(at(S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)) == (
+        "after_terminal",
+        None,
+    )
 
 
 @pytest.mark.parametrize("status", sorted(MESSAGE_FINAL))
 def test_what_is_final_stays_so(status: str) -> None:
     entries, made = end_by(status)
     later = [
-        ack_record(*AT, "m1", "l9", **PUMP),
-        nack_record(*AT, "m1", "l9", **PUMP),
-        reclaim_record(*AT, "m1", "l9", **PUMP),
-        read_record(*AT, "m1", **HUB),
-        expiry_record(*AT, "m1", **HUB),
+        MessageAck(**AT, message_id="m1", request_id="l9").record(**PUMP),
+        MessageNack(**AT, message_id="m1", request_id="l9").record(**PUMP),
+        MessageReclaim(**AT, message_id="m1", request_id="l9").record(**PUMP),
+        MessageReading(**AT, message_id="m1").record(**HUB),
+        MessageExpiry(**AT, message_id="m1").record(**HUB),
     ]
     for one in later:
         assert refused(at(90 * S_US, one, entries)) == ("after_terminal", None)
-    assert rows_of(at(90 * S_US, claim_record(*AT, "c9", **PUMP), entries)) == []
+    assert rows_of(at(90 * S_US, MailboxClaim(**AT, request_id="c9").record(**PUMP), entries)) == []
     assert said(at(90 * S_US, made, entries)) == ("duplicate", None)
     assert status not in MESSAGE_PENDING
 
 
 def test_of_a_message_that_nobody_posted_there_is_nothing_to_say() -> None:
-    for make in (read_record, expiry_record):
-        assert refused(at(0, make(*AT, "m2", **PUMP), leased())) == ("unknown_stream", None)
-    for make in (ack_record, nack_record, reclaim_record):
-        assert refused(at(0, make(*AT, "m2", "l1", **PUMP), leased())) == ("unknown_stream", None)  # type: ignore[operator]
+    for make in (MessageReading, MessageExpiry):
+        assert refused(at(0, make(**AT, message_id="m2").record(**PUMP), leased())) == ("unknown_stream", None)
+    for make in (MessageAck, MessageNack, MessageReclaim):
+        assert refused(at(0, make(**AT, message_id="m2", request_id="l1").record(**PUMP), leased())) == (
+            "unknown_stream",
+            None,
+        )
 
 
 @pytest.mark.requirement("CM-04")
 def test_a_finished_messages_id_is_known_for_a_week_and_new_after_that() -> None:
     entries = mailbox_of("m1")
-    at(S_US, claim_record(*AT, "c1", **HUB), entries)
+    at(S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)
     assert said(post_at(WEEK_US, entries)) == ("duplicate", None)
     assert refused(post_at(WEEK_US, entries, body="other")) == ("seq_conflict", None)
-    assert refused(at(WEEK_US, read_record(*AT, "m1", **HUB), entries)) == ("after_terminal", None)
-    assert refused(at(WEEK_US + 1, read_record(*AT, "m1", **HUB), entries)) == ("unknown_stream", None)
+    assert refused(at(WEEK_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)) == (
+        "after_terminal",
+        None,
+    )
+    assert refused(at(WEEK_US + 1, MessageReading(**AT, message_id="m1").record(**HUB), entries)) == (
+        "unknown_stream",
+        None,
+    )
     assert row_of(post_at(WEEK_US + 1, entries, body="other")).posted_at == START_US + WEEK_US + 1
-    assert row_of(at(WEEK_US + 2, read_record(*AT, "m1", **HUB), entries)).status == "read"
+    assert (
+        row_of(at(WEEK_US + 2, MessageReading(**AT, message_id="m1").record(**HUB), entries)).status == "read"
+    )
 
 
 def test_the_same_door_reads_the_message_that_has_its_id_after_a_week() -> None:
     """The record has the id of the one that read the first: that one is not it."""
-    entries, read = mailbox_of("m1"), read_record(*AT, "m1", **HUB)
+    entries, read = mailbox_of("m1"), MessageReading(**AT, message_id="m1").record(**HUB)
     assert said(at(0, read, entries)) == ("accepted", None)
     post_at(WEEK_US + 1, entries)
     assert row_of(at(WEEK_US + 1, read, entries)).status == "read"
@@ -360,17 +452,20 @@ def test_no_entry_is_left_of_a_finished_message_but_its_id() -> None:
     entries = Entries()
     for n in range(600):
         post_at(n, entries, f"m{n}")
-    at(S_US, claim_record(*AT, "c1", 1000, **HUB), entries)
+    at(S_US, MailboxClaim(**AT, request_id="c1", limit=1000).record(**HUB), entries)
     kinds = {key.partition("/")[0] for key in entries.stored()}
     assert kinds == {"id", "last", "requests", "size"}
 
 
 def test_acks_do_not_make_a_drain_forgotten_that_may_yet_be_repeated() -> None:
     entries = mailbox_of(*(f"m{n}" for n in range(300)))
-    lease = lease_record(*AT, "l1", 300, **PUMP)
+    lease = MailboxLease(**AT, request_id="l1", limit=300).record(**PUMP)
     assert len(rows_of(at(0, lease, entries))) == 300
     for n in range(300):
-        assert said(at(0, ack_record(*AT, f"m{n}", "l1", **PUMP), entries)) == ("accepted", None)
+        assert said(at(0, MessageAck(**AT, message_id=f"m{n}", request_id="l1").record(**PUMP), entries)) == (
+            "accepted",
+            None,
+        )
     assert said(at(0, lease, entries)) == ("duplicate", None)
 
 
@@ -389,12 +484,12 @@ class CountedEntries(Entries):
 
 def test_a_claim_looks_at_no_more_messages_than_it_hands_out() -> None:
     entries = CountedEntries(mailbox_of(*(f"m{n}" for n in range(200))).stored())
-    assert len(rows_of(at(0, claim_record(*AT, "c1", 10, **HUB), entries))) == 10
+    assert len(rows_of(at(0, MailboxClaim(**AT, request_id="c1", limit=10).record(**HUB), entries))) == 10
     assert 10 <= entries.looked_at <= 11
 
 
 def test_two_senders_may_use_one_request_id_and_make_two_requests() -> None:
     entries = mailbox_of("m1", "m2")
     for principal in ("bo", "cy"):
-        made = lease_record(*AT, "l1", door="xml", principal=principal)
+        made = MailboxLease(**AT, request_id="l1").record(door="xml", principal=principal)
         assert row_of(at(0, made, entries)).handed_to == f"xml/{principal}"

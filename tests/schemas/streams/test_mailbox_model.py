@@ -17,8 +17,24 @@ from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes import mailbox_requests as requests
-from schemas.streams.mailboxes.mailbox_bodies import HandledMessage
+from schemas.streams.mailboxes.mailbox_bodies import (
+    LIMIT_MOST,
+    HandledMessage,
+    MailboxClaim,
+    MailboxClearing,
+    MailboxClosing,
+    MailboxLease,
+    MailboxLimits,
+    MailboxOpening,
+    MessageAck,
+    MessageDue,
+    MessageExpiry,
+    MessageExtension,
+    MessageNack,
+    MessageReading,
+    MessageReclaim,
+    MessagesHandled,
+)
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
@@ -117,35 +133,41 @@ def own_limits(wish: Wish) -> dict[str, Any]:
 
 def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: int) -> OutgoingRecord:
     """The record that a door makes of a wish, knowing what the model knows."""
-    at, by = ("default", "bo"), {"door": wish.sender[0], "principal": wish.sender[1]}
+    at, by = {"to": "bo"}, {"door": wish.sender[0], "principal": wish.sender[1]}
     if wish.kind == "again" and past:
         made = past[-1 - wish.about % len(past)]
         body, origin = orjson.loads(made.value), {"door": made.door, "principal": made.principal}
         if made.type == "message.handled" and wish.content % 2:
             answers = [Message.model_validate(ANSWER)]
             handled = [HandledMessage(**{**one, "answers": answers}) for one in body["messages"]]
-            return requests.handled_record(*at, handled, **origin)
+            return MessagesHandled(**at, messages=list(handled)).record(**origin)
         if made.type == "message.nacked" and wish.content % 2:
             by = origin
-            return requests.nack_record(*at, body["message_id"], body["request_id"], "for another reason", **by)
+            return MessageNack(
+                **at, message_id=body["message_id"], request_id=body["request_id"], reason="for another reason"
+            ).record(**by)
         return made
     if wish.kind in ("posted", "again"):
         return posting(wish.message_id, contents(now)[wish.content], wish.sender)
     makers: dict[str, Callable[[], OutgoingRecord]] = {
-        "claimed": lambda: requests.claim_record(*at, wish.request, wish.limit, **by),
-        "named": lambda: requests.claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
-        "unread": lambda: requests.claim_of_record(
-            *at, wish.request, IDS[wish.about % 5 :], if_unread=True, **by
-        ),
-        "leased": lambda: requests.lease_record(
-            *at, wish.request, wish.limit, wish.lease_ms, **lease_conditions(wish), **by
-        ),
-        "closed": lambda: requests.gate_record(
-            *at, wish.request, is_open=False, ce_id=f"c{wish.request}", **by
-        ),
-        "opened": lambda: requests.gate_record(*at, wish.request, is_open=True, ce_id=f"o{wish.request}", **by),
-        "cleared": lambda: requests.clearing_record(*at, wish.request, **by),
-        "limited": lambda: requests.limits_record(*at, wish.request, **own_limits(wish), **by),
+        "claimed": lambda: MailboxClaim(**at, request_id=wish.request, limit=wish.limit).record(**by),
+        "named": lambda: MailboxClaim(
+            **at, request_id=wish.request, message_ids=list(IDS[wish.about % 5 :]), limit=LIMIT_MOST
+        ).record(**by),
+        "unread": lambda: MailboxClaim(
+            **at,
+            request_id=wish.request,
+            message_ids=list(IDS[wish.about % 5 :]),
+            if_unread=True,
+            limit=LIMIT_MOST,
+        ).record(**by),
+        "leased": lambda: MailboxLease(
+            **at, request_id=wish.request, limit=wish.limit, lease_ms=wish.lease_ms, **lease_conditions(wish)
+        ).record(**by),
+        "closed": lambda: MailboxClosing(**at, request_id=wish.request).record(ce_id=f"c{wish.request}", **by),
+        "opened": lambda: MailboxOpening(**at, request_id=wish.request).record(ce_id=f"o{wish.request}", **by),
+        "cleared": lambda: MailboxClearing(**at, request_id=wish.request).record(**by),
+        "limited": lambda: MailboxLimits(**at, request_id=wish.request, **own_limits(wish)).record(**by),
     }
     if wish.kind in makers:
         return makers[wish.kind]()
@@ -164,25 +186,24 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     others = {m["message_id"]: m["request_id"] or "q0" for m in held if wish.limit > 1}
     several = {**others, message_id: request}
     makers = {
-        "handled": lambda: requests.handled_record(
-            *at, [HandledMessage(message_id=m, request_id=r) for m, r in several.items()], **by
-        ),
-        "acked": lambda: requests.ack_record(*at, message_id, request, **by),
-        "nacked": lambda: requests.nack_record(
-            *at,
-            message_id,
-            request,
-            ("", "no disk")[wish.content % 2],
+        "handled": lambda: MessagesHandled(
+            **at, messages=[HandledMessage(message_id=m, request_id=r) for m, r in several.items()]
+        ).record(**by),
+        "acked": lambda: MessageAck(**at, message_id=message_id, request_id=request).record(**by),
+        "nacked": lambda: MessageNack(
+            **at,
+            message_id=message_id,
+            request_id=request,
+            reason=("", "no disk")[wish.content % 2],
             is_no_attempt=True if wish.content == 3 else None,
-            **by,
-        ),
-        "reclaimed": lambda: requests.reclaim_record(*at, message_id, request, **by),
-        "extended": lambda: requests.extension_record(
-            *at, message_id, request, wish.lease_ms, ce_id=f"e{wish.request}", **by
-        ),
-        "read": lambda: requests.read_record(*at, message_id, **by),
-        "expired": lambda: requests.expiry_record(*at, message_id, **by),
-        "due": lambda: requests.due_record(*at, message_id, ce_id=f"d{wish.request}", **by),
+        ).record(**by),
+        "reclaimed": lambda: MessageReclaim(**at, message_id=message_id, request_id=request).record(**by),
+        "extended": lambda: MessageExtension(
+            **at, message_id=message_id, request_id=request, lease_ms=wish.lease_ms
+        ).record(ce_id=f"e{wish.request}", **by),
+        "read": lambda: MessageReading(**at, message_id=message_id).record(**by),
+        "expired": lambda: MessageExpiry(**at, message_id=message_id).record(**by),
+        "due": lambda: MessageDue(**at, message_id=message_id).record(ce_id=f"d{wish.request}", **by),
     }
     return makers[wish.kind]()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -12,25 +11,28 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.streams.kinds import RECORD_TYPES
-from schemas.streams.mailboxes.mailbox_bodies import MAILBOX_MODELS, HandledMessage
-from schemas.streams.mailboxes.mailbox_requests import (
-    ack_record,
-    claim_of_record,
-    claim_record,
-    clearing_record,
-    due_record,
-    expiry_record,
-    extension_record,
-    gate_record,
-    handled_record,
-    lease_record,
-    limits_record,
-    nack_record,
-    read_record,
-    reclaim_record,
+from schemas.streams.mailboxes.mailbox_bodies import (
+    LIMIT_MOST,
+    MAILBOX_MODELS,
+    HandledMessage,
+    MailboxClaim,
+    MailboxClearing,
+    MailboxClosing,
+    MailboxLease,
+    MailboxLimits,
+    MailboxOpening,
+    MessageAck,
+    MessageDue,
+    MessageExpiry,
+    MessageExtension,
+    MessageNack,
+    MessageReading,
+    MessageReclaim,
+    MessagesHandled,
 )
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
+from schemas.wire.wire_body import WireBody
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, rows_of
 from tests.schemas.stream_records import MAILBOX_KEY, accepted_and_refolded, as_read, message
@@ -39,21 +41,25 @@ S_US = 1_000_000
 
 pytestmark = pytest.mark.requirement("HH-06")
 
-Make = Callable[..., OutgoingRecord]
+Make = type[WireBody]
 # Records about a message and its lease, about a message, and about the mailbox.
-BY_LEASE: tuple[Make, ...] = (ack_record, nack_record, reclaim_record)
-BY_MESSAGE: tuple[Make, ...] = (read_record, expiry_record)
-BY_MAILBOX: tuple[Make, ...] = (claim_record, lease_record, clearing_record)
+BY_LEASE: tuple[Make, ...] = (MessageAck, MessageNack, MessageReclaim)
+BY_MESSAGE: tuple[Make, ...] = (MessageReading, MessageExpiry)
+BY_MAILBOX: tuple[Make, ...] = (MailboxClaim, MailboxLease, MailboxClearing)
+NAMING = (
+    *((one, "message_id") for one in BY_MESSAGE),
+    *((one, "request_id") for one in BY_MAILBOX),
+)
 MADE = (
-    *(make(*AT, "m1", "l1", **HUB) for make in BY_LEASE),
-    *(make(*AT, "m1", **HUB) for make in BY_MESSAGE),
-    *(make(*AT, "c1", **HUB) for make in BY_MAILBOX),
-    due_record(*AT, "m1", ce_id="d1", **HUB),
-    limits_record(*AT, "s1", pending_most=9, bytes_most=None, **HUB),
-    gate_record(*AT, "g1", is_open=False, ce_id="g1", **HUB),
-    gate_record(*AT, "g2", is_open=True, ce_id="g2", **HUB),
-    extension_record(*AT, "m1", "l1", 1000, ce_id="e1", **HUB),
-    handled_record(*AT, [HandledMessage(message_id="m1", request_id="l1")], **HUB),
+    *(make(**AT, message_id="m1", request_id="l1").record(**HUB) for make in BY_LEASE),
+    *(make(**AT, message_id="m1").record(**HUB) for make in BY_MESSAGE),
+    *(make(**AT, request_id="c1").record(**HUB) for make in BY_MAILBOX),
+    MessageDue(**AT, message_id="m1").record(ce_id="d1", **HUB),
+    MailboxLimits(**AT, request_id="s1", pending_most=9, bytes_most=None).record(**HUB),
+    MailboxClosing(**AT, request_id="g1").record(ce_id="g1", **HUB),
+    MailboxOpening(**AT, request_id="g2").record(ce_id="g2", **HUB),
+    MessageExtension(**AT, message_id="m1", request_id="l1", lease_ms=1000).record(ce_id="e1", **HUB),
+    MessagesHandled(**AT, messages=[HandledMessage(message_id="m1", request_id="l1")]).record(**HUB),
 )
 
 
@@ -82,14 +88,14 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     posted = [Message.model_validate(message(f"m{n}", expires_at="2027-01-15T08:01:00Z")) for n in range(5)]
     sent = [(0, one.record(door="http", principal="ann")) for one in posted]
     sent += [
-        (0, lease_record(*AT, "l1", 3, **PUMP)),
-        (1, ack_record(*AT, "m0", "l1", **PUMP)),
-        (1, nack_record(*AT, "m1", "l1", **PUMP)),
-        (30 * S_US, reclaim_record(*AT, "m2", "l1", **PUMP)),
-        (30 * S_US, read_record(*AT, "m1", **PUMP)),
-        (30 * S_US, claim_record(*AT, "c1", 1, **PUMP)),
-        (60 * S_US, expiry_record(*AT, "m3", **PUMP)),
-        (60 * S_US, clearing_record(*AT, "x1", **PUMP)),
+        (0, MailboxLease(**AT, request_id="l1", limit=3).record(**PUMP)),
+        (1, MessageAck(**AT, message_id="m0", request_id="l1").record(**PUMP)),
+        (1, MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP)),
+        (30 * S_US, MessageReclaim(**AT, message_id="m2", request_id="l1").record(**PUMP)),
+        (30 * S_US, MessageReading(**AT, message_id="m1").record(**PUMP)),
+        (30 * S_US, MailboxClaim(**AT, request_id="c1", limit=1).record(**PUMP)),
+        (60 * S_US, MessageExpiry(**AT, message_id="m3").record(**PUMP)),
+        (60 * S_US, MailboxClearing(**AT, request_id="x1").record(**PUMP)),
     ]
     rows, _ = accepted_and_refolded(
         as_read(made, offset, START_US + offset_us) for offset, (offset_us, made) in enumerate(sent)
@@ -98,7 +104,10 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
 
 
 def test_what_a_request_does_not_say_has_its_default() -> None:
-    claim, lease = body_of(claim_record(*AT, "c1", **HUB)), body_of(lease_record(*AT, "l1", **HUB))
+    claim, lease = (
+        body_of(MailboxClaim(**AT, request_id="c1").record(**HUB)),
+        body_of(MailboxLease(**AT, request_id="l1").record(**HUB)),
+    )
     assert (claim["limit"], lease["limit"], lease["lease_ms"]) == (100, 1, 30_000)
     short = {"schema_version": 1, "to": "bo", "request_id": "c1"}
     ids = [f"m{n}" for n in range(120)]
@@ -110,52 +119,67 @@ def test_what_a_request_does_not_say_has_its_default() -> None:
 
 def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
     """Else the same request with other content would be another request, and be carried out."""
-    assert claim_record(*AT, "c1", 1, **HUB).ce_id == claim_record(*AT, "c1", 2, **HUB).ce_id
-    assert lease_record(*AT, "l1", 1, 5, **HUB).ce_id == lease_record(*AT, "l1", 1, 6, **HUB).ce_id
-    assert nack_record(*AT, "m1", "l1", "a", **HUB).ce_id == nack_record(*AT, "m1", "l1", "b", **HUB).ce_id
+    assert (
+        MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB).ce_id
+        == MailboxClaim(**AT, request_id="c1", limit=2).record(**HUB).ce_id
+    )
+    assert (
+        MailboxLease(**AT, request_id="l1", limit=1, lease_ms=5).record(**HUB).ce_id
+        == MailboxLease(**AT, request_id="l1", limit=1, lease_ms=6).record(**HUB).ce_id
+    )
+    assert (
+        MessageNack(**AT, message_id="m1", request_id="l1", reason="a").record(**HUB).ce_id
+        == MessageNack(**AT, message_id="m1", request_id="l1", reason="b").record(**HUB).ce_id
+    )
 
 
 def test_the_ids_of_two_requests_differ() -> None:
     others = [
         *MADE,
-        *(make(*AT, "m2", "l1", **HUB) for make in BY_LEASE),
-        *(make(*AT, "m1", "l2", **HUB) for make in BY_LEASE),
-        *(make(*AT, "m2", **HUB) for make in BY_MESSAGE),
-        *(make(*AT, "c2", **HUB) for make in BY_MAILBOX),
+        *(make(**AT, message_id="m2", request_id="l1").record(**HUB) for make in BY_LEASE),
+        *(make(**AT, message_id="m1", request_id="l2").record(**HUB) for make in BY_LEASE),
+        *(make(**AT, message_id="m2").record(**HUB) for make in BY_MESSAGE),
+        *(make(**AT, request_id="c2").record(**HUB) for make in BY_MAILBOX),
     ]
-    for make in (*BY_MESSAGE, *BY_MAILBOX):
-        others += [make(*AT, "x1", **PUMP), make(*AT, "x1", door="http", principal="cy")]
-        others += [make("lab", "bo", "x1", **HUB), make("default", "cy", "x1", **HUB)]
+    for make, about in NAMING:
+        one = make(**AT, **{about: "x1"})
+        others += [one.record(**PUMP), one.record(door="http", principal="cy")]
+        others += [make(**at, **{about: "x1"}).record(**HUB) for at in ({**AT, "realm": "lab"}, {"to": "cy"})]
     assert len({made.ce_id for made in others}) == len(others)
 
 
 def test_what_the_reactor_makes_has_the_id_that_it_was_given() -> None:
-    assert reclaim_record(*AT, "m1", "l1", ce_id="follows", **HUB).ce_id == "follows"
-    assert expiry_record(*AT, "m1", ce_id="follows", **HUB).ce_id == "follows"
+    assert (
+        MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="follows", **HUB).ce_id == "follows"
+    )
+    assert MessageExpiry(**AT, message_id="m1").record(ce_id="follows", **HUB).ce_id == "follows"
 
 
 @pytest.mark.requirement("CM-01")
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_about_what_is_no_name(name: str) -> None:
-    for make in (*BY_MESSAGE, *BY_MAILBOX):
+    for make, about in NAMING:
         for arguments in ((name, "bo", "x"), ("default", name, "x"), ("default", "bo", name)):
             with pytest.raises(ValidationError):
-                make(*arguments, **HUB)
+                make(**dict(zip(("realm", "to", about), arguments, strict=True)))
     for make in BY_LEASE:
         with pytest.raises(ValidationError):
-            make(*AT, "m1", name, **HUB)
+            make(**AT, message_id="m1", request_id=name)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001])
 def test_no_record_is_made_for_none_or_for_too_many(limit: int) -> None:
-    for make in (claim_record, lease_record):
+    for make in (MailboxClaim, MailboxLease):
         with pytest.raises(ValidationError):
-            make(*AT, "c1", limit, **HUB)
+            make(**AT, request_id="c1", limit=limit)
     with pytest.raises(ValidationError):
-        lease_record(*AT, "l1", 1, 0, **HUB)
+        MailboxLease(**AT, request_id="l1", limit=1, lease_ms=0).record(**HUB)
     with pytest.raises(ValidationError):
-        lease_record(*AT, "l1", 1, 86_400_001, **HUB)
-    assert body_of(lease_record(*AT, "l1", 1000, 86_400_000, **HUB))["limit"] == 1000
+        MailboxLease(**AT, request_id="l1", limit=1, lease_ms=86_400_001).record(**HUB)
+    assert (
+        body_of(MailboxLease(**AT, request_id="l1", limit=1000, lease_ms=86_400_000).record(**HUB))["limit"]
+        == 1000
+    )
 
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -222,12 +246,18 @@ def test_what_is_said_of_a_refusal_quotes_nothing_of_the_record() -> None:
 @pytest.mark.requirement("FQ-16")
 def test_a_poll_that_has_happened_claims_what_another_door_has_leased() -> None:
     entries = mailbox_of("m1", "m2", "m3")
-    assert len(rows_of(at(0, lease_record(*AT, "l1", 2, **PUMP), entries))) == 2
-    found = at(S_US, claim_of_record(*AT, "c2", ["m1", "m3"], door="file", principal="bo"), entries)
+    assert len(rows_of(at(0, MailboxLease(**AT, request_id="l1", limit=2).record(**PUMP), entries))) == 2
+    found = at(
+        S_US,
+        MailboxClaim(**AT, request_id="c2", message_ids=["m1", "m3"], limit=LIMIT_MOST).record(
+            door="file", principal="bo"
+        ),
+        entries,
+    )
     assert {(row.message_id, row.status) for row in rows_of(found)} == {("m1", "claimed"), ("m3", "claimed")}
     # The holder hears that it is too late, nobody gets it a second time, and its other lease goes on.
-    late = at(2 * S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    late = at(2 * S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
     assert said(late) == ("rejected", "after_terminal")
-    (acked,) = rows_of(at(3 * S_US, ack_record(*AT, "m2", "l1", **PUMP), entries))
+    (acked,) = rows_of(at(3 * S_US, MessageAck(**AT, message_id="m2", request_id="l1").record(**PUMP), entries))
     assert acked.status == "claimed"
-    assert rows_of(at(3 * S_US, claim_record(*AT, "c4", **HUB), entries)) == []
+    assert rows_of(at(3 * S_US, MailboxClaim(**AT, request_id="c4").record(**HUB), entries)) == []

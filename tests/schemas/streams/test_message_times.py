@@ -9,16 +9,16 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.streams.agents.mqtt_agents import AgentSaid
-from schemas.streams.mailboxes.mailbox_requests import (
-    ack_record,
-    claim_of_record,
-    claim_record,
-    clearing_record,
-    due_record,
-    expiry_record,
-    lease_record,
-    nack_record,
-    read_record,
+from schemas.streams.mailboxes.mailbox_bodies import (
+    LIMIT_MOST,
+    MailboxClaim,
+    MailboxClearing,
+    MailboxLease,
+    MessageAck,
+    MessageDue,
+    MessageExpiry,
+    MessageNack,
+    MessageReading,
 )
 from schemas.streams.mailboxes.message import DURATION_MS_MOST, Message
 from schemas.wire.record import OutgoingRecord
@@ -46,12 +46,12 @@ MINUTE_MS = 60_000
 
 def due(message_id: str = "m1", ce_id: str = "d1") -> OutgoingRecord:
     """The reactor's record that delivers a delayed message."""
-    return due_record(*AT, message_id, ce_id=ce_id, **REACTOR)
+    return MessageDue(**AT, message_id=message_id).record(ce_id=ce_id, **REACTOR)
 
 
 def over(message_id: str = "m1", ce_id: str = "x1") -> OutgoingRecord:
     """The reactor's record that ends a message as expired."""
-    return expiry_record(*AT, message_id, ce_id=ce_id, **REACTOR)
+    return MessageExpiry(**AT, message_id=message_id).record(ce_id=ce_id, **REACTOR)
 
 
 @pytest.mark.requirement("DL-21")
@@ -61,23 +61,31 @@ def test_a_message_expires_by_the_time_of_the_log_and_not_a_microsecond_earlier(
     assert refused(at(60 * S_US - 1, over(), entries)) == ("illegal_transition", "unread")
     found = at(60 * S_US, over(ce_id="x2"), entries)
     assert (found.status_after, row_of(found).ended_at) == ("expired", START_US + 60 * S_US)
-    assert rows_of(at(61 * S_US, claim_record(*AT, "c1", **HUB), entries)) == []
+    assert rows_of(at(61 * S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)) == []
 
 
 @pytest.mark.requirement("DL-21")
 def test_a_leased_message_expires_when_its_lease_has_ended_and_not_before() -> None:
     entries = mailbox_of("m1", expires_in_ms=10_000)
-    at(9 * S_US, lease_record(*AT, "l1", **PUMP), entries)
+    at(9 * S_US, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
     assert refused(at(20 * S_US, over(), entries)) == ("illegal_transition", "leased")
-    assert at(21 * S_US, nack_record(*AT, "m1", "l1", **PUMP), entries).status_after == "unread"
+    assert (
+        at(21 * S_US, MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP), entries).status_after
+        == "unread"
+    )
     assert at(21 * S_US, over(ce_id="x2"), entries).status_after == "expired"
 
 
 @pytest.mark.requirement("DL-21")
 def test_a_holder_may_acknowledge_a_message_that_expired_under_its_lease() -> None:
     entries = mailbox_of("m1", expires_in_ms=10_000)
-    at(9 * S_US, lease_record(*AT, "l1", **PUMP), entries)
-    assert at(9 * S_US + LEASE_US - 1, ack_record(*AT, "m1", "l1", **PUMP), entries).status_after == "claimed"
+    at(9 * S_US, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
+    assert (
+        at(
+            9 * S_US + LEASE_US - 1, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries
+        ).status_after
+        == "claimed"
+    )
 
 
 @pytest.mark.requirement("DL-22")
@@ -87,16 +95,18 @@ def test_a_delayed_message_is_handed_out_to_nobody_before_its_time() -> None:
     assert (posted.status_after, row_of(posted).deliver_at) == ("delayed", START_US + 60 * S_US)
     post_at(0, entries, "m2")
     for made in (
-        lease_record(*AT, "l1", 100, message_ids=["m1"], **PUMP),
-        claim_of_record(*AT, "c0", ["m1"], **HUB),
-        claim_of_record(*AT, "c1", ["m1"], if_unread=True, **HUB),
+        MailboxLease(**AT, request_id="l1", limit=100, message_ids=["m1"]).record(**PUMP),
+        MailboxClaim(**AT, request_id="c0", message_ids=["m1"], limit=LIMIT_MOST).record(**HUB),
+        MailboxClaim(**AT, request_id="c1", message_ids=["m1"], if_unread=True, limit=LIMIT_MOST).record(**HUB),
     ):
         assert rows_of(at(61 * S_US, made, entries)) == []
-    assert statuses(at(61 * S_US, claim_record(*AT, "c2", **HUB), entries)) == {"m2": "claimed"}
+    assert statuses(at(61 * S_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {
+        "m2": "claimed"
+    }
     for made in (
-        read_record(*AT, "m1", **HUB),
-        ack_record(*AT, "m1", "l1", **PUMP),
-        nack_record(*AT, "m1", "l1", **PUMP),
+        MessageReading(**AT, message_id="m1").record(**HUB),
+        MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP),
+        MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP),
     ):
         assert refused(at(61 * S_US, made, entries)) == ("illegal_transition", "delayed")
 
@@ -111,7 +121,10 @@ def test_a_delayed_message_is_delivered_at_its_time_once_and_behind_what_came_me
     # Two gateways append the same record, and a later timer another one.
     assert said(at(60 * S_US, due(ce_id="d2"), entries)) == ("duplicate", None)
     assert refused(at(60 * S_US, due(ce_id="d3"), entries)) == ("illegal_transition", "unread")
-    assert list(statuses(at(61 * S_US, claim_record(*AT, "c1", **HUB), entries))) == ["m2", "m1"]
+    assert list(statuses(at(61 * S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries))) == [
+        "m2",
+        "m1",
+    ]
 
 
 @pytest.mark.requirement("DL-22")
@@ -122,7 +135,7 @@ def test_a_message_that_is_posted_again_while_it_is_delayed_or_a_week_after_is_t
     assert (again.verdict, again.status_after) == ("duplicate", "delayed")
     assert refused(post_at(S_US, entries, body="other")) == ("seq_conflict", "delayed")
     at(2 * week_ms * 1000, due(), entries)
-    at(2 * week_ms * 1000, claim_record(*AT, "c1", **HUB), entries)
+    at(2 * week_ms * 1000, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)
     again = post_at(3 * week_ms * 1000, entries, deliver_after_ms=2 * week_ms)
     assert (again.verdict, again.status_after) == ("duplicate", None)
 
@@ -139,7 +152,7 @@ def test_a_delayed_message_may_expire_before_anybody_delivered_it() -> None:
 def test_clearing_a_mailbox_ends_its_delayed_messages_too() -> None:
     entries = mailbox_of("m1", deliver_after_ms=1000)
     post_at(0, entries, "m2")
-    found = at(S_US, clearing_record(*AT, "x", **HUB), entries)
+    found = at(S_US, MailboxClearing(**AT, request_id="x").record(**HUB), entries)
     assert statuses(found) == {"m2": "cleared", "m1": "cleared"}
     assert {key for key in entries.stored() if key.startswith(("m/", "d/"))} == set()
 
