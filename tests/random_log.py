@@ -11,16 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from schemas.keys.record_macs import GATEWAY
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.agents import participants
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
-    cancellation_record,
-    pick_record,
-    registration_record,
-    rotation_record,
+    JobCancellation,
+    JobPick,
+    JobRegistration,
+    JobSecretRotation,
 )
-from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
+from schemas.streams.principal.principals import (
+    OPERATOR,
+    ROLES,
+    PrincipalAddition,
+    PrincipalRevocation,
+    token_hash,
+)
 from schemas.streams.refused.refusal import Refusal
 from schemas.streams.session import session_registry as sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
@@ -113,12 +119,17 @@ class RandomLog:
             self._jobs.append(job)
         wanted = self._draw.choice(WORKERS) if self._draw.random() < 0.2 else None
         description = self._draw.choice(["count the stars", "read, think, answer", "Grüße ☃"])
-        record = registration_record(job.job_id, job.first_secret, description, self._keyring, session=wanted)
+        record = JobRegistration(
+            sealed_secret=self._keyring.seal(job.first_secret.encode(), job_secret_purpose(job.job_id)),
+            job_id=job.job_id,
+            description=description,
+            session=wanted,
+        ).record(door="cli", principal="operator")
         return raw(record)
 
     def _pick(self) -> Raw:
         session = self._draw.choice(WORKERS)
-        return raw(pick_record(self._job().job_id, session, principal=session))
+        return raw(JobPick(job_id=self._job().job_id, session=session).record(principal=session, door="http"))
 
     def _event(self) -> Raw:
         job = self._job()
@@ -171,14 +182,25 @@ class RandomLog:
     def _cancel(self) -> Raw:
         request = f"request-{self._draw.randrange(500)}"
         reason = self._draw.choice(["", "no longer needed"])
-        return raw(cancellation_record(self._job().job_id, request_id=request, reason=reason))
+        return raw(
+            JobCancellation(job_id=self._job().job_id, request_id=request, reason=reason).record(
+                door="cli", principal="operator"
+            )
+        )
 
     def _rotation(self) -> Raw:
         job, request = self._job(), f"request-{self._draw.randrange(500)}"
         job.old_secret, job.secret = job.secret, f"secret {self._draw.randrange(1000)} of {job.job_id}"
         # Some end before the next event is logged, some while the log is written, some never.
         overlap_ms = self._draw.choice([0, 500, 500, 3_600_000])
-        return raw(rotation_record(job.job_id, job.secret, overlap_ms, self._keyring, request_id=request))
+        return raw(
+            JobSecretRotation(
+                sealed_secret=self._keyring.seal(job.secret.encode(), job_secret_purpose(job.job_id)),
+                job_id=job.job_id,
+                overlap_ms=overlap_ms,
+                request_id=request,
+            ).record(door="cli", principal="operator")
+        )
 
     def _session(self) -> Raw:
         name = self._draw.choice(WORKERS) if self._draw.random() < 0.6 else f"s{self._draw.randrange(60)}"
@@ -201,8 +223,14 @@ class RandomLog:
     def _principal(self) -> Raw:
         name = f"principal-{self._draw.randrange(30)}"
         if self._draw.random() < 0.3:
-            return raw(revocation_record(name))
-        return raw(addition_record(name, self._draw.choice(ROLES), f"token-{self._draw.randrange(40)}"))
+            return raw(PrincipalRevocation(principal=name).record(door="http", principal=OPERATOR))
+        return raw(
+            PrincipalAddition(
+                principal=name,
+                role=self._draw.choice(ROLES),
+                token_sha256=token_hash(f"token-{self._draw.randrange(40)}"),
+            ).record(door="http", principal=OPERATOR)
+        )
 
     def _participant(self) -> Raw:
         roll, name = self._draw.random(), f"agent-{self._draw.randrange(6)}"

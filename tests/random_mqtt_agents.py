@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from connectors.mqtt_bridge.bridge_records import incoming
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings
-from schemas.streams.agents.mqtt_agents import registration_record, removal_record
+from schemas.streams.agents.mqtt_agents import (
+    AgentMqttRegistered,
+    AgentMqttRemoved,
+)
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.agent_message import sign_said
 from trunkline_agent.wire.strict_json import canonical
@@ -21,9 +24,11 @@ def mqtt_agent_record(draw: random.Random, keyring: Keyring, recipients: Sequenc
     by = {"request_id": f"request-{draw.randrange(300)}", "door": "http", "principal": "operator"}
     secret = f"secret of {name}"
     if roll < 0.2:
-        return registration_record(name, secret, keyring, **by)
+        return AgentMqttRegistered(
+            sealed_secret=keyring.seal(secret.encode(), mqtt_agent_secret_purpose(name)), agent_name=name
+        ).record(**by)
     if roll < 0.25:
-        return removal_record(name, **by)
+        return AgentMqttRemoved(agent_name=name).record(**by)
     said: dict[str, Any] = {
         "message_id": f"word-{draw.randrange(400)}",
         "to": draw.choice([*recipients, "nobody", "not/a/name"]),

@@ -33,7 +33,7 @@ def task_or_agent_record(draw: random.Random) -> OutgoingRecord:
         return change.record(**_BY)
     cause = str(draw.randrange(5))
     if roll < 0.9:
-        return agents.removal_record(agent, cause=cause, **_BY)
+        return agents.AgentRemoved(agent_name=agent).record(cause=cause, **_BY)
     definition = agents.AgentDefined(
         agent_name=agent,
         image="an/image",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.streams.webhook import webhook_registry as webhooks
 from schemas.wire.record import OutgoingRecord
 
@@ -16,16 +16,14 @@ def webhook_record(draw: random.Random, keyring: Keyring) -> OutgoingRecord:
     if roll < 0.5:
         url = draw.choice(["https://hooks.invalid/a", "https://hooks.invalid:8443/b?c=1"])
         topic, overlap_ms = draw.choice([None, None, "news"]), draw.choice([0, 0, 60_000])
-        return webhooks.setting_record(
-            name,
-            url,
-            f"whsec_{draw.getrandbits(40)}",
-            keyring,
+        return webhooks.WebhookSet(
+            sealed_secret=keyring.seal(f"whsec_{draw.getrandbits(40)}".encode(), webhook_secret_purpose(name)),
+            name=name,
+            url=url,
             topic=topic,
             overlap_ms=overlap_ms,
             request_id=request_id,
-            **by,
-        )
+        ).record(**by)
     if roll < 0.7:
         revision = draw.choice([None, 1, 2])
         paused = webhooks.WebhookPaused(name=name, request_id=request_id, revision=revision, reason="broken")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,8 +10,8 @@ from functools import partial
 from pydantic import ValidationError
 
 from connectors.log.publisher import Position, Publisher
-from schemas.keys.sealing import Keyring
-from schemas.streams.job.job_registry import BrokerOverlay, cancellation_record, registration_record
+from schemas.keys.sealing import Keyring, job_secret_purpose
+from schemas.streams.job.job_registry import BrokerOverlay, JobCancellation, JobRegistration
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import first_fault
 from trunkline_agent.errors import UsageError
@@ -60,8 +61,9 @@ def register_job(
         BackboneUnreachable: Kafka has not stored the record in time.
     """
     chosen_id, chosen_secret = job_id or new_job_id(), secret or new_secret()
-    register = partial(registration_record, session=session, broker=broker, door=_DOOR, principal=principal)
-    record = _valid(lambda: register(chosen_id, chosen_secret, description, keyring))
+    sealed = keyring.seal(chosen_secret.encode(), job_secret_purpose(chosen_id))
+    make = partial(JobRegistration, job_id=chosen_id, description=description, sealed_secret=sealed)
+    record = _valid(lambda: make(session=session, broker=broker).record(door=_DOOR, principal=principal))
     return RegisteredJob(chosen_id, chosen_secret, publisher.append(record).result())
 
 
@@ -84,8 +86,9 @@ def cancel_job(
     """
     if not is_job_id(job_id):
         raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
-    cancel = partial(cancellation_record, request_id=request_id, door=_DOOR, principal="operator")
-    return publisher.append(_valid(lambda: cancel(job_id, reason=reason))).result()
+    request = request_id or str(uuid.uuid4())
+    make = partial(JobCancellation, job_id=job_id, reason=reason, request_id=request)
+    return publisher.append(_valid(lambda: make().record(door=_DOOR, principal="operator"))).result()
 
 
 def _valid(make: Callable[[], OutgoingRecord]) -> OutgoingRecord:

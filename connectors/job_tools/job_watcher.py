@@ -19,10 +19,10 @@ from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.fold.entries import Entries
 from schemas.fold.life_cycles import COMPLETED
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import JOB_TERMINAL, registration_record, rotation_record
+from schemas.streams.job.job_registry import JOB_TERMINAL, JobRegistration, JobSecretRotation
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS
 from trunkline_agent.wire.strict_json import decode
@@ -80,7 +80,13 @@ class JobWatcher:
         self._kept = kept
         found = kept() or KeptSecrets(secret)
         self._secret = found.former or secret
-        self._settle(registration_record(job_id, self._secret, "", self._keyring))
+        self._settle(
+            JobRegistration(
+                sealed_secret=self._keyring.seal(self._secret.encode(), job_secret_purpose(job_id)),
+                job_id=job_id,
+                description="",
+            ).record(door="cli", principal="operator")
+        )
         self._rotate(KeptSecrets(secret, found.former, found.former_ends_at))
 
     def settle(self, topic: str, payload: bytes, traceparent: str | None = None) -> Settled:
@@ -109,7 +115,12 @@ class JobWatcher:
         request_id = f"r{self._offset}"
         self._secret = found.secret
         self._settle(
-            rotation_record(self.job_id, found.secret, overlap_ms, self._keyring, request_id=request_id)
+            JobSecretRotation(
+                sealed_secret=self._keyring.seal(found.secret.encode(), job_secret_purpose(self.job_id)),
+                job_id=self.job_id,
+                overlap_ms=overlap_ms,
+                request_id=request_id,
+            ).record(door="cli", principal="operator")
         )
         return True
 

@@ -38,13 +38,13 @@ from schemas.fold import life_cycles as states
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.fold.view_rows import Row
-from schemas.keys.sealing import Keyring, ensure_keyring
+from schemas.keys.sealing import Keyring, ensure_keyring, job_secret_purpose
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
 from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined
 from schemas.streams.container import container_registry as containers
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import REGISTRY_JOBS, registration_record
+from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRegistration
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Message
 from schemas.streams.task import task_registry as tasks
@@ -84,7 +84,13 @@ say = teller("cold_start")
 
 
 def _records(job: str, events: int, keyring: Keyring = _KEYRING) -> list[OutgoingRecord]:
-    records = [registration_record(job, _SECRET, f"benchmark job {job}: read, change, test", keyring)]
+    records = [
+        JobRegistration(
+            sealed_secret=keyring.seal(_SECRET.encode(), job_secret_purpose(job)),
+            job_id=job,
+            description=f"benchmark job {job}: read, change, test",
+        ).record(door="cli", principal="operator")
+    ]
     for seq in range(1, events + 1):
         body = signed(seq, _KINDS[seq - 1], _SECRET, job_id=job, detail=f"{seq}/{events} of {job}")
         records.append(raw_event(job, canonical(body)))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from confluent_kafka import Producer
 
 from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.job_event import COMPLETED, PROGRESS, STARTED
@@ -26,7 +26,11 @@ CONCURRENT_JOBS = 500
 def registrations(jobs: int, keyring: Keyring, first: int = 0) -> Iterator[OutgoingRecord]:
     """The records that register the jobs numbered from `first`."""
     for number in range(first, first + jobs):
-        yield registration_record(f"{number:08x}", f"secret-{number}", "read, think, answer", keyring)
+        yield JobRegistration(
+            sealed_secret=keyring.seal(f"secret-{number}".encode(), job_secret_purpose(f"{number:08x}")),
+            job_id=f"{number:08x}",
+            description="read, think, answer",
+        ).record(door="cli", principal="operator")
 
 
 def event(

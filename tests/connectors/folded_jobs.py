@@ -10,9 +10,13 @@ from typing import Any
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import cancellation_record, registration_record, rotation_record
+from schemas.streams.job.job_registry import (
+    JobCancellation,
+    JobRegistration,
+    JobSecretRotation,
+)
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
 from trunkline_agent.wire.ids import new_job_id
@@ -54,20 +58,34 @@ class FoldedJobs:
         """A new job: its id and its secret."""
         job_id, secret = new_job_id(), new_secret()
         self.secrets[job_id] = secret
-        self._append(registration_record(job_id, secret, "some work", KEYRING), 0)
+        self._append(
+            JobRegistration(
+                sealed_secret=KEYRING.seal(secret.encode(), job_secret_purpose(job_id)),
+                job_id=job_id,
+                description="some work",
+            ).record(door="cli", principal="operator"),
+            0,
+        )
         return job_id, secret
 
     def rotate(self, job_id: str, overlap_s: float) -> str:
         """The job is given a new secret, which is returned; the one before it is good for `overlap_s` more."""
         self.secrets[job_id] = secret = f"{token_hex(4)}.{new_secret()}"
         overlap_ms = round(overlap_s * 1000)
-        record = rotation_record(job_id, secret, overlap_ms, KEYRING, request_id=secret[:8])
+        record = JobSecretRotation(
+            sealed_secret=KEYRING.seal(secret.encode(), job_secret_purpose(job_id)),
+            job_id=job_id,
+            overlap_ms=overlap_ms,
+            request_id=secret[:8],
+        ).record(door="cli", principal="operator")
         self._append(record, 0)
         return secret
 
     def end(self, job_id: str, ago_s: float = 0) -> None:
         """The job is cancelled."""
-        self._append(cancellation_record(job_id, request_id="end"), ago_s)
+        self._append(
+            JobCancellation(job_id=job_id, request_id="end").record(door="cli", principal="operator"), ago_s
+        )
 
     def _append(self, outgoing: OutgoingRecord, ago_s: float) -> None:
         record = as_read(outgoing, self._offset, int((time.time() - ago_s) * 1e6))

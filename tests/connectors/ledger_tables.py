@@ -9,11 +9,11 @@ from typing import Any
 from deltalake import write_deltalake
 
 from schemas.fold.entries import Entries
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings, StorageSettings
 from schemas.streams.fold import settle
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord
@@ -47,7 +47,13 @@ class LedgerTable:
 
     def registered(self, job_id: str) -> LedgerRow:
         """The settled registration of a job."""
-        return self.settled(registration_record(job_id, SECRET, "a job", KEYRING))
+        return self.settled(
+            JobRegistration(
+                sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(job_id)),
+                job_id=job_id,
+                description="a job",
+            ).record(door="cli", principal="operator")
+        )
 
     def event(self, job_id: str, seq: int, detail: str, **fields: Any) -> LedgerRow:
         """A settled event, signed well; `fields` overwrite its own."""

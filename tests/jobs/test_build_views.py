@@ -17,7 +17,7 @@ from jobs.views.view_changes import key_columns
 from jobs.views.view_tables import ViewTable, open_tables
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings, ViewSettings
-from schemas.streams.job.job_registry import REGISTRY_JOBS, pick_record
+from schemas.streams.job.job_registry import REGISTRY_JOBS, JobPick
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation
 from schemas.tables.ledger import LEDGER
@@ -66,7 +66,7 @@ def test_jobs_sessions_entries_and_progress_are_in_the_tables(
 ) -> None:
     settings = backbone_settings
     append_all(settings, [registration(JOB, keyring), session_created("s1")])
-    append_all(settings, [pick_record(JOB, "s1", principal="s1"), event(JOB, 1)])
+    append_all(settings, [JobPick(job_id=JOB, session="s1").record(principal="s1", door="http"), event(JOB, 1)])
     ledger = drain()
     catch_up(settings)
     (job,) = rows_of(settings, REGISTRY_JOBS)

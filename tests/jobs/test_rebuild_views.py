@@ -24,7 +24,11 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
-from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
+from schemas.streams.job.job_registry import (
+    REGISTRY_JOBS,
+    JobCancellation,
+    JobPick,
+)
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.session.session_registry import SessionCreation
 from schemas.tables.ledger import LEDGER
@@ -118,8 +122,10 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
                 event(job, draw.randint(1, 5), kind, detail="sk-" + "a" * 40 if kind == "started" else "on")
             )
         records.append(raw_event(jobs[0], b"\xff{"))
-        records.append(pick_record(draw.choice(jobs), "s1", principal="s1"))
-        records.append(cancellation_record(draw.choice(jobs), request_id="c1"))
+        records.append(JobPick(job_id=draw.choice(jobs), session="s1").record(principal="s1", door="http"))
+        records.append(
+            JobCancellation(job_id=draw.choice(jobs), request_id="c1").record(door="cli", principal="operator")
+        )
         records.append(SessionCreation(session="s1", request_id="r1").record(door="cli", principal="ann"))
         made.settle(*records)
     made.build()

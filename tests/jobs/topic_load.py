@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from connectors.log.publisher import Publisher
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.wire.record import OutgoingRecord
 from tests.raw_records import Raw
 from tests.raw_records import append_raw as append_records
@@ -19,7 +19,11 @@ from trunkline_agent.wire.strict_json import canonical
 
 def registration(job_id: str, keyring: Keyring) -> OutgoingRecord:
     """The record that registers a job whose secret is SECRET."""
-    return registration_record(job_id, SECRET, "test the settling", keyring)
+    return JobRegistration(
+        sealed_secret=keyring.seal(SECRET.encode(), job_secret_purpose(job_id)),
+        job_id=job_id,
+        description="test the settling",
+    ).record(door="cli", principal="operator")
 
 
 def event(job_id: str, seq: int, kind: str = "progress", detail: str = "going on") -> OutgoingRecord:

@@ -17,9 +17,13 @@ from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, url_safe
 from connectors.gateway.web.models import AnswerBody, NoFields, PageAnswer, PageFilter, row_answer
 from connectors.gateway.web.policy import Action
 from connectors.reactor.limits_of_principals import NO_LIMITS
-from schemas.keys.sealing import Keyring, sealed_by
+from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
-from schemas.streams.agents.mqtt_agents import MqttAgentRow, registration_record, removal_record
+from schemas.streams.agents.mqtt_agents import (
+    AgentMqttRegistered,
+    AgentMqttRemoved,
+    MqttAgentRow,
+)
 from schemas.streams.control.limits import LimitRow
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.agent_message import mqtt_user
@@ -93,7 +97,11 @@ async def register_mqtt_agent(hub: Hub, asked: Asked, name: AgentPath, body: NoF
     sealed = sealed_secret_of(hub.live_view.entries(stream_key(AGENT, name)), asked.request_id)
     keyring = hub.keyring if sealed is None else hub.keyring.under(sealed_by(sealed))
     secret = new_secret() if asked.key is None else _derived_secret(keyring, asked.made, name)
-    record = registration_record(name, secret, keyring, request_id=asked.request_id, **asked.origin)
+    record = AgentMqttRegistered(
+        sealed_secret=keyring.seal(secret.encode(), mqtt_agent_secret_purpose(name)),
+        agent_name=name,
+        request_id=asked.request_id,
+    ).record(**asked.origin)
     settled = await hub.appender.settle_accepted(record)
     if settled.verdict == DUPLICATE:
         _check_repeatable(hub, name, asked.request_id)
@@ -108,7 +116,7 @@ def remove_mqtt_agent(hub: Hub, asked: Asked, name: AgentPath, body: NoFields | 
     The messages in its mailbox stay. The answer is 404 for an agent that never had access, and 409 for one
     that no longer has it.
     """
-    yield removal_record(name, request_id=asked.request_id, **asked.origin)
+    yield AgentMqttRemoved(agent_name=name, request_id=asked.request_id).record(**asked.origin)
     return row_as_json(_row(hub, name))
 
 

@@ -36,10 +36,11 @@ from schemas.streams.mailboxes.mailbox_bodies import MailboxClearing
 from schemas.streams.mailboxes.message import CLEARED, MessageBodyRow, MessageRow
 from schemas.streams.principal.principals import (
     ACTIVE,
+    PrincipalAddition,
+    PrincipalRevocation,
     PrincipalRow,
-    addition_record,
     new_token,
-    revocation_record,
+    token_hash,
 )
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
@@ -62,7 +63,9 @@ def add_principal(hub: Hub, asked: Asked, body: PrincipalRequest) -> Steps:
     known = hub.live_view.get(PrincipalRow, name)
     sha256 = None if known is None else known.token_sha256
     token = new_token() if asked.key is None else derived_token(hub.keyring, asked.made, name, sha256)
-    settled = yield addition_record(name, body.role, token, **asked.origin)
+    settled = yield PrincipalAddition(principal=name, role=body.role, token_sha256=token_hash(token)).record(
+        **asked.origin
+    )
     if settled.verdict == DUPLICATE:
         _check_repeatable(hub, hub.live_view.get(PrincipalRow, name))
     return {"principal": name, "role": body.role, "token": token}
@@ -84,7 +87,7 @@ def revoke_principal(hub: Hub, asked: Asked, name: NamePath, body: NoFields | No
 
     Revoking it again changes nothing. The answer is 404 for an unknown principal.
     """
-    yield revocation_record(name, **asked.origin)
+    yield PrincipalRevocation(principal=name).record(**asked.origin)
     row = hub.live_view.get(PrincipalRow, name)
     return None if row is None else row_as_json(row)
 

@@ -18,9 +18,9 @@ from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.agents.agent_registry import (
     DEFINED,
     AgentDefined,
+    AgentRemoved,
     AgentRow,
     change_cause,
-    removal_record,
 )
 from schemas.streams.control.organism import ListenerRow
 from trunkline_agent.errors import TrunklineError
@@ -82,7 +82,9 @@ class AgentRegistrar(ThreadedService):
             return
         for name, row in known.items():
             if row.status == DEFINED and name not in wanted.agents:
-                record = removal_record(name, cause=change_cause(row), door=DOOR, principal=PRINCIPAL)
+                record = AgentRemoved(agent_name=name).record(
+                    cause=change_cause(row), door=DOOR, principal=PRINCIPAL
+                )
                 self._appender.settle_in_thread(record)
                 log.info("agent_removed", agent=name)
 

@@ -18,7 +18,7 @@ from connectors.gateway.web.answers import BUSY, NO_MATCH, ApiError, refuse_reje
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.life_cycles import PENDING, RUNNING
-from schemas.streams.job.job_registry import JobRow, pick_record
+from schemas.streams.job.job_registry import JobPick, JobRow
 from schemas.streams.session.session_registry import SessionRow
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, REJECTED
@@ -247,7 +247,9 @@ class Picker:
             for _ in range(CANDIDATES):
                 job_id = await self._reserve(session, deadline)
                 try:
-                    settled = await self._appender.settle(pick_record(job_id, session, principal=principal))
+                    settled = await self._appender.settle(
+                        JobPick(job_id=job_id, session=session).record(principal=principal, door="http")
+                    )
                 finally:
                     await self._release(job_id)
                 if settled.verdict != REJECTED:
@@ -278,7 +280,9 @@ class Picker:
                 )
             self._check_session(session)
             return refuse_rejected(
-                await self._appender.settle(pick_record(job_id, session, principal=principal))
+                await self._appender.settle(
+                    JobPick(job_id=job_id, session=session).record(principal=principal, door="http")
+                )
             )
 
     def _check_session(self, session: str) -> None:

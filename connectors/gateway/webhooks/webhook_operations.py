@@ -38,7 +38,7 @@ from connectors.reactor.known_recipients import has_mailbox, is_listener
 from connectors.reactor.webhook_records import subscription_of
 from connectors.webhooks.addresses import AddressRefusedError
 from connectors.webhooks.signatures import new_webhook_secret
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import HUB
 from schemas.streams.webhook.webhook_fold import key_of_request
@@ -47,7 +47,7 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookRemoved,
     WebhookResumed,
     WebhookRow,
-    setting_record,
+    WebhookSet,
 )
 from trunkline_agent.wire.ids import WEBHOOK, stream_key
 from trunkline_agent.wire.moments import iso_moment
@@ -95,16 +95,14 @@ def set_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: WebhookRequest)
     key_id = key_of_request(hub.live_view.entries(stream), asked.request_id)
     keyring = hub.keyring if key_id is None else hub.keyring.under(key_id)
     secret = _secret_of(keyring, asked.made, name)
-    record = setting_record(
-        name,
-        body.url,
-        secret,
-        keyring,
+    record = WebhookSet(
+        sealed_secret=keyring.seal(secret.encode(), webhook_secret_purpose(name)),
+        name=name,
+        url=body.url,
         topic=body.topic,
         overlap_ms=body.overlap_s * 1000,
         request_id=asked.request_id,
-        **asked.origin,
-    )
+    ).record(**asked.origin)
     settled = yield record
     if key_of_request(hub.live_view.entries(stream), asked.request_id) is None:
         raise ApiError(409, SEQ_CONFLICT, "a later request has replaced the secret of this request")

@@ -46,7 +46,12 @@ from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.settled_feed import SettledRecord
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
-from schemas.streams.job.job_registry import DESCRIPTION_LIMIT, JobRow, broker_digest, cancellation_record
+from schemas.streams.job.job_registry import (
+    DESCRIPTION_LIMIT,
+    JobCancellation,
+    JobRow,
+    broker_digest,
+)
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.content_id import content_id
@@ -129,7 +134,9 @@ def cancel_job(hub: Hub, asked: Asked, job_id: JobPath, body: CancelRequest | No
     The answer is 404 for an unknown job, and 409 for one that has ended.
     """
     reason = "" if body is None else body.reason
-    settled = yield cancellation_record(job_id, reason=reason, request_id=asked.request_id, **asked.origin)
+    settled = yield JobCancellation(job_id=job_id, reason=reason, request_id=asked.request_id).record(
+        **asked.origin
+    )
     return _changed(job_id, settled)
 
 

@@ -13,9 +13,9 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, refuse_rejected, unavailable
 from connectors.gateway.work.broker_overlays import sealed_overlay
 from connectors.live.settled_feed import SettledRecord
-from schemas.keys.sealing import UnsealError
+from schemas.keys.sealing import UnsealError, job_secret_purpose
 from schemas.streams.job.job_fold import JobGrant, job_grant
-from schemas.streams.job.job_registry import JobRow, registration_record
+from schemas.streams.job.job_registry import JobRegistration, JobRow
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.signing import new_secret
@@ -56,17 +56,15 @@ async def register(hub: Hub, asked: Asked, wanted: JobRequest) -> tuple[str, str
         secret = new_secret() if known is None else known.registered_secret
         # The first request may have used an earlier master key, and a repeated one must have the same bytes.
         keyring = hub.keyring if known is None else hub.keyring.under(known.key_id)
-        record = registration_record(
-            job_id,
-            secret,
-            wanted.description,
-            keyring,
+        record = JobRegistration(
+            sealed_secret=keyring.seal(secret.encode(), job_secret_purpose(job_id)),
+            job_id=job_id,
+            description=wanted.description,
             session=wanted.session,
             broker=None if wanted.broker is None else sealed_overlay(wanted.broker, keyring),
             request_id=asked.request_id,
             notify=wanted.notify,
-            **asked.origin,
-        )
+        ).record(**asked.origin)
         # A repeated request makes no further job.
         is_new = known is None
         with job_counted(hub, asked.principal, _ROUTE) if is_new else nullcontext():

@@ -11,9 +11,9 @@ from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import url_safe
 from connectors.gateway.work.registration import grant_of
 from connectors.live.settled_feed import SettledRecord
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_fold import JobGrant
-from schemas.streams.job.job_registry import JobRow, rotation_record
+from schemas.streams.job.job_registry import JobRow, JobSecretRotation
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.mqtt_password import job_user
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT
@@ -39,14 +39,12 @@ async def rotate_secret(
     """
     known = None if hub.live_view.get(JobRow, job_id) is None else grant_of(hub, job_id)
     secret, keyring = _secret_of(hub.keyring, asked.made, job_id, known)
-    record = rotation_record(
-        job_id,
-        secret,
-        overlap_s * 1000,
-        keyring,
+    record = JobSecretRotation(
+        sealed_secret=keyring.seal(secret.encode(), job_secret_purpose(job_id)),
+        job_id=job_id,
+        overlap_ms=overlap_s * 1000,
         request_id=asked.request_id,
-        **asked.origin,
-    )
+    ).record(**asked.origin)
     settled = await hub.appender.settle_accepted(record)
     grant = grant_of(hub, job_id)
     if secret != grant.secret or grant.old_until is None:

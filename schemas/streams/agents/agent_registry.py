@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Unpack
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody
 
 AGENT_DEFINED: Final = "agent.defined"
@@ -100,17 +99,3 @@ def change_cause(row: AgentRow | None) -> str:
     if row is None:
         return ""
     return str(row.defined_at if row.removed_at is None else row.removed_at)
-
-
-def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `agent.removed`, ready to append, which removes an agent's definition.
-
-    Args:
-        agent_name: the name of the agent.
-        cause: the result of `change_cause`. The record's `ce_id` is derived from it, `origin` and the name.
-        origin: `door`, which appends the record, and `principal`, which removes the definition.
-
-    Raises:
-        pydantic.ValidationError: `agent_name` is not a valid name.
-    """
-    return AgentRemoved(agent_name=agent_name).record(cause=cause, **origin)

@@ -7,16 +7,15 @@ records. The check and the signature of these payloads are in `trunkline_agent.w
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, Unpack
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.agents.agent_registry import AgentRequest
 from schemas.streams.mailboxes.message import DurationSeconds, check_times
 from schemas.streams.principal.principals import FreeName
-from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
+from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Name
 from trunkline_agent.wire.agent_message import CONFIRMS_MOST, KIND_LIMIT
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
@@ -124,44 +123,6 @@ MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
     AGENT_SAID: AgentSaid,
     AGENT_CONFIRMED: AgentConfirmed,
 }
-
-
-def registration_record(
-    agent_name: str, secret: str, keyring: Keyring, *, request_id: str, **origin: Unpack[Origin]
-) -> OutgoingRecord:
-    """Return the record `agent.mqtt_registered`, ready to append, which registers an agent for MQTT.
-
-    The fold rejects the record as `illegal_transition` if another request has registered the agent already.
-
-    Args:
-        agent_name: the name of the agent.
-        secret: the secret with which the agent signs its messages. The record contains it sealed.
-        keyring: the master keys, of which the active one seals the secret.
-        request_id: the id of the request. A repeated request has the same id.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-
-    Raises:
-        pydantic.ValidationError: a name is invalid, or `agent_name` is reserved.
-    """
-    body = AgentMqttRegistered(
-        agent_name=agent_name,
-        request_id=request_id,
-        sealed_secret=keyring.seal(secret.encode("utf-8"), mqtt_agent_secret_purpose(agent_name)),
-    )
-    return body.record(**origin)
-
-
-def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `agent.mqtt_removed`, ready to append, which ends an agent's registration for MQTT.
-
-    `request_id` is the id of the request; a repeated request has the same id. `origin` is `door`, which appends
-    the record, and `principal`, which made the request.
-
-    Raises:
-        pydantic.ValidationError: a name is invalid.
-    """
-    body = AgentMqttRemoved(agent_name=agent_name, request_id=request_id)
-    return body.record(**origin)
 
 
 def body_text(body: Any) -> tuple[str, str]:

@@ -6,16 +6,13 @@ This module has their wire models and the functions that build them.
 from __future__ import annotations
 
 import hashlib
-import uuid
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, ERROR, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
-from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
-from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, JobId, Name, Note, Printable, WireBody
 from trunkline_agent.wire.content_id import content_id
 
@@ -207,120 +204,6 @@ JOB_MODELS: Final[dict[str, type[BaseModel]]] = {
     JOB_CANCELLED: JobCancellation,
     JOB_SECRET_ROTATED: JobSecretRotation,
 }
-
-
-def registration_record(
-    job_id: str,
-    secret: str,
-    description: str,
-    keyring: Keyring,
-    *,
-    session: str | None = None,
-    broker: BrokerOverlay | None = None,
-    request_id: str | None = None,
-    notify: list[Notice] | None = None,
-    door: str = "cli",
-    principal: str = "operator",
-) -> OutgoingRecord:
-    """Return the record `job.registered`, ready to append, which registers a job.
-
-    The fold rejects the record as `seq_conflict` if a job with this id and another content is registered.
-
-    Args:
-        job_id: 8 lower-case hex digits.
-        secret: the secret with which the job's events are signed, by `new_secret`. The record contains it
-            sealed.
-        description: the text of the job, at most `DESCRIPTION_LIMIT` characters.
-        keyring: the master keys, of which the active one seals the secret.
-        session: the only session that may pick the job. `None` means any.
-        broker: the settings of the per-job broker. `None` means the common broker.
-        request_id: the id of the client's request, or `None` if it has none.
-        notify: the events of which `principal` is notified. `None` means the job's end.
-        door: the door that appends the record.
-        principal: the principal that registers the job.
-
-    Raises:
-        pydantic.ValidationError: a value is invalid.
-    """
-    body = JobRegistration(
-        job_id=job_id,
-        description=description,
-        session=session,
-        broker=broker,
-        request_id=request_id,
-        sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
-        notify=notify,
-    )
-    return body.record(door=door, principal=principal)
-
-
-def cancellation_record(
-    job_id: str,
-    *,
-    reason: str = "",
-    request_id: str | None = None,
-    door: str = "cli",
-    principal: str = "operator",
-) -> OutgoingRecord:
-    """Return the record `job.cancelled`, ready to append, which cancels a job.
-
-    Args:
-        job_id: the id of the job.
-        reason: a short explanation, which may be empty.
-        request_id: the id of the request. A repeated request has the same id. `None` means a random id.
-        door: the door that appends the record.
-        principal: the principal that cancels the job.
-
-    Raises:
-        pydantic.ValidationError: the job id, the reason or the request id is invalid.
-    """
-    body = JobCancellation(job_id=job_id, reason=reason, request_id=request_id or str(uuid.uuid4()))
-    return body.record(door=door, principal=principal)
-
-
-def rotation_record(
-    job_id: str,
-    secret: str,
-    overlap_ms: int,
-    keyring: Keyring,
-    *,
-    request_id: str,
-    door: str = "cli",
-    principal: str = "operator",
-) -> OutgoingRecord:
-    """Return the record `job.secret_rotated`, ready to append, which gives a job a new secret.
-
-    Args:
-        job_id: the id of the job.
-        secret: the new secret. The record contains it sealed.
-        overlap_ms: how long the previous secret remains valid after the record's append time, in milliseconds.
-        keyring: the master keys, of which the active one seals the secret.
-        request_id: the id of the request. A repeated request has the same id.
-        door: the door that appends the record.
-        principal: the principal that rotates the secret.
-
-    Raises:
-        pydantic.ValidationError: the job id, the request id or the overlap is invalid.
-    """
-    body = JobSecretRotation(
-        job_id=job_id,
-        request_id=request_id,
-        sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
-        overlap_ms=overlap_ms,
-    )
-    return body.record(door=door, principal=principal)
-
-
-def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
-    """Return the record `job.picked`, ready to append, by which the session `session` takes a job.
-
-    The fold accepts the first pick. It rejects picks by other sessions, and a repeated one is a duplicate.
-    `door` appends the record, and `principal` makes the request.
-
-    Raises:
-        pydantic.ValidationError: the job id or the session's name is invalid.
-    """
-    return JobPick(job_id=job_id, session=session).record(door=door, principal=principal)
 
 
 def pick_id(job_id: str, session: str) -> str:

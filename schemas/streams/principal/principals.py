@@ -17,7 +17,6 @@ from schemas.fold.entries import StructEntries
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
 from trunkline_agent.wire.ids import PRINCIPAL
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
@@ -122,43 +121,6 @@ def new_token() -> str:
 def token_hash(token: str) -> str:
     """Return the SHA-256 of a bearer token in hex, the only form in which the log and the tables have it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def addition_record(
-    name: str, role: str, token: str, *, door: str = "http", principal: str = OPERATOR
-) -> OutgoingRecord:
-    """Return the record `principal.added`, ready to append, which adds a user of the hub.
-
-    The fold rejects the record as `seq_conflict` if a principal with this name and another role or token
-    exists, or existed.
-
-    Args:
-        name: the name of the new principal.
-        role: `operator`, `delegator`, `worker` or `viewer`.
-        token: the token of the new principal, by `new_token`. The record contains only its hash.
-        door: the door that appends the record.
-        principal: the principal that adds the new one.
-
-    Raises:
-        pydantic.ValidationError: the name is invalid or reserved, or there is no such role.
-    """
-    body = PrincipalAddition.model_validate(
-        {"principal": name, "role": role, "token_sha256": token_hash(token)}
-    )
-    return body.record(door=door, principal=principal)
-
-
-def revocation_record(name: str, *, door: str = "http", principal: str = OPERATOR) -> OutgoingRecord:
-    """Return the record `principal.revoked`, ready to append, which revokes the token of the principal `name`.
-
-    `door` appends the record, and `principal` is the one that revokes the token. The fold rejects the record as
-    `unknown_stream` if there is no principal with this name.
-
-    Raises:
-        pydantic.ValidationError: the name is invalid.
-    """
-    body = PrincipalRevocation(principal=name)
-    return body.record(door=door, principal=principal)
 
 
 def settle_principal(given: FoldInput) -> Outcome:

@@ -9,14 +9,12 @@ active <--> paused; both --> removed --> active
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Final, NamedTuple, Unpack
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
-from schemas.keys.sealing import Keyring, webhook_secret_purpose
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name, Note, WireBody
 
 WEBHOOK_SET: Final = "webhook.set"
@@ -186,36 +184,3 @@ WEBHOOK_MODELS: Final[dict[str, type[WireBody]]] = {
     WEBHOOK_RESUMED: WebhookResumed,
     WEBHOOK_REMOVED: WebhookRemoved,
 }
-
-
-def setting_record(
-    name: str,
-    url: str,
-    secret: str,
-    keyring: Keyring,
-    *,
-    topic: str | None,
-    overlap_ms: int,
-    request_id: str,
-    **origin: Unpack[Origin],
-) -> OutgoingRecord:
-    """Return the record `webhook.set`, ready to append.
-
-    Args:
-        name: the name of the webhook and of its mailbox.
-        url: the address, see `url_parts`.
-        secret: the secret that signs the calls. The record contains it sealed.
-        keyring: the master keys, of which the active one seals the secret.
-        topic: the topic to which the webhook's own mailbox is subscribed. `None` means a mailbox that exists.
-        overlap_ms: how long calls are also signed with the previous secret, in milliseconds.
-        request_id: the id of the request. A repeated request has the same id.
-        origin: `door`, which appends the record, and `principal`, which made the request.
-
-    Raises:
-        pydantic.ValidationError: a value is invalid.
-    """
-    sealed = keyring.seal(secret.encode("utf-8"), webhook_secret_purpose(name))
-    body = WebhookSet(
-        name=name, request_id=request_id, url=url, sealed_secret=sealed, topic=topic, overlap_ms=overlap_ms
-    )
-    return body.record(**origin)

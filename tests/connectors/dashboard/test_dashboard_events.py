@@ -9,7 +9,8 @@ import pytest
 
 from connectors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
 from connectors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
-from schemas.streams.job.job_registry import registration_record
+from schemas.keys.sealing import job_secret_purpose
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.streams.task.task_registry import TaskCancellation, TaskCreation
 from tests.broker_processes import LOOPBACK, wait_until
@@ -138,7 +139,17 @@ def test_more_than_is_looked_up_is_a_reset_and_a_snapshot_has_it_all(
     with followed(watcher) as events:
         old = Seen(events).until(lambda s: s.events).last_id
     count = RESUME_RECORDS + 10
-    append(publisher, (registration_record(f"{n:08x}", "s", "a job", keyring) for n in range(count)))
+    append(
+        publisher,
+        (
+            JobRegistration(
+                sealed_secret=keyring.seal(b"s", job_secret_purpose(f"{n:08x}")),
+                job_id=f"{n:08x}",
+                description="a job",
+            ).record(door="cli", principal="operator")
+            for n in range(count)
+        ),
+    )
     wait_until(lambda: watcher.get("/api/snapshot").json()["jobs"].get("pending") == count, what="jobs")
     with start_dashboard().watcher() as elsewhere, followed(elsewhere, old) as events:
         assert Seen(events).until(lambda s: s.events).names() == ["reset"]
@@ -194,14 +205,30 @@ def test_readers_that_do_not_read_are_dropped_and_nobody_waits_for_them(dashboar
     with followed(watcher) as events:
         seen = Seen(events).until(lambda s: s.events)
         wait_until(lambda: len(connections()) >= 6, what="all readers are there")
-        records = [registration_record(f"{n:08x}", "s", "a job " * 50, keyring) for n in range(4000)]
+        records = [
+            JobRegistration(
+                sealed_secret=keyring.seal(b"s", job_secret_purpose(f"{n:08x}")),
+                job_id=f"{n:08x}",
+                description="a job " * 50,
+            ).record(door="cli", principal="operator")
+            for n in range(4000)
+        ]
         append(publisher, records)
         seen.until(lambda s: len(s.told_jobs()) >= 4000)
         before = gateway.memory_info().rss
         wait_until(lambda: len(connections()) <= 1, 30, "the silent ones are dropped")
         assert gateway.memory_info().rss - before < 20 * 2**20
         # Its events go to the readers, as before.
-        append(publisher, [registration_record("ffffffff", "s", "a job", keyring)])
+        append(
+            publisher,
+            [
+                JobRegistration(
+                    sealed_secret=keyring.seal(b"s", job_secret_purpose("ffffffff")),
+                    job_id="ffffffff",
+                    description="a job",
+                ).record(door="cli", principal="operator")
+            ],
+        )
         seen.until(lambda s: len(s.told_jobs()) > 4000)
     for one in silent:
         one.close()

@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from connectors.dashboard.event_broadcast import parsed_position
-from schemas.streams.job.job_registry import registration_record
+from schemas.keys.sealing import job_secret_purpose
+from schemas.streams.job.job_registry import JobRegistration
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.dashboard.scene import (
     append,
@@ -210,7 +211,17 @@ def test_a_page_says_when_it_is_cut_off_and_catches_up_by_itself(dashboard, oper
 @pytest.mark.requirement("AM-12")
 def test_of_ten_thousand_jobs_only_those_in_sight_are_in_the_page(dashboard, publisher, keyring, open_page):
     count = 10_000
-    append(publisher, (registration_record(f"{n:08x}", "s", f"job {n}", keyring) for n in range(count)))
+    append(
+        publisher,
+        (
+            JobRegistration(
+                sealed_secret=keyring.seal(b"s", job_secret_purpose(f"{n:08x}")),
+                job_id=f"{n:08x}",
+                description=f"job {n}",
+            ).record(door="cli", principal="operator")
+            for n in range(count)
+        ),
+    )
     page = live(open_page(dashboard.address))
     expect(page.locator("#jobs-count")).to_have_text("10,000")
     known = "() => window.trunkline.store.order.length"

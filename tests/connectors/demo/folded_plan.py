@@ -12,9 +12,13 @@ from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMess
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import cancellation_record, pick_record, registration_record
+from schemas.streams.job.job_registry import (
+    JobCancellation,
+    JobPick,
+    JobRegistration,
+)
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord, oversized
@@ -66,16 +70,28 @@ class FoldedPlan:
         seq = 0
         if script.actor is not None:
             actor = script.actor
-            self._settle(registration_record(actor.job_id, actor.secret, script.title, KEYRING))
+            self._settle(
+                JobRegistration(
+                    sealed_secret=KEYRING.seal(actor.secret.encode(), job_secret_purpose(actor.job_id)),
+                    job_id=actor.job_id,
+                    description=script.title,
+                ).record(door="cli", principal="operator")
+            )
         for number, step in enumerate(script.steps):
             action = step.action
             if isinstance(action, Cancellation):
                 assert script.actor is not None
-                self._settle(cancellation_record(script.actor.job_id, request_id="demo"))
+                self._settle(
+                    JobCancellation(job_id=script.actor.job_id, request_id="demo").record(
+                        door="cli", principal="operator"
+                    )
+                )
                 continue
             if isinstance(action, Pick):
                 assert script.actor is not None
-                picked = pick_record(script.actor.job_id, session_name(script.actor.job_id), principal="demo")
+                picked = JobPick(job_id=script.actor.job_id, session=session_name(script.actor.job_id)).record(
+                    principal="demo", door="http"
+                )
                 self._settle(picked)
                 continue
             if isinstance(action, AgentEvent):

@@ -8,8 +8,8 @@ import uuid
 import pytest
 
 from connectors.gateway.web.idempotency import request_uuid
-from schemas.keys.sealing import broker_password_purpose
-from schemas.streams.job.job_registry import registration_record
+from schemas.keys.sealing import broker_password_purpose, job_secret_purpose
+from schemas.streams.job.job_registry import JobRegistration
 from tests.connectors.gateway.hub_access import JOBS, add_principal, register
 
 PASSWORD = "canary-broker-password"
@@ -73,7 +73,11 @@ def test_an_id_that_another_request_has_is_passed_over(
 ):
     made = request_uuid("operator", "k")
     another = {"request_id": "another-one", "door": door, "principal": principal}
-    taken = registration_record(made.hex[:8], "s" * 43, "mine", keyring, **another)
+    taken = JobRegistration(
+        sealed_secret=keyring.seal(("s" * 43).encode(), job_secret_purpose(made.hex[:8])),
+        job_id=made.hex[:8],
+        description="mine",
+    ).record(**another)
     publisher.append(taken).result(10)
     with start_gateway().client() as operator:
         answers = [

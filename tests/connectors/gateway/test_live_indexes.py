@@ -16,9 +16,15 @@ from connectors.gateway.services.mailboxes import Depth, MailboxIndex
 from connectors.live import sorted_keys
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
+from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.job.job_registry import JOB_TERMINAL, BrokerOverlay, JobRow, registration_record
-from schemas.streams.job.job_registry import cancellation_record as cancellation
+from schemas.streams.job.job_registry import (
+    JOB_TERMINAL,
+    BrokerOverlay,
+    JobCancellation,
+    JobRegistration,
+    JobRow,
+)
 from schemas.streams.mailboxes.message import DEAD, LEASED, MESSAGE_PENDING, UNREAD, MessageRow
 from tests.connectors.folded_log import FoldedLog
 from tests.random_mailboxes import RandomMailboxes
@@ -183,7 +189,12 @@ def test_brokers_of_live_jobs_equal_a_scan_and_each_job_is_read_once(seed: int) 
         reads.append(stream)
         found = made.entries(stream)
         if draw.random() < 0.2:  # the job may end while its broker is read
-            for change in made.settle(raw(cancellation(stream[4:], request_id="q")), JobRow.VIEW):
+            for change in made.settle(
+                raw(
+                    JobCancellation(job_id=stream[4:], request_id="q").record(door="cli", principal="operator")
+                ),
+                JobRow.VIEW,
+            ):
                 index.changed(change)
         return found
 
@@ -195,9 +206,16 @@ def test_brokers_of_live_jobs_equal_a_scan_and_each_job_is_read_once(seed: int) 
             if not live or draw.random() < 0.5:
                 job_id, host = f"{draw.getrandbits(32):08x}", draw.choice([None, *"abcdefghijklmnopqrstuvwxyz"])
                 broker = None if host is None else BrokerOverlay(host=host)
-                record = registration_record(job_id, "secret", "d", KEYRING, broker=broker)
+                record = JobRegistration(
+                    sealed_secret=KEYRING.seal(b"secret", job_secret_purpose(job_id)),
+                    job_id=job_id,
+                    description="d",
+                    broker=broker,
+                ).record(door="cli", principal="operator")
             else:
-                record = cancellation(draw.choice(live), request_id="q")
+                record = JobCancellation(job_id=draw.choice(live), request_id="q").record(
+                    door="cli", principal="operator"
+                )
             yield from made.settle(raw(record), JobRow.VIEW)
 
     for _ in settled(100):

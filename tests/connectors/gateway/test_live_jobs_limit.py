@@ -14,7 +14,7 @@ from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.policy import Caller
 from connectors.gateway.work.registration import register
 from connectors.live.settled_feed import SettledRecord
-from schemas.streams.job.job_registry import JobRow, cancellation_record
+from schemas.streams.job.job_registry import JobCancellation, JobRow
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import KEYRING, FoldedHub
 
@@ -56,7 +56,7 @@ def test_a_principal_has_as_many_live_jobs_as_its_limit_and_the_end_of_one_makes
     assert all(int((one.headers or {})["Retry-After"]) >= 1 for one in errors)
     assert hub.refused[0][::2] == ("limit_reached", "dee")
     assert isinstance(asyncio.run(registered(hub, write("eve")))[0], str), "others have limits of their own"
-    hub.add(cancellation_record(ids[0], principal="operator"))
+    hub.add(JobCancellation(job_id=ids[0], request_id="r").record(door="cli", principal="operator"))
     again = asyncio.run(registered(hub, write("dee"), write("dee")))
     assert [isinstance(one, str) for one in again] == [True, False]
 
@@ -79,5 +79,5 @@ def test_the_index_counts_jobs_of_all_doors_and_forgets_those_that_have_ended() 
     jobs.load([row])
     assert (jobs.count("dee"), jobs.count("eve")) == (1, 0)
     assert hub.live_jobs.count("dee") == 1
-    hub.add(cancellation_record(job, principal="operator"))
+    hub.add(JobCancellation(job_id=job, request_id="r").record(door="cli", principal="operator"))
     assert hub.live_jobs.count("dee") == 0

@@ -16,10 +16,10 @@ from connectors.job_tools.job_watcher import JobWatcher, Outcomes, Sight, Timers
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from tests.schemas.job_records import signed
 from trunkline_agent.wire.strict_json import canonical
@@ -43,7 +43,13 @@ class Backbone:
         self.keyring = Keyring({"master": b"m" * 32}, "master")
         self.entries = Entries()
         self.offset = 0
-        self.settle(registration_record(JOB, SECRET, "a job", self.keyring))
+        self.settle(
+            JobRegistration(
+                sealed_secret=self.keyring.seal(SECRET.encode(), job_secret_purpose(JOB)),
+                job_id=JOB,
+                description="a job",
+            ).record(door="cli", principal="operator")
+        )
 
     def settle(self, outgoing: OutgoingRecord) -> Settled:
         outgoing = oversized(outgoing, SETTINGS.limits.payload_bytes)

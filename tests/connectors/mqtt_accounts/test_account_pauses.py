@@ -17,8 +17,9 @@ from connectors.mqtt_accounts.account_pauses import AccountPauses
 from connectors.mqtt_accounts.mosquitto_files import ACL
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from schemas.keys.sealing import mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.mqtt_agents import registration_record
+from schemas.streams.agents.mqtt_agents import AgentMqttRegistered
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
@@ -85,7 +86,12 @@ class Accounts:
         """Register an agent; its secret."""
         secret = new_secret()
         request = {"request_id": uuid.uuid4().hex, "door": "http", "principal": "operator"}
-        self.log._append(registration_record(name, secret, KEYRING, **request), 0)
+        self.log._append(
+            AgentMqttRegistered(
+                sealed_secret=KEYRING.seal(secret.encode(), mqtt_agent_secret_purpose(name)), agent_name=name
+            ).record(**request),
+            0,
+        )
         assert self.service.wait_effective(mqtt_user(name), EFFECTIVE_S)
         return secret
 

@@ -6,8 +6,9 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -17,8 +18,10 @@ from connectors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.mqtt_bridge.session_ids import has_session
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
+from schemas.keys.sealing import mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings, Settings
-from schemas.streams.agents.mqtt_agents import registration_record, removal_record
+from schemas.streams.agents.agent_registry import AgentRequest
+from schemas.streams.agents.mqtt_agents import AgentMqttRegistered, AgentMqttRemoved
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
@@ -65,15 +68,20 @@ class Agents:
         accounts.open()
         return accounts
 
-    def append(self, make: Callable[..., OutgoingRecord], *arguments: object) -> None:
+    def append(self, make: type[AgentRequest], name: str, **fields: Any) -> None:
         """Append a record of a request of its own."""
-        request = uuid.uuid4().hex
-        self.log._append(make(*arguments, request_id=request, door="http", principal="operator"), 0)
+        body = make(agent_name=name, request_id=uuid.uuid4().hex, **fields)
+        self.log._append(body.record(door="http", principal="operator"), 0)
+
+    def add(self, name: str, secret: str) -> None:
+        """Append the registration of an agent."""
+        sealed = KEYRING.seal(secret.encode(), mqtt_agent_secret_purpose(name))
+        self.append(AgentMqttRegistered, name, sealed_secret=sealed)
 
     def register(self, name: str) -> MqttSettings:
         """Register an agent, wait for its account; the broker's settings as it uses them."""
         self.secrets[name] = new_secret()
-        self.append(registration_record, name, self.secrets[name], KEYRING)
+        self.add(name, self.secrets[name])
         assert self.accounts.wait_effective(mqtt_user(name), EFFECTIVE_S)
         return self.mqtt(name)
 
@@ -137,7 +145,7 @@ def test_a_wrong_secret_is_refused_within_the_patience_and_a_late_account_is_wai
     assert "canary" not in str(caught.value)
     assert caught.value.exit_code == 4
     late = mailbox_credentials(settings, "tardy", "the-secret-of-tardy")
-    made = threading.Timer(0.5, agents.append, (registration_record, "tardy", "the-secret-of-tardy", KEYRING))
+    made = threading.Timer(0.5, agents.add, ("tardy", "the-secret-of-tardy"))
     made.start()
     with MqttAgent(late, tmp_path, print, patience_s=EFFECTIVE_S):
         pass
@@ -175,7 +183,7 @@ def test_an_account_goes_with_its_registration_and_comes_back_with_another_secre
     first = agents.secrets["carl"]
     assert agents.login("carl") is LoginAnswer.LET_IN
     assert agents.login("carl", "another secret") is LoginAnswer.REFUSED
-    agents.append(removal_record, "carl")
+    agents.append(AgentMqttRemoved, "carl")
     wait_until(lambda: agents.login("carl") is LoginAnswer.REFUSED, 20, "its account has gone")
     agents.register("carl")
     assert agents.login("carl") is LoginAnswer.LET_IN
@@ -191,7 +199,7 @@ def test_a_restarted_companion_and_a_restarted_broker_keep_agents_as_they_were(
     before = read_lines(folder / PASSWORDS)
     agents.accounts.close()
     agents.log.listeners.clear()
-    agents.append(removal_record, "emil")
+    agents.append(AgentMqttRemoved, "emil")
     stack["mosquitto"].stop()
     stack["mosquitto"].start()
     with listening(dora, "dora/inbox") as heard:

@@ -15,7 +15,11 @@ import connectors.reactor.reactor as reactor_module
 from connectors.live.live_view import LiveView
 from connectors.reactor.derived_records import DOOR, derived_id, derived_records
 from schemas.log_access.kafka_clients import client_options
-from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
+from schemas.streams.job.job_registry import (
+    REGISTRY_JOBS,
+    JobCancellation,
+    JobPick,
+)
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
 from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation
 from schemas.tables.ledger import LEDGER
@@ -36,11 +40,11 @@ def lives(job: str, keyring, times: int = 2) -> list[OutgoingRecord]:
     session = f"s{job[-1]}"
     return [
         registration(job, keyring),
-        *[pick_record(job, session, principal=session)] * times,
+        *[JobPick(job_id=job, session=session).record(principal=session, door="http")] * times,
         event(job, 1, "started"),
         event(job, 2),
         *[event(job, 3, "completed", "all done")] * times,
-        cancellation_record(job, request_id="r1"),
+        JobCancellation(job_id=job, request_id="r1").record(door="cli", principal="operator"),
     ]
 
 
@@ -122,7 +126,16 @@ def test_a_picked_and_ended_job_is_told_to_its_session_and_to_who_registered_it(
 def test_one_request_that_cancels_two_jobs_tells_of_both(settings, keyring):
     with opened(settings, keyring) as view, reacting(settings, view):
         records = [record for job in JOBS[:2] for record in (registration(job, keyring),)]
-        append_all(settings, [*records, *(cancellation_record(job, request_id="same") for job in JOBS[:2])])
+        append_all(
+            settings,
+            [
+                *records,
+                *(
+                    JobCancellation(job_id=job, request_id="same").record(door="cli", principal="operator")
+                    for job in JOBS[:2]
+                ),
+            ],
+        )
         wait_until(lambda: len(view.rows(MAILBOX_VIEW)) == 2, 20, "two messages")
         assert {row.kind for row in view.rows(MAILBOX_VIEW)} == {"job.cancelled"}
         assert view.rows(REGISTRY_SESSIONS) == []
@@ -144,7 +157,10 @@ def test_a_session_made_for_a_job_ends_with_it_also_when_it_never_picked_it(sett
     with opened(settings, keyring) as view, reacting(settings, view):
         append_all(settings, [registration(job, keyring) for job in JOBS[:3]])
         append_all(settings, [session_for(job, f"for-{job}") for job in JOBS[:2]])
-        append_all(settings, [pick_record(picked_by_another, "picker", principal="picker")])
+        append_all(
+            settings,
+            [JobPick(job_id=picked_by_another, session="picker").record(principal="picker", door="http")],
+        )
         append_all(settings, [one for job in JOBS[:3] for one in ends(job)])
         append_all(settings, [session_for(ended, "late")])
 
@@ -307,10 +323,14 @@ def test_a_pick_that_came_again_later_under_another_id_has_no_effect(keyring):
 
     job = JOBS[0]
     assert settled(registration(job, keyring), 1) == []
-    assert len(settled(pick_record(job, "s1", principal="s1"), 2)) == 1
-    again = msgspec.structs.replace(pick_record(job, "s1", principal="s1"), ce_id="another")
+    assert len(settled(JobPick(job_id=job, session="s1").record(principal="s1", door="http"), 2)) == 1
+    again = msgspec.structs.replace(
+        JobPick(job_id=job, session="s1").record(principal="s1", door="http"), ce_id="another"
+    )
     assert settled(again, 3) == []
-    assert settled(pick_record(job, "s2", principal="s2"), 4) == []
+    assert settled(JobPick(job_id=job, session="s2").record(principal="s2", door="http"), 4) == []
     assert settled(event(job, 1, "started"), 5) == []
     assert [one.type for one in settled(event(job, 2, "error"), 6)] == ["session.job_ended", MESSAGE_POSTED]
-    assert settled(cancellation_record(job, request_id="r"), 7) == []
+    assert (
+        settled(JobCancellation(job_id=job, request_id="r").record(door="cli", principal="operator"), 7) == []
+    )

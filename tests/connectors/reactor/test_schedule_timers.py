@@ -14,7 +14,12 @@ from connectors.reactor.schedule_records import is_run, messages_of_run
 from connectors.reactor.schedule_timers import ScheduleTimers, has_lost_owner
 from schemas.fold.settled import AppliedChange, Settled
 from schemas.streams.mailboxes.message import Message
-from schemas.streams.principal.principals import addition_record, revocation_record
+from schemas.streams.principal.principals import (
+    OPERATOR,
+    PrincipalAddition,
+    PrincipalRevocation,
+    token_hash,
+)
 from schemas.streams.schedule.schedule_registry import (
     ScheduleRow,
     ScheduleSet,
@@ -155,9 +160,14 @@ def test_the_schedule_of_a_revoked_principal_is_removed_instead_of_its_next_run(
     log = Log()
     # A principal that the live view does not know yet loses nothing.
     assert log.wanted(START_US + MINUTE_US).type == "schedule.ran"
-    log.put(addition_record("ann", "worker", "a token"), START_US)
+    log.put(
+        PrincipalAddition(principal="ann", role="worker", token_sha256=token_hash("a token")).record(
+            door="http", principal=OPERATOR
+        ),
+        START_US,
+    )
     assert log.wanted(START_US + MINUTE_US).type == "schedule.ran"
-    log.put(revocation_record("ann"), START_US)
+    log.put(PrincipalRevocation(principal="ann").record(door="http", principal=OPERATOR), START_US)
     made = log.wanted(START_US + MINUTE_US)
     assert made.type == "schedule.removed"
     assert log.put(made, START_US + MINUTE_US)[1].verdict == "accepted"

@@ -20,7 +20,12 @@ from schemas.fold.view_rows import Row
 from schemas.streams.agents.participants import AgentJoined, AgentStopped
 from schemas.streams.control.limits import LimitsSet
 from schemas.streams.mailboxes.message import Message, MessageRow
-from schemas.streams.principal.principals import addition_record, revocation_record
+from schemas.streams.principal.principals import (
+    OPERATOR,
+    PrincipalAddition,
+    PrincipalRevocation,
+    token_hash,
+)
 from schemas.streams.task.task_registry import TASK_COMPLETED
 from schemas.streams.topic.topic_registry import (
     Publication,
@@ -224,11 +229,15 @@ def test_an_agent_that_joined_and_subscribed_again_stays_subscribed() -> None:
 
 def test_a_revoked_principal_is_subscribed_to_nothing_and_one_with_another_mailbox_stays() -> None:
     log = Folded()
-    log.add(addition_record("bo", "worker", "token"))
+    log.add(
+        PrincipalAddition(principal="bo", role="worker", token_sha256=token_hash("token")).record(
+            door="http", principal=OPERATOR
+        )
+    )
     log.add(subscription("bo"))
     topics = topics_by(log, "news")
     log.add(joined())
-    _, revoked = log.add(revocation_record("bo"))
+    _, revoked = log.add(PrincipalRevocation(principal="bo").record(door="http", principal=OPERATOR))
     assert ended_subscriptions(revoked, log.get, topics.topics_of) == [], "it takes part as an agent"
     _, stop = log.add(STOPPED)
     ends = ended_subscriptions(stop, log.get, topics.topics_of)

@@ -11,11 +11,15 @@ from connectors.reactor.few_notices import FewNotices
 from connectors.reactor.limits_of_principals import limits_of
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from schemas.fold.settled import Settled
+from schemas.keys.sealing import job_secret_purpose, mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings
-from schemas.streams.agents.mqtt_agents import registration_record, removal_record
+from schemas.streams.agents.mqtt_agents import (
+    AgentMqttRegistered,
+    AgentMqttRemoved,
+)
 from schemas.streams.agents.participants import AgentStopped
 from schemas.streams.control.limits import LimitsSet
-from schemas.streams.job.job_registry import registration_record as job_registration
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord, Record, oversized, read_envelope
 from tests.connectors.folded_log import FoldedLog
@@ -36,7 +40,12 @@ class Log(FoldedLog):
         super().__init__(KEYRING)
         self.offset = 0
         for name in ("ann", "bob"):
-            self.append(registration_record(name, f"secret of {name}", KEYRING, **BY))
+            self.append(
+                AgentMqttRegistered(
+                    sealed_secret=KEYRING.seal(f"secret of {name}".encode(), mqtt_agent_secret_purpose(name)),
+                    agent_name=name,
+                ).record(**BY)
+            )
 
     def append(self, made: OutgoingRecord) -> tuple[Record, Settled]:
         """Settle a record."""
@@ -85,7 +94,7 @@ def test_a_word_becomes_a_message_of_its_agent_and_again_the_same_one() -> None:
     assert (posting.ce_id, Message.model_validate(decode(posting.value)[0]).body) == ("m", '{"a":2,"b":1}')
     assert log.append(posting)[1].verdict == "accepted"
     # The recipient's later removal makes no difference.
-    log.append(removal_record("bob", **{**BY, "request_id": "r2"}))
+    log.append(AgentMqttRemoved(agent_name="bob").record(**{**BY, "request_id": "r2"}))
     assert log.after(record, settled) == [posting]
 
 
@@ -123,7 +132,11 @@ def test_who_was_not_known_stays_so_for_this_message() -> None:
     assert (told.stream, told.door) == ("mailbox/default/ann", "reactor")
     assert body_of(told) == {"message_id": "m", "to": "eve", "reason": "unknown_recipient"}
     log.append(told)
-    log.append(registration_record("eve", "s", KEYRING, **BY))
+    log.append(
+        AgentMqttRegistered(
+            sealed_secret=KEYRING.seal(b"s", mqtt_agent_secret_purpose("eve")), agent_name="eve"
+        ).record(**BY)
+    )
     assert log.after(record, settled) == [told]
 
 
@@ -158,9 +171,13 @@ def test_only_a_believed_question_for_permission_is_told_and_only_to_who_wants_i
 ) -> None:
     log = Log()
     log.append(
-        job_registration(
-            JOB, SECRET, "x", KEYRING, notify=notify, request_id="q", door="http", principal="dora"
-        )
+        JobRegistration(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB)),
+            job_id=JOB,
+            description="x",
+            notify=notify,
+            request_id="q",
+        ).record(door="http", principal="dora")
     )
     asked = sign_event(event(1, "permission_required", detail="may I?"), SECRET)
     for document, follows in (
@@ -183,7 +200,12 @@ def test_only_a_believed_question_for_permission_is_told_and_only_to_who_wants_i
 def test_an_unsafe_question_is_masked() -> None:
     log = Log()
     log.append(
-        job_registration(JOB, SECRET, "x", KEYRING, notify=["permission"], door="http", principal="dora")
+        JobRegistration(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB)),
+            job_id=JOB,
+            description="x",
+            notify=["permission"],
+        ).record(door="http", principal="dora")
     )
     asked = sign_event(event(1, "permission_required", detail="read /home/me/.ssh/id_rsa"), SECRET)
     made = OutgoingRecord(f"job/{JOB}", "id", "mqtt", "unverified", "job.event", canonical(asked))

@@ -7,12 +7,17 @@ import pytest
 from connectors.reactor.known_recipients import has_mailbox
 from connectors.reactor.topic_deliveries import ended_subscriptions
 from connectors.reactor.webhook_records import webhook_records
-from schemas.streams.principal.principals import addition_record, revocation_record
+from schemas.keys.sealing import webhook_secret_purpose
+from schemas.streams.principal.principals import (
+    PrincipalAddition,
+    PrincipalRevocation,
+    token_hash,
+)
 from schemas.streams.topic.topic_registry import SubscriptionRow
 from schemas.streams.webhook.webhook_registry import (
     WebhookRemoved,
     WebhookRow,
-    setting_record,
+    WebhookSet,
 )
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING
@@ -49,7 +54,11 @@ class Log:
 
 def setting(name="hook", topic=None, request_id="w1"):
     options = {"topic": topic, "overlap_ms": 0, "request_id": request_id}
-    return setting_record(name, "https://example.org/", "whsec_x", KEYRING, **BY, **options)
+    return WebhookSet(
+        sealed_secret=KEYRING.seal(b"whsec_x", webhook_secret_purpose(name)),
+        name=name,
+        url="https://example.org/",
+    ).record(**BY, **options)
 
 
 def removal(name="hook", request_id="x1"):
@@ -78,8 +87,10 @@ def test_the_same_records_are_derived_again_under_the_same_ids():
 
 def test_a_webhook_of_a_principals_mailbox_is_subscribed_to_nothing_and_removed_with_the_principal():
     log = Log()
-    log.add_all(addition_record("ann", "worker", "0" * 64, **BY))
+    log.add_all(
+        PrincipalAddition(principal="ann", role="worker", token_sha256=token_hash("0" * 64)).record(**BY)
+    )
     assert log.add_all(setting("ann")) == []
-    assert log.add_all(revocation_record("ann", **BY)) == ["webhook.removed"]
+    assert log.add_all(PrincipalRevocation(principal="ann").record(**BY)) == ["webhook.removed"]
     assert log.folded.get(WebhookRow, "ann").status == "removed"
-    assert log.add(revocation_record("ann", **BY)) == []
+    assert log.add(PrincipalRevocation(principal="ann").record(**BY)) == []

@@ -14,10 +14,11 @@ from cloudevents.core.formats.json import JSONFormat
 from connectors.dashboard.shown_rows import record_as_json
 from connectors.gateway.fairness.byte_budget import ByteBudget
 from connectors.gateway.feed.settled_stream import settled_as_json
+from schemas.keys.sealing import webhook_secret_purpose
 from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,
     WebhookRow,
-    setting_record,
+    WebhookSet,
 )
 from tests.connectors.agent_mcp.folded_hub import KEYRING
 from tests.connectors.webhooks.receiver import Answer, receiving
@@ -349,7 +350,12 @@ def test_a_new_address_is_called_at_once_although_the_old_one_was_down():
 def test_neither_hub_nor_dashboard_shows_the_sealed_secret_of_a_record():
     hub = WebhookHub()
     options = {"topic": None, "overlap_ms": 0, "request_id": "w1"}
-    record = setting_record("ann", "https://example.org/", SECRET, KEYRING, **BY_OPERATOR, **options)
+    record = WebhookSet(
+        sealed_secret=KEYRING.seal(SECRET.encode(), webhook_secret_purpose("ann")),
+        name="ann",
+        url="https://example.org/",
+        **options,
+    ).record(**BY_OPERATOR)
     settled = hub.add(record)
     assert b"sealed_secret" in (settled.value or b"")
     for shown in (

@@ -16,10 +16,10 @@ from connectors.webhooks.deliverer import Deliverer
 from connectors.webhooks.webhook_client import WebhookClient
 from connectors.webhooks.webhook_health import WebhookHealth
 from schemas.fold.settled import AppliedChange
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.settings.settings import Settings, WebhookSettings
 from schemas.streams.mailboxes.message import MessageRow, verified_message
-from schemas.streams.webhook.webhook_registry import WebhookRow, setting_record
+from schemas.streams.webhook.webhook_registry import WebhookRow, WebhookSet
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import KEYRING, FoldedHub
 from trunkline_agent.errors import BackboneUnreachable
@@ -66,7 +66,12 @@ class WebhookHub(FoldedHub):
     def set(self, name: str, url: str, secret: str = SECRET, **more: Any) -> None:
         """Set a webhook."""
         options = {"topic": None, "overlap_ms": 0, "request_id": f"set-{next(_numbers)}", **more}
-        record = setting_record(name, url, secret, KEYRING, door="http", principal="operator", **options)
+        record = WebhookSet(
+            sealed_secret=KEYRING.seal(secret.encode(), webhook_secret_purpose(name)),
+            name=name,
+            url=url,
+            **options,
+        ).record(door="http", principal="operator")
         assert self.add(record).verdict == "accepted"
 
     def post(self, recipient: str, count: int = 1, body: str = '{"text":"tea"}') -> list[str]:

@@ -164,7 +164,7 @@ def test_a_door_that_goes_back_and_forth_between_definitions_is_followed_each_ti
     for offset, image in enumerate(("a", "b", "a", "b", None, "a", None)):
         sender = {"cause": agent_registry.change_cause(row), "door": "http", "principal": "operator"}
         made = (
-            agent_registry.removal_record("coder", **sender)
+            agent_registry.AgentRemoved(agent_name="coder").record(**sender)
             if image is None
             else a_definition(image).record(**sender)
         )
@@ -187,7 +187,11 @@ def test_the_id_of_a_definition_names_its_cause_its_content_and_who_says_it() ->
         sender = {"cause": "c", "door": "http", "principal": "operator", **changed}
         return a_definition(image).record(**sender).ce_id
 
-    removal = agent_registry.removal_record("coder", cause="c", door="http", principal="operator").ce_id
+    removal = (
+        agent_registry.AgentRemoved(agent_name="coder")
+        .record(cause="c", door="http", principal="operator")
+        .ce_id
+    )
     others = [made("b"), made(cause="d"), made(door="cli"), made(principal="bo"), removal]
     assert made() == made()
     assert made() not in others
@@ -225,4 +229,4 @@ def test_a_body_that_its_model_refuses_is_malformed(kind: str, body: dict[str, A
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_for_an_agent_that_is_no_name(name: str) -> None:
     with pytest.raises(ValidationError):
-        agent_registry.removal_record(name, cause="", door="http", principal="operator")
+        agent_registry.AgentRemoved(agent_name=name).record(cause="", door="http", principal="operator")

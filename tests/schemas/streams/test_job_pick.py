@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import Keyring, UnsealError
+from schemas.keys.sealing import Keyring, UnsealError, job_secret_purpose
 from schemas.streams.fold import settle
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.job.job_registry import BrokerOverlay, JobRow, pick_record, registration_record
+from schemas.streams.job.job_registry import BrokerOverlay, JobPick, JobRegistration, JobRow
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import (
     JOB_ID,
@@ -103,11 +103,11 @@ def test_a_picked_job_goes_on_as_any_other() -> None:
 
 
 def test_the_same_pick_by_any_door_and_gateway_is_the_same_record() -> None:
-    one = pick_record(JOB_ID, "s1", principal="w1")
-    again = pick_record(JOB_ID, "s1", door="mcp", principal="w1")
+    one = JobPick(job_id=JOB_ID, session="s1").record(principal="w1", door="http")
+    again = JobPick(job_id=JOB_ID, session="s1").record(door="mcp", principal="w1")
     assert (one.ce_id, one.value, one.stream) == (again.ce_id, again.value, f"job/{JOB_ID}")
-    assert one.ce_id != pick_record(JOB_ID, "s2", principal="w1").ce_id
-    assert one.ce_id != pick_record("00000000", "s1", principal="w1").ce_id
+    assert one.ce_id != JobPick(job_id=JOB_ID, session="s2").record(principal="w1", door="http").ce_id
+    assert one.ce_id != JobPick(job_id="00000000", session="s1").record(principal="w1", door="http").ce_id
     entries = registered()
     assert [settle(as_read(r), entries, KEYRING, Entries()).verdict for r in (one, again)] == [
         "accepted",
@@ -118,7 +118,7 @@ def test_the_same_pick_by_any_door_and_gateway_is_the_same_record() -> None:
 @pytest.mark.parametrize("session", ["", "../x", "a/b", "+", "x" * 129, "a\nb"])
 def test_no_pick_is_made_for_what_is_no_name(session: str) -> None:
     with pytest.raises(ValidationError):
-        pick_record(JOB_ID, session, principal="w1")
+        JobPick(job_id=JOB_ID, session=session).record(principal="w1", door="http")
     assert said(picked_by(session, registered())) == ("rejected", "malformed")
 
 
@@ -129,7 +129,12 @@ def test_a_pick_of_an_unknown_job_and_one_before_the_registration_are_refused() 
 def test_the_winner_is_granted_secret_description_and_overlay() -> None:
     entries = Entries()
     overlay = BrokerOverlay(host="mq", tls=True, sealed_password="k1:x")
-    made = registration_record(JOB_ID, SECRET, "count the stars", KEYRING, broker=overlay)
+    made = JobRegistration(
+        sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+        job_id=JOB_ID,
+        description="count the stars",
+        broker=overlay,
+    ).record(door="cli", principal="operator")
     settle(as_read(made), entries, KEYRING, Entries())
     picked_by("s1", entries)
     grant = job_grant(JOB_ID, entries, KEYRING)
@@ -186,7 +191,7 @@ def test_progress_that_fold_version_9_wrote_is_carried_on() -> None:
 
 
 def test_a_pick_is_refolded_from_its_ledger_row() -> None:
-    record = as_read(pick_record(JOB_ID, "s1", principal="w1"), offset=4)
+    record = as_read(JobPick(job_id=JOB_ID, session="s1").record(principal="w1", door="http"), offset=4)
     row = ledger_row(record, settle(record, registered(), KEYRING, Entries()), KEYRING)
     assert (row.door, row.principal, row.status_after, row.wire) == ("http", "w1", "running", None)
     copy = record_of_row(row, KEYRING)

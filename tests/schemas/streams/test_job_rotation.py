@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
+from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.fold import settle
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.job.job_registry import JobRow, registration_record, rotation_record
+from schemas.streams.job.job_registry import JobRegistration, JobRow, JobSecretRotation
 from schemas.tables.ledger import ledger_row, record_of_row
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS
 from tests.schemas.job_records import (
@@ -149,9 +150,18 @@ def test_a_secret_that_does_not_open_for_this_job_replaces_none(sealed: str) -> 
 
 def test_the_grant_after_a_rotation_has_the_new_secret_and_the_registration_comes_again_as_it_was() -> None:
     entries, (first, second) = Entries(), (new_secret(), new_secret())
-    made = registration_record(JOB_ID, first, "count the stars", KEYRING)
+    made = JobRegistration(
+        sealed_secret=KEYRING.seal(first.encode(), job_secret_purpose(JOB_ID)),
+        job_id=JOB_ID,
+        description="count the stars",
+    ).record(door="cli", principal="operator")
     settle(as_read(made), entries, KEYRING, Entries())
-    record = rotation_record(JOB_ID, second, OVERLAP_MS, KEYRING, request_id="t1")
+    record = JobSecretRotation(
+        sealed_secret=KEYRING.seal(second.encode(), job_secret_purpose(JOB_ID)),
+        job_id=JOB_ID,
+        overlap_ms=OVERLAP_MS,
+        request_id="t1",
+    ).record(door="cli", principal="operator")
     settled = settle(as_read(record, 10), entries, KEYRING, Entries())
     assert said(settled) == GOOD
     grant = job_grant(JOB_ID, entries, KEYRING)
@@ -170,21 +180,51 @@ def test_the_grant_after_a_rotation_has_the_new_secret_and_the_registration_come
 
 
 def test_a_rotation_is_told_apart_by_sender_job_and_request_and_not_by_what_it_brings() -> None:
-    one = rotation_record(JOB_ID, SECRET, 0, KEYRING, request_id="r1", principal="ann")
+    one = JobSecretRotation(
+        sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+        job_id=JOB_ID,
+        overlap_ms=0,
+        request_id="r1",
+    ).record(principal="ann", door="cli")
     others = [
-        rotation_record(JOB_ID, SECRET, 0, KEYRING, request_id="r1", principal="bo"),
-        rotation_record("00000000", SECRET, 0, KEYRING, request_id="r1", principal="ann"),
-        rotation_record(JOB_ID, SECRET, 0, KEYRING, request_id="r2", principal="ann"),
+        JobSecretRotation(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+            job_id=JOB_ID,
+            overlap_ms=0,
+            request_id="r1",
+        ).record(principal="bo", door="cli"),
+        JobSecretRotation(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose("00000000")),
+            job_id="00000000",
+            overlap_ms=0,
+            request_id="r1",
+        ).record(principal="ann", door="cli"),
+        JobSecretRotation(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+            job_id=JOB_ID,
+            overlap_ms=0,
+            request_id="r2",
+        ).record(principal="ann", door="cli"),
     ]
     assert one.ce_id not in {other.ce_id for other in others}
-    same = rotation_record(JOB_ID, OTHER_SECRET, 9, KEYRING, request_id="r1", principal="ann")
+    same = JobSecretRotation(
+        sealed_secret=KEYRING.seal(OTHER_SECRET.encode(), job_secret_purpose(JOB_ID)),
+        job_id=JOB_ID,
+        overlap_ms=9,
+        request_id="r1",
+    ).record(principal="ann", door="cli")
     assert one.ce_id == same.ce_id
 
 
 @pytest.mark.parametrize(("overlap_ms", "request_id"), [(-1, "r"), (OVERLAP_LIMIT_MS + 1, "r"), (0, "a/b")])
 def test_no_rotation_is_made_with_a_bad_overlap_or_request(overlap_ms: int, request_id: str) -> None:
     with pytest.raises(ValidationError):
-        rotation_record(JOB_ID, SECRET, overlap_ms, KEYRING, request_id=request_id)
+        JobSecretRotation(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+            job_id=JOB_ID,
+            overlap_ms=overlap_ms,
+            request_id=request_id,
+        ).record(door="cli", principal="operator")
 
 
 def test_what_was_written_before_secrets_were_rotated_is_read_as_a_job_with_its_first_one() -> None:

@@ -8,8 +8,9 @@ from typing import Any, Final
 import pytest
 
 from schemas.fold.entries import Entries
+from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import Record
@@ -23,7 +24,15 @@ BY: Final[dict[str, Any]] = {"door": "http", "principal": "bo"}
 
 def events() -> Iterator[list[Record]]:
     """The events of a job, each alone."""
-    yield [as_read(registration_record(JOB_ID, SECRET, "", KEYRING))]
+    yield [
+        as_read(
+            JobRegistration(
+                sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+                job_id=JOB_ID,
+                description="",
+            ).record(door="cli", principal="operator")
+        )
+    ]
     for seq in range(1, LATE):
         yield [make_record(written(signed(seq)))]
 

@@ -12,15 +12,15 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.memories import DIGESTS_KEPT
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import Keyring
+from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret, registered_by_request
 from schemas.streams.agents.mqtt_agents import (
     REGISTRY_MQTT_AGENTS,
+    AgentMqttRegistered,
+    AgentMqttRemoved,
     MqttAgentRow,
     body_text,
-    registration_record,
-    removal_record,
 )
 from schemas.streams.fold import settle
 from schemas.wire.record import OutgoingRecord, Record, oversized
@@ -65,12 +65,18 @@ class Agent:
     def register(self, request_id: str = "r1", secret: str = MQTT_SECRET) -> Settled:
         """Register it."""
         return self._made(
-            registration_record(NAME, secret, KEYRING, request_id=request_id, door="http", principal="operator")
+            AgentMqttRegistered(
+                sealed_secret=KEYRING.seal(secret.encode(), mqtt_agent_secret_purpose(NAME)),
+                agent_name=NAME,
+                request_id=request_id,
+            ).record(door="http", principal="operator")
         )
 
     def remove(self, request_id: str = "r2") -> Settled:
         """Remove it."""
-        return self._made(removal_record(NAME, request_id=request_id, door="http", principal="operator"))
+        return self._made(
+            AgentMqttRemoved(agent_name=NAME, request_id=request_id).record(door="http", principal="operator")
+        )
 
     def says(self, seq: int = 1, **changed: Any) -> Settled:
         """It says something, signed."""
@@ -135,7 +141,9 @@ def test_who_is_not_registered_cannot_be_removed_and_is_not_heard() -> None:
 @pytest.mark.parametrize("name", ["operator", "hub", "trunkline", "../x"])
 def test_names_that_the_programs_use_are_nobodys(name: str) -> None:
     with pytest.raises(ValueError, match="agent_name"):
-        registration_record(name, "s", KEYRING, request_id="r", door="http", principal="operator")
+        AgentMqttRegistered(
+            sealed_secret=KEYRING.seal(b"s", mqtt_agent_secret_purpose(name)), agent_name=name, request_id="r"
+        ).record(door="http", principal="operator")
 
 
 @pytest.mark.parametrize("notation", ["canonical", "spaced", "escaped", "indented", "backwards"])

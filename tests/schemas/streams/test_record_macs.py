@@ -11,7 +11,7 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, MQTT_BRIDGE, mac_headers
-from schemas.keys.sealing import Keyring, MacKey, MissingKeyError
+from schemas.keys.sealing import Keyring, MacKey, MissingKeyError, job_secret_purpose
 from schemas.settings.settings import SettingsError
 from schemas.streams.control.record_macs import (
     MACS_REQUIRED,
@@ -22,9 +22,9 @@ from schemas.streams.control.record_macs import (
     macs_stream,
 )
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, verified_message
-from schemas.streams.principal.principals import addition_record
+from schemas.streams.principal.principals import OPERATOR, PrincipalAddition, token_hash
 from schemas.streams.refused.refusal import Refusal
 from schemas.streams.schedule.schedule_registry import (
     ScheduleMissed,
@@ -75,7 +75,9 @@ class Partitions:
 
 def principal(name: str = "mallory") -> OutgoingRecord:
     """A record that makes a principal."""
-    return addition_record(name, "operator", "a token")
+    return PrincipalAddition(principal=name, role="operator", token_sha256=token_hash("a token")).record(
+        door="http", principal=OPERATOR
+    )
 
 
 def unsigned(made: OutgoingRecord, partition: int | None = None) -> Record:
@@ -169,7 +171,14 @@ def test_a_bridges_key_makes_no_principal_and_no_other_doors_message(log: Partit
         (of_file, mqtt),
         (of_mqtt, mqtt),
         (of_mqtt, file),
-        (registration_record(JOB_ID, SECRET, "", KEYRING, door="mqtt", principal="x"), mqtt),
+        (
+            JobRegistration(
+                sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+                job_id=JOB_ID,
+                description="",
+            ).record(door="mqtt", principal="x"),
+            mqtt,
+        ),
         *((made, key) for made in schedule_records() for key in (mqtt, file)),
     ):
         assert log.told(made, key) == ("rejected", "unauthenticated_record"), (made.type, key.signer)
@@ -212,7 +221,13 @@ def test_the_file_bridges_key_vouches_for_no_senders_name_no_task_and_no_convers
 
 @pytest.mark.requirement("ST-04")
 def test_what_its_author_signs_needs_no_mac(log: Partitions) -> None:
-    assert log.told(registration_record(JOB_ID, SECRET, "", KEYRING)) == ("accepted", None)
+    assert log.told(
+        JobRegistration(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+            job_id=JOB_ID,
+            description="",
+        ).record(door="cli", principal="operator")
+    ) == ("accepted", None)
     where = partition_for(f"job/{JOB_ID}".encode(), PARTITIONS)
     record = msgspec.structs.replace(make_record(written(signed(1, "started"))), partition=where)
     assert log.settle(record).verdict == "accepted"
@@ -220,7 +235,13 @@ def test_what_its_author_signs_needs_no_mac(log: Partitions) -> None:
 
 @pytest.mark.requirement("ST-04")
 def test_a_stream_is_in_one_partition_alone(log: Partitions) -> None:
-    assert log.told(registration_record(JOB_ID, SECRET, "", KEYRING)) == ("accepted", None)
+    assert log.told(
+        JobRegistration(
+            sealed_secret=KEYRING.seal(SECRET.encode(), job_secret_purpose(JOB_ID)),
+            job_id=JOB_ID,
+            description="",
+        ).record(door="cli", principal="operator")
+    ) == ("accepted", None)
     where = partition_for(f"job/{JOB_ID}".encode(), PARTITIONS)
     event = make_record(written(signed(1, "started")))
     other = (where + 1) % PARTITIONS

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.keys.sealing import UnsealError
+from schemas.keys.sealing import UnsealError, webhook_secret_purpose
 from schemas.streams.webhook.webhook_fold import key_of_request, webhook_secrets
 from schemas.streams.webhook.webhook_registry import (
     WebhookPaused,
@@ -19,7 +19,6 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,
     WebhookRow,
     WebhookSet,
-    setting_record,
     url_parts,
 )
 from schemas.wire.record import OutgoingRecord
@@ -38,7 +37,12 @@ def setting(request_id: str = "w1", secret: str = "first", **changed: Any) -> Ou
     """The record that sets the webhook of ann."""
     options = {"topic": None, "overlap_ms": 0, **changed}
     url = options.pop("url", "https://example.org/in")
-    return setting_record("ann", url, secret, KEYRING, request_id=request_id, **BY, **options)
+    return WebhookSet(
+        sealed_secret=KEYRING.seal(secret.encode(), webhook_secret_purpose("ann")),
+        name="ann",
+        url=url,
+        request_id=request_id,
+    ).record(**BY, **options)
 
 
 def pause(request_id: str = "p1", **changed: Any) -> OutgoingRecord:
