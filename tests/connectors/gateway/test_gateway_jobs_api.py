@@ -72,11 +72,12 @@ def test_an_id_that_another_request_has_is_passed_over(
     backbone_settings, keyring, start_gateway, publisher, door, principal
 ):
     made = request_uuid("operator", "k")
-    another = {"request_id": "another-one", "door": door, "principal": principal}
+    another = {"door": door, "principal": principal}
     taken = JobRegistration(
         sealed_secret=keyring.seal(("s" * 43).encode(), job_secret_purpose(made.hex[:8])),
         job_id=made.hex[:8],
         description="mine",
+        request_id="another-one",
     ).record(**another)
     publisher.append(taken).result(10)
     with start_gateway().client() as operator:

@@ -85,11 +85,13 @@ class Accounts:
     def agent(self, name: str) -> str:
         """Register an agent; its secret."""
         secret = new_secret()
-        request = {"request_id": uuid.uuid4().hex, "door": "http", "principal": "operator"}
+        by = {"door": "http", "principal": "operator"}
         self.log._append(
             AgentMqttRegistered(
-                sealed_secret=KEYRING.seal(secret.encode(), mqtt_agent_secret_purpose(name)), agent_name=name
-            ).record(**request),
+                sealed_secret=KEYRING.seal(secret.encode(), mqtt_agent_secret_purpose(name)),
+                agent_name=name,
+                request_id=uuid.uuid4().hex,
+            ).record(**by),
             0,
         )
         assert self.service.wait_effective(mqtt_user(name), EFFECTIVE_S)

@@ -30,7 +30,7 @@ from trunkline_agent.wire.strict_json import canonical, decode
 
 pytestmark = pytest.mark.requirement("JE-26")
 JOB = "ab12cd34"
-BY = {"request_id": "r", "door": "http", "principal": "operator"}
+BY = {"door": "http", "principal": "operator"}
 
 
 class Log(FoldedLog):
@@ -44,6 +44,7 @@ class Log(FoldedLog):
                 AgentMqttRegistered(
                     sealed_secret=KEYRING.seal(f"secret of {name}".encode(), mqtt_agent_secret_purpose(name)),
                     agent_name=name,
+                    request_id="r",
                 ).record(**BY)
             )
 
@@ -94,7 +95,7 @@ def test_a_word_becomes_a_message_of_its_agent_and_again_the_same_one() -> None:
     assert (posting.ce_id, Message.model_validate(decode(posting.value)[0]).body) == ("m", '{"a":2,"b":1}')
     assert log.append(posting)[1].verdict == "accepted"
     # The recipient's later removal makes no difference.
-    log.append(AgentMqttRemoved(agent_name="bob").record(**{**BY, "request_id": "r2"}))
+    log.append(AgentMqttRemoved(agent_name="bob", request_id="r2").record(**BY))
     assert log.after(record, settled) == [posting]
 
 
@@ -134,7 +135,7 @@ def test_who_was_not_known_stays_so_for_this_message() -> None:
     log.append(told)
     log.append(
         AgentMqttRegistered(
-            sealed_secret=KEYRING.seal(b"s", mqtt_agent_secret_purpose("eve")), agent_name="eve"
+            sealed_secret=KEYRING.seal(b"s", mqtt_agent_secret_purpose("eve")), agent_name="eve", request_id="r"
         ).record(**BY)
     )
     assert log.after(record, settled) == [told]

@@ -64,7 +64,9 @@ def test_a_token_is_in_neither_record_nor_row_nor_entry() -> None:
     assert len(token) >= 43
     assert token != principals.new_token()
     record = as_read(
-        principals.PrincipalAddition(principal="ann", role="worker", token_sha256=principals.token_hash(token))
+        principals.PrincipalAddition(
+            principal="ann", role="worker", token_sha256=principals.token_hash(token)
+        ).record(door="http", principal="operator")
     )
     entries = Entries()
     settled = settle(record, entries, KEYRING, Entries())
@@ -82,8 +84,10 @@ def test_the_hash_of_a_token_that_is_no_text_is_still_a_hash() -> None:
 @pytest.mark.parametrize("role", principals.ROLES)
 def test_the_records_that_the_operator_makes_are_accepted_and_refolded(role: str) -> None:
     made = (
-        principals.PrincipalAddition(principal="ann", role=role, token_sha256=principals.token_hash("t")),
-        principals.PrincipalRevocation(principal="ann"),
+        principals.PrincipalAddition(
+            principal="ann", role=role, token_sha256=principals.token_hash("t")
+        ).record(door="http", principal="operator"),
+        principals.PrincipalRevocation(principal="ann").record(door="http", principal=OPERATOR),
     )
     rows, entries = accepted_and_refolded(as_read(outgoing, offset) for offset, outgoing in enumerate(made))
     assert {(row.door, row.principal, row.wire) for row in rows} == {("http", "operator", None)}
@@ -94,7 +98,9 @@ def test_the_records_that_the_operator_makes_are_accepted_and_refolded(role: str
 @pytest.mark.parametrize("name", sorted(principals.RESERVED_PRINCIPALS))
 def test_nobody_gets_the_name_of_one_that_the_programs_use_themselves(name: str) -> None:
     with pytest.raises(ValidationError):
-        principals.PrincipalAddition(principal=name, role="viewer", token_sha256=principals.token_hash("t"))
+        principals.PrincipalAddition(
+            principal=name, role="viewer", token_sha256=principals.token_hash("t")
+        ).record(door="http", principal="operator")
     record = document_record(addition(principal=name), "principal.added", key=f"principal/{name}".encode())
     assert said(settle(record, Entries(), KEYRING, Entries())) == ("rejected", "malformed")
 
@@ -120,6 +126,8 @@ def test_an_addition_that_its_model_refuses_is_malformed(body: dict[str, Any]) -
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_for_a_principal_that_is_no_name(name: str) -> None:
     with pytest.raises(ValidationError):
-        principals.PrincipalAddition(principal=name, role="viewer", token_sha256=principals.token_hash("t"))
+        principals.PrincipalAddition(
+            principal=name, role="viewer", token_sha256=principals.token_hash("t")
+        ).record(door="http", principal="operator")
     with pytest.raises(ValidationError):
-        principals.PrincipalRevocation(principal=name)
+        principals.PrincipalRevocation(principal=name).record(door="http", principal="operator")

@@ -42,7 +42,8 @@ def setting(request_id: str = "w1", secret: str = "first", **changed: Any) -> Ou
         name="ann",
         url=url,
         request_id=request_id,
-    ).record(**BY, **options)
+        **options,
+    ).record(**BY)
 
 
 def pause(request_id: str = "p1", **changed: Any) -> OutgoingRecord:
