@@ -21,14 +21,16 @@ from trunkline_agent.wire.strict_json import canonical
 def mqtt_agent_record(draw: random.Random, keyring: Keyring, recipients: Sequence[str]) -> OutgoingRecord:
     """One record about one of few agents."""
     roll, name = draw.random(), f"agent-{draw.randrange(4)}"
-    by = {"request_id": f"request-{draw.randrange(300)}", "door": "http", "principal": "operator"}
+    request_id, by = f"request-{draw.randrange(300)}", {"door": "http", "principal": "operator"}
     secret = f"secret of {name}"
     if roll < 0.2:
         return AgentMqttRegistered(
-            sealed_secret=keyring.seal(secret.encode(), mqtt_agent_secret_purpose(name)), agent_name=name
+            sealed_secret=keyring.seal(secret.encode(), mqtt_agent_secret_purpose(name)),
+            agent_name=name,
+            request_id=request_id,
         ).record(**by)
     if roll < 0.25:
-        return AgentMqttRemoved(agent_name=name).record(**by)
+        return AgentMqttRemoved(agent_name=name, request_id=request_id).record(**by)
     said: dict[str, Any] = {
         "message_id": f"word-{draw.randrange(400)}",
         "to": draw.choice([*recipients, "nobody", "not/a/name"]),

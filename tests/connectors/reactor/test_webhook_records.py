@@ -58,7 +58,8 @@ def setting(name="hook", topic=None, request_id="w1"):
         sealed_secret=KEYRING.seal(b"whsec_x", webhook_secret_purpose(name)),
         name=name,
         url="https://example.org/",
-    ).record(**BY, **options)
+        **options,
+    ).record(**BY)
 
 
 def removal(name="hook", request_id="x1"):

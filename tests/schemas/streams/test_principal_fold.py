@@ -87,7 +87,7 @@ def test_the_records_that_the_operator_makes_are_accepted_and_refolded(role: str
         principals.PrincipalAddition(
             principal="ann", role=role, token_sha256=principals.token_hash("t")
         ).record(door="http", principal="operator"),
-        principals.PrincipalRevocation(principal="ann").record(door="http", principal=OPERATOR),
+        principals.PrincipalRevocation(principal="ann").record(door="http", principal="operator"),
     )
     rows, entries = accepted_and_refolded(as_read(outgoing, offset) for offset, outgoing in enumerate(made))
     assert {(row.door, row.principal, row.wire) for row in rows} == {("http", "operator", None)}
