@@ -149,18 +149,12 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
         return made
     if wish.kind in ("posted", "again"):
         return posting(wish.message_id, contents(now)[wish.content], wish.sender)
+    ids = list(IDS[wish.about % 5 :])
+    named = {**at, "request_id": wish.request, "message_ids": ids, "limit": LIMIT_MOST}
     makers: dict[str, Callable[[], OutgoingRecord]] = {
         "claimed": lambda: MailboxClaim(**at, request_id=wish.request, limit=wish.limit).record(**by),
-        "named": lambda: MailboxClaim(
-            **at, request_id=wish.request, message_ids=list(IDS[wish.about % 5 :]), limit=LIMIT_MOST
-        ).record(**by),
-        "unread": lambda: MailboxClaim(
-            **at,
-            request_id=wish.request,
-            message_ids=list(IDS[wish.about % 5 :]),
-            if_unread=True,
-            limit=LIMIT_MOST,
-        ).record(**by),
+        "named": lambda: MailboxClaim(**named).record(**by),
+        "unread": lambda: MailboxClaim(**named, if_unread=True).record(**by),
         "leased": lambda: MailboxLease(
             **at, request_id=wish.request, limit=wish.limit, lease_ms=wish.lease_ms, **lease_conditions(wish)
         ).record(**by),
@@ -185,25 +179,25 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     held = [m for m in model.pending() if m["handed_to"] == f"{by['door']}/{by['principal']}"]
     others = {m["message_id"]: m["request_id"] or "q0" for m in held if wish.limit > 1}
     several = {**others, message_id: request}
+    word = {**at, "message_id": message_id}
+    held_word = {**word, "request_id": request}
     makers = {
         "handled": lambda: MessagesHandled(
             **at, messages=[HandledMessage(message_id=m, request_id=r) for m, r in several.items()]
         ).record(**by),
-        "acked": lambda: MessageAck(**at, message_id=message_id, request_id=request).record(**by),
+        "acked": lambda: MessageAck(**held_word).record(**by),
         "nacked": lambda: MessageNack(
-            **at,
-            message_id=message_id,
-            request_id=request,
+            **held_word,
             reason=("", "no disk")[wish.content % 2],
             is_no_attempt=True if wish.content == 3 else None,
         ).record(**by),
-        "reclaimed": lambda: MessageReclaim(**at, message_id=message_id, request_id=request).record(**by),
-        "extended": lambda: MessageExtension(
-            **at, message_id=message_id, request_id=request, lease_ms=wish.lease_ms
-        ).record(ce_id=f"e{wish.request}", **by),
-        "read": lambda: MessageReading(**at, message_id=message_id).record(**by),
-        "expired": lambda: MessageExpiry(**at, message_id=message_id).record(**by),
-        "due": lambda: MessageDue(**at, message_id=message_id).record(ce_id=f"d{wish.request}", **by),
+        "reclaimed": lambda: MessageReclaim(**held_word).record(**by),
+        "extended": lambda: MessageExtension(**held_word, lease_ms=wish.lease_ms).record(
+            ce_id=f"e{wish.request}", **by
+        ),
+        "read": lambda: MessageReading(**word).record(**by),
+        "expired": lambda: MessageExpiry(**word).record(**by),
+        "due": lambda: MessageDue(**word).record(ce_id=f"d{wish.request}", **by),
     }
     return makers[wish.kind]()
 
