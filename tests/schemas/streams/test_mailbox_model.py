@@ -142,10 +142,8 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
             handled = [HandledMessage(**{**one, "answers": answers}) for one in body["messages"]]
             return MessagesHandled(**at, messages=list(handled)).record(**origin)
         if made.type == "message.nacked" and wish.content % 2:
-            by = origin
-            return MessageNack(
-                **at, message_id=body["message_id"], request_id=body["request_id"], reason="for another reason"
-            ).record(**by)
+            named = {name: body[name] for name in ("message_id", "request_id")}
+            return MessageNack(**at, **named, reason="for another reason").record(**origin)
         return made
     if wish.kind in ("posted", "again"):
         return posting(wish.message_id, contents(now)[wish.content], wish.sender)
