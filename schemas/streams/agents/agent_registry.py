@@ -1,4 +1,4 @@
-"""The records that define and remove agents (HH-01): models of their bodies, and functions that build them."""
+"""The records that define and remove agents (HH-01): models of their bodies."""
 
 from __future__ import annotations
 

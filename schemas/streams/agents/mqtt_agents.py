@@ -1,4 +1,4 @@
-"""The records about agents that are connected over MQTT (JE-26): their bodies, and functions that build them.
+"""The records about agents that are connected over MQTT (JE-26): their bodies.
 
 They share the stream `agent/<name>` with the agent's definition and its keys. The value of `agent.said` and of
 `agent.confirmed` is the payload that the agent published on its outbox, byte for byte. The doors make the other

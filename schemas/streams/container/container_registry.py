@@ -1,4 +1,4 @@
-"""The record about a container, a process that a launcher runs for a task (HH-05), and how to build it."""
+"""The record about a container, a process that a launcher runs for a task (HH-05)."""
 
 from __future__ import annotations
 

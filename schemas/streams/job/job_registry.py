@@ -1,6 +1,6 @@
 """The records that register, pick and cancel a job (JE-10 to JE-12) and rotate its secret.
 
-This module has their wire models and the functions that build them.
+This module has their wire models.
 """
 
 from __future__ import annotations

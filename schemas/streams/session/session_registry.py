@@ -1,4 +1,4 @@
-"""The records about sessions, processes in which agents work on jobs (JE-14): bodies, and how to build them."""
+"""The records about sessions, processes in which agents work on jobs (JE-14): their bodies."""
 
 from __future__ import annotations
 

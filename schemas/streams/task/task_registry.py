@@ -1,4 +1,4 @@
-"""The records about tasks of the hub and their tokens (HH-02 to HH-04): their bodies, and how to build them."""
+"""The records about tasks of the hub and their tokens (HH-02 to HH-04): their bodies."""
 
 from __future__ import annotations
 

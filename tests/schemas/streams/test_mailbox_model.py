@@ -115,9 +115,9 @@ def lease_conditions(wish: Wish) -> dict[str, Any]:
         {},
         {"held_most": 1 + wish.about % 3},
         {"per_minute": 1 + wish.about % 3},
-        {"message_ids": IDS[wish.about % 5 :]},
+        {"message_ids": list(IDS[wish.about % 5 :])},
         {"from_closed": True},
-        {"held_most": 2, "per_minute": 2, "message_ids": IDS, "from_closed": True},
+        {"held_most": 2, "per_minute": 2, "message_ids": list(IDS), "from_closed": True},
         {"attempts_most": 1 + wish.about % 5},
     )
     return conditions[wish.content % len(conditions)]
