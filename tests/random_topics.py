@@ -9,8 +9,8 @@ from typing import Any
 from schemas.streams.topic.topic_registry import (
     Publication,
     Subscription,
+    TopicDelivery,
     Unsubscription,
-    delivery_record,
 )
 from schemas.wire.record import OutgoingRecord
 
@@ -31,4 +31,6 @@ def topic_record(draw: random.Random, subscribers: Sequence[str]) -> OutgoingRec
         content = draw.choice([{}, {}, {"priority": "high"}, {"expires_in_ms": 500}, {"thread": "thread-1"}])
         named = {"topic": topic, "message_id": message_id, "from": by["principal"], "kind": "note"}
         return Publication.model_validate({**named, "body": "☃", **content}).record(**by)
-    return delivery_record(topic, message_id, ce_id=f"d-{message_id}", door="reactor", principal="reactor")
+    return TopicDelivery(topic=topic, message_id=message_id).record(
+        ce_id=f"d-{message_id}", door="reactor", principal="reactor"
+    )

@@ -18,8 +18,8 @@ from schemas.streams.schedule.schedule_registry import (
     SCHEDULE_RAN,
     SCHEDULE_REFUSED,
     ScheduleRan,
+    ScheduleRefused,
     ScheduleRow,
-    refused_record,
 )
 from schemas.wire.record import OutgoingRecord, Record
 from trunkline_agent.wire.ids import SCHEDULE
@@ -53,8 +53,8 @@ def message_id_of(run: ScheduleRan) -> str:
 
 def refusal_of_run(run: ScheduleRan, reason: str | None) -> OutgoingRecord:
     """Return the record that the mailbox refused the message of a run, for `reason`."""
-    ce_id = derived_id(message_id_of(run), SCHEDULE_REFUSED)
-    return refused_record(run, reason or REJECTED, ce_id=ce_id, **BY_REACTOR)
+    body = ScheduleRefused(name=run.name, revision=run.revision, run_at=run.run_at, reason=reason or REJECTED)
+    return body.record(ce_id=derived_id(message_id_of(run), SCHEDULE_REFUSED), **BY_REACTOR)
 
 
 def _is_refused(run: ScheduleRan, row: ScheduleRow | None) -> bool:

@@ -11,10 +11,12 @@ from schemas.streams.schedule.schedule_registry import (
     SCHEDULE_MISSED,
     SCHEDULE_RAN,
     SCHEDULE_REMOVED,
+    ScheduleMissed,
+    ScheduleRan,
     ScheduleRemoved,
     ScheduleRow,
-    missed_record,
-    run_record,
+    message_fields,
+    next_run,
 )
 from schemas.streams.task.task_registry import TASK_TERMINAL, TaskRow, TokenRow
 from schemas.wire.record import OutgoingRecord
@@ -48,8 +50,10 @@ class ScheduleTimers(Timers[ScheduleRow]):
             removed = ScheduleRemoved(name=row.schedule, request_id=ce_id, takes_over=True)
             return removed.record(ce_id=ce_id, **BY_REACTOR)
         if row.is_next_missed(now_us):
-            return missed_record(row, ce_id=derived_id(cause, SCHEDULE_MISSED), **BY_REACTOR)
-        return run_record(row, ce_id=derived_id(cause, SCHEDULE_RAN), **BY_REACTOR)
+            missed = ScheduleMissed(**next_run(row))
+            return missed.record(ce_id=derived_id(cause, SCHEDULE_MISSED), **BY_REACTOR)
+        ran = ScheduleRan(**next_run(row), **message_fields(row))
+        return ran.record(ce_id=derived_id(cause, SCHEDULE_RAN), **BY_REACTOR)
 
 
 def has_lost_owner(get: GetRow, row: ScheduleRow, now_us: int) -> bool:

@@ -24,14 +24,15 @@ from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
 from schemas.streams.topic.topic_registry import (
     PUBLISHING,
+    REFUSED_NAMED_MOST,
     TOPIC_DELIVERED,
     TOPIC_PUBLISHED,
     TOPIC_UNSUBSCRIBED,
     Publication,
     SubscriptionRow,
+    TopicDelivery,
     TopicMessageRow,
     Unsubscription,
-    delivery_record,
 )
 from schemas.streams.webhook.webhook_registry import WEBHOOK_REMOVED
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
@@ -95,8 +96,13 @@ class Delivery:
 
         `refused` are the names of the recipients whose mailboxes refused their copies.
         """
-        ce_id = derived_id(self._cause, TOPIC_DELIVERED)
-        return delivery_record(self.row.topic, self.row.message_id, refused, ce_id=ce_id, **BY_REACTOR)
+        body = TopicDelivery(
+            topic=self.row.topic,
+            message_id=self.row.message_id,
+            refused_count=len(refused) or None,
+            refused=sorted(refused)[:REFUSED_NAMED_MOST] or None,
+        )
+        return body.record(ce_id=derived_id(self._cause, TOPIC_DELIVERED), **BY_REACTOR)
 
     def _copy_for_first(self, body: Publication) -> dict[str, Any]:
         """Return the content of the copy for the first recipient."""

@@ -24,7 +24,7 @@ from connectors.live.log_clock import LogClock
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.reactor.timers import Timers
 from schemas.fold.settled import AppliedChange
-from schemas.streams.blob.blob_registry import BLOB_REMOVED, REMOVED, STORED, BlobRow, removed_record
+from schemas.streams.blob.blob_registry import BLOB_REMOVED, REMOVED, STORED, BlobRemoved, BlobRow
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.topic.topic_registry import TopicMessageRow
 from schemas.wire.record import OutgoingRecord
@@ -107,7 +107,8 @@ class BlobKeeper(Timers[BlobRow]):
     def record_of(self, row: BlobRow, now_us: int) -> OutgoingRecord:
         """Return the record that removes the blob."""
         cause = f"{row.key}/{row.object}/{row.keep_until}"
-        return removed_record(row, ce_id=derived_id(cause, BLOB_REMOVED), **BY_REACTOR)
+        body = BlobRemoved(digest=row.digest, object=row.object)
+        return body.record(ce_id=derived_id(cause, BLOB_REMOVED), **BY_REACTOR)
 
     def is_usable(self, row: BlobRow) -> bool:
         """Return whether a new message may refer to a blob: it is stored, and does not end soon."""

@@ -1,4 +1,4 @@
-"""The records about a blob (DL-25, DL-26), its row, the reference in a message, and how to build the records.
+"""The records about a blob (DL-25, DL-26), its row, and the reference in a message.
 
 A blob is a content of up to some MiB, named by its SHA-256. Its bytes are in an *object*, a file outside the
 log. Each upload that stores bytes makes an object with a name of its own.
@@ -6,13 +6,12 @@ log. Each upload that stores bytes makes an object with a name of its own.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Unpack
+from typing import Annotated, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Printable, WireBody
 from trunkline_agent.wire.strict_json import INT_MAX
 
@@ -125,12 +124,3 @@ class BlobRemoved(_BlobBody):
 
 
 BLOB_MODELS: Final[dict[str, type[WireBody]]] = {BLOB_STORED: BlobStored, BLOB_REMOVED: BlobRemoved}
-
-
-def removed_record(row: BlobRow, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `blob.removed`, ready to append: the blob of this row ends.
-
-    `ce_id` is the CloudEvents id, which the caller chooses. `origin` is `door` and `principal`.
-    """
-    body = BlobRemoved(digest=row.digest, object=row.object)
-    return body.record(ce_id=ce_id, **origin)

@@ -1,4 +1,4 @@
-"""The records about a schedule (DL-23), its row, the rules about missed runs, and how to build the records.
+"""The records about a schedule (DL-23), its row, and the rules about missed runs.
 
 A schedule posts one message to one recipient at each of its runs. A run may be recorded later than its time,
 for instance after all gateways were down.
@@ -6,7 +6,7 @@ for instance after all gateways were down.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -14,7 +14,7 @@ from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, Priority
 from schemas.streams.schedule.run_times import CRON_CHARACTERS_MOST, EVERY_S_MOST, RunTimes, cron_fault
-from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
+from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Name, WireBody
 
 SCHEDULE_SET: Final = "schedule.set"
@@ -278,41 +278,6 @@ def message_fields(row: ScheduleRow) -> dict[str, Any]:
     }
 
 
-def run_record(row: ScheduleRow, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `schedule.ran`, ready to append: the next run of a schedule takes place.
-
-    The fold rejects the record before the run's time, and if the run is missed (`ScheduleRow.is_next_missed`).
-
-    Args:
-        row: the schedule, which has a next run.
-        ce_id: the CloudEvents id, which the reactor chooses.
-        origin: `door`, which appends the record, and `principal`, which caused it.
-
-    Raises:
-        pydantic.ValidationError: the schedule has no next run.
-    """
-    body = ScheduleRan.model_validate({**_next_run(row), **message_fields(row)})
-    return body.record(ce_id=ce_id, **origin)
-
-
-def missed_record(row: ScheduleRow, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `schedule.missed`, ready to append: the next run of a schedule is left out.
-
-    The fold rejects the record unless the run is missed. For the arguments and errors see `run_record`.
-    """
-    body = ScheduleMissed.model_validate(_next_run(row))
-    return body.record(ce_id=ce_id, **origin)
-
-
-def refused_record(run: ScheduleRan, reason: str, *, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
-    """Return the record `schedule.refused`, ready to append: the mailbox refused the message of `run`.
-
-    `reason` is that of the message's rejection. `ce_id` is the CloudEvents id, which the reactor chooses.
-    `origin` is `door`, which appends the record, and `principal`, which caused it.
-    """
-    body = ScheduleRefused(name=run.name, revision=run.revision, run_at=run.run_at, reason=reason)
-    return body.record(ce_id=ce_id, **origin)
-
-
-def _next_run(row: ScheduleRow) -> dict[str, Any]:
+def next_run(row: ScheduleRow) -> dict[str, Any]:
+    """Return the fields of `ScheduleMissed` with the next run of a schedule, which has one."""
     return {"name": row.schedule, "revision": row.revision, "run_at": row.next_run_at}

@@ -1,4 +1,4 @@
-"""The records about topics (DL-24): their bodies and rows, and how to build them.
+"""The records about topics (DL-24): their bodies and rows.
 
 A topic is a list of subscribers. A message that is published to it goes to each subscriber's mailbox.
 
@@ -7,8 +7,7 @@ subscribed <--> unsubscribed          publishing --> delivered
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Final, Literal, Unpack
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +15,6 @@ from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, check_times
-from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, WireBody
 
 TOPIC_SUBSCRIBED: Final = "topic.subscribed"
@@ -226,21 +224,3 @@ TOPIC_MODELS: Final[dict[str, type[_TopicBody]]] = {
     TOPIC_PUBLISHED: Publication,
     TOPIC_DELIVERED: TopicDelivery,
 }
-
-
-def delivery_record(
-    topic: str, message_id: str, refused: Sequence[str] = (), *, ce_id: str, **origin: Unpack[Origin]
-) -> OutgoingRecord:
-    """Return the record `topic.delivered`, ready to append.
-
-    It says that each mailbox has taken or refused its copy of the message `message_id` of `topic`. `refused`
-    are the recipients whose mailboxes refused it. `ce_id` is the CloudEvents id that the reactor chooses.
-    `origin` is `door`, which appends the record, and `principal`.
-    """
-    body = TopicDelivery(
-        topic=topic,
-        message_id=message_id,
-        refused_count=len(refused) or None,
-        refused=sorted(refused)[:REFUSED_NAMED_MOST] or None,
-    )
-    return body.record(ce_id=ce_id, **origin)

@@ -18,7 +18,7 @@ from schemas.streams.mailboxes.message import Message
 from schemas.streams.topic.topic_registry import (
     Publication,
     Subscription,
-    delivery_record,
+    TopicDelivery,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
@@ -124,7 +124,7 @@ def test_a_message_to_a_topic_keeps_the_blob_until_its_copies_are_posted(tmp_pat
     published = Publication.model_validate(publication(blob=BLOB))
     log.put(published.record(**BY), -990)
     assert log.ends_after_s() is None
-    log.put(delivery_record("news", "p1", ce_id="d1", **BY), -10)
+    log.put(TopicDelivery(topic="news", message_id="p1").record(ce_id="d1", **BY), -10)
     assert log.ends_after_s() == KEEP_S - 10
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.blob import blob_registry as registry
-from schemas.streams.blob.blob_registry import BlobRow, BlobStored, removed_record
+from schemas.streams.blob.blob_registry import BlobRemoved, BlobRow, BlobStored
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
 from schemas.streams.mailboxes.message import Message, MessageBodyRow
 from schemas.wire.record import OutgoingRecord
@@ -32,7 +32,8 @@ def upload(request_id: str = "u1", by: str = "ann", **changed: Any) -> OutgoingR
 
 def removal(row: BlobRow) -> OutgoingRecord:
     """The record that removes the blob."""
-    return removed_record(row, ce_id=f"removed {row.object}/{row.keep_until}", **REACTOR)
+    body = BlobRemoved(digest=row.digest, object=row.object)
+    return body.record(ce_id=f"removed {row.object}/{row.keep_until}", **REACTOR)
 
 
 def blob_of(settled: Settled) -> BlobRow:

@@ -17,11 +17,13 @@ from schemas.streams.schedule import schedule_registry as registry
 from schemas.streams.schedule.schedule_registry import (
     GRACE_US,
     LATE_RUNS_MOST,
+    ScheduleMissed,
+    ScheduleRan,
     ScheduleRemoved,
     ScheduleRow,
     ScheduleSet,
-    missed_record,
-    run_record,
+    message_fields,
+    next_run,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import run, schedule
@@ -68,12 +70,14 @@ def refused(settled: Settled, reason: str, why: str) -> None:
 def ran(row: ScheduleRow, **changed: Any) -> OutgoingRecord:
     """The record of the schedule's next run, with fields of the row changed."""
     row = replace(row, **changed)
-    return run_record(row, ce_id=f"run {row.revision}/{row.next_run_at}", **REACTOR)
+    body = ScheduleRan(**next_run(row), **message_fields(row))
+    return body.record(ce_id=f"run {row.revision}/{row.next_run_at}", **REACTOR)
 
 
 def missed(row: ScheduleRow) -> OutgoingRecord:
     """The record that the schedule's next run is left out."""
-    return missed_record(row, ce_id=f"missed {row.revision}/{row.next_run_at}", **REACTOR)
+    body = ScheduleMissed(**next_run(row))
+    return body.record(ce_id=f"missed {row.revision}/{row.next_run_at}", **REACTOR)
 
 
 def made(**changed: Any) -> tuple[Entries, ScheduleRow]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schemas.streams.schedule.schedule_registry import ScheduleRan, refused_record
+from schemas.streams.schedule.schedule_registry import ScheduleRan, ScheduleRefused
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import S_US, at
@@ -25,8 +25,9 @@ def test_a_run_whose_message_was_refused_counts_as_missed_once() -> None:
     now = row.last_run_at - START_US + S_US
 
     def refusal(run: ScheduleRan, number: int = 0, **changed: Any) -> OutgoingRecord:
-        ce_id = f"refused {run.run_at} {number}"
-        return refused_record(run.model_copy(update=changed), "mailbox_full", ce_id=ce_id, **REACTOR)
+        of = run.model_copy(update=changed)
+        body = ScheduleRefused(name=of.name, revision=of.revision, run_at=of.run_at, reason="mailbox_full")
+        return body.record(ce_id=f"refused {run.run_at} {number}", **REACTOR)
 
     row = row_of(at(now, refusal(runs[1]), entries))
     assert (row.runs, row.missed_runs, row.late_runs) == (2, 1, 0)

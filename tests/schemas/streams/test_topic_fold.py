@@ -17,10 +17,10 @@ from schemas.streams.topic.topic_registry import (
     Publication,
     Subscription,
     SubscriptionRow,
+    TopicDelivery,
     TopicMessageRow,
     TopicRow,
     Unsubscription,
-    delivery_record,
 )
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import read_envelope
@@ -69,7 +69,9 @@ class Topic:
 
     def deliver(self, message_id: str = "p1") -> Settled:
         """Report that a message is delivered."""
-        return self.settle(delivery_record("news", message_id, ce_id=f"d-{message_id}", **REACTOR))
+        return self.settle(
+            TopicDelivery(topic="news", message_id=message_id).record(ce_id=f"d-{message_id}", **REACTOR)
+        )
 
 
 def topic_of(*names: str) -> Topic:
@@ -274,7 +276,7 @@ def test_the_records_of_a_topic_are_refolded_from_the_ledger() -> None:
     made = (
         Subscription(topic="news", subscriber="bo", request_id="r1").record(**OPERATOR),
         Publication.model_validate(publication()).record(**ANN),
-        delivery_record("news", "p1", ce_id="d1", **REACTOR),
+        TopicDelivery(topic="news", message_id="p1").record(ce_id="d1", **REACTOR),
         Unsubscription(topic="news", subscriber="bo", request_id="r2").record(**OPERATOR),
     )
     rows, _ = accepted_and_refolded(as_read(one, offset) for offset, one in enumerate(made))
