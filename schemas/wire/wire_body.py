@@ -27,6 +27,8 @@ CAPABILITIES_LIMIT: Final = 64
 # In characters. The agent gets the text as one environment variable, which Linux limits to 128 KiB.
 TASK_TEXT_LIMIT: Final = 32_000
 OVERLAP_LIMIT_MS: Final = 30 * 24 * 3600 * 1000
+# The part of an identity that is the whole content.
+_CONTENT: Final = "{content}"
 
 
 class _Form:
@@ -105,9 +107,9 @@ class WireBody(BaseModel):
         TYPE: the type of its record, the header `ce_type`.
         STREAM: the key of its stream, such as `job/{job_id}`, with fields of the body in braces, or `{door}`.
         IDENTITY: the texts from which the record's `ce_id` is derived, after the type. In braces are fields of
-            the body, `{content}` for all of them, `{origin}` for door and principal, and `{cause}`. A repeated
-            request of the same principal has the same `ce_id`, even with other content if that is not among
-            them. The fold then recognises the conflict.
+            the body, `{origin}` for door and principal, and `{cause}`. The text `{content}` stands for the
+            whole body. A repeated request of the same principal has the same `ce_id`, even with other content
+            if that is not among them. The fold then recognises the conflict.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -117,7 +119,7 @@ class WireBody(BaseModel):
     OMITS_NULLS: ClassVar[bool] = False
     TYPE: ClassVar[str]
     STREAM: ClassVar[str]
-    IDENTITY: ClassVar[tuple[str, ...]] = ("{content}",)
+    IDENTITY: ClassVar[tuple[str, ...]] = (_CONTENT,)
 
     def value(self) -> bytes:
         """Return the body as canonical JSON, which becomes the value of the Kafka record."""
@@ -131,22 +133,23 @@ class WireBody(BaseModel):
             cause: what tells the record from an equal one before it, for a body whose `IDENTITY` has it.
             origin: `door`, which appends the record, and `principal`, which caused it.
         """
-        value = self.value()
+        value, sender = self.value(), f"{origin['door']}/{origin['principal']}"
+        known = {**vars(self), "door": origin["door"], "origin": sender, "cause": cause}
         return OutgoingRecord(
-            stream=self.STREAM.format_map({**vars(self), "door": origin["door"]}),
-            ce_id=ce_id or self.derived_id(value, f"{origin['door']}/{origin['principal']}", cause),
+            stream=self.STREAM.format_map(known),
+            ce_id=ce_id or self.derived_id(value, known),
             type=self.TYPE,
             value=value,
             **origin,
         )
 
-    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+    def derived_id(self, content: bytes, known: Mapping[str, Any]) -> str:
         """Return the CloudEvents id of a record with this body, by `IDENTITY`.
 
-        `content` is the value of the record, and `origin` its door and principal, as `<door>/<principal>`.
+        `content` is the value of the record. `known` has the fields of the body, and the other names in braces.
         """
-        known = {**vars(self), "content": content.decode(), "origin": origin, "cause": cause}
-        return content_id(self.TYPE.encode(), *(part.format_map(known).encode() for part in self.IDENTITY))
+        parts = [content if one == _CONTENT else one.format_map(known).encode() for one in self.IDENTITY]
+        return content_id(self.TYPE.encode(), *parts)
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:

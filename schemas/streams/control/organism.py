@@ -8,7 +8,8 @@ This module has the wire models of the stream `control/organism` and the functio
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -131,7 +132,7 @@ class _OrganismBody(WireBody):
 
     request_id: Name
 
-    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+    def derived_id(self, content: bytes, known: Mapping[str, Any]) -> str:
         """Return the CloudEvents id, which is derived from `request_id` alone.
 
         That is the nonce of the signed command, or is derived from the content of the loaded file. The fold

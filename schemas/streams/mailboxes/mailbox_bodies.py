@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -182,10 +183,10 @@ class MessagesHandled(_MailboxBody):
         list[HandledMessage], Field(min_length=1, max_length=HANDLED_MOST), AfterValidator(_unlike)
     ]
 
-    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+    def derived_id(self, content: bytes, known: Mapping[str, Any]) -> str:
         """Return the CloudEvents id, which depends on the ids of the messages and of their leases alone."""
         ids = (f"{one.message_id}/{one.request_id}" for one in self.messages)
-        parts = (self.TYPE, origin, f"{self.realm}/{self.recipient}", *ids)
+        parts = (self.TYPE, known["origin"], f"{self.realm}/{self.recipient}", *ids)
         return content_id(*(part.encode() for part in parts))
 
 

@@ -7,7 +7,8 @@ subscribed <--> unsubscribed          publishing --> delivered
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -192,7 +193,7 @@ class Publication(_TopicBody):
     deliver_after_ms: DurationMs | None = None
     blob: BlobReference | None = None
 
-    def derived_id(self, content: bytes = b"", origin: str = "", cause: str = "") -> str:
+    def derived_id(self, content: bytes, known: Mapping[str, Any]) -> str:
         """Return the id of the message. The fold rejects another one with it as `seq_conflict`."""
         return self.message_id
 
