@@ -17,7 +17,6 @@ from pydantic import Field
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
 from connectors.agent_mcp.tool_arguments import TimedMessage
-from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST
@@ -113,7 +112,7 @@ class ManagementTools:
         path = path_of("participants", "spawn")
         shown = _shown(self._post_once(path, body, "spawn", asked, call, "the agent was started"))
         if self._settings.dashboard.port:
-            shown["dashboardUrl"] = address_of(self._settings)
+            shown["dashboardUrl"] = self._settings.dashboard_url
         return shown
 
     def list_agents(self, asked: ListAgents, call: str) -> dict[str, Any]:

@@ -161,6 +161,17 @@ class Settings(Section):
         return (self.gateway.url or own).rstrip("/")
 
     @property
+    def dashboard_url(self) -> str:
+        """The URL of the dashboard for a browser on this machine, with a slash at the end.
+
+        Do not use it if `dashboard.port` is 0: then there is no dashboard.
+        """
+        host = self.dashboard.host
+        if host in ("0.0.0.0", "::"):  # noqa: S104  a wildcard includes this machine
+            host = "127.0.0.1"
+        return f"{address_at(self.http_scheme, host, self.dashboard.port)}/"
+
+    @property
     def mcp_server_url(self) -> str:
         """The URL at which agents reach the agent MCP door, without a slash at the end.
 

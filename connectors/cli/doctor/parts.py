@@ -26,7 +26,6 @@ from connectors.cli.doctor.findings import (
     private_file,
     warn,
 )
-from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_tls import explained as explained_http
 from connectors.gateway_client.gateway_tls import trust
 from connectors.local_stack import control, memory
@@ -246,7 +245,7 @@ def _check_listeners(settings: Settings, gateway: Finding, *, is_ours: bool) -> 
     """
     urls = {"agent_mcp": settings.mcp_server_url} if settings.agent_mcp.port else {}
     if settings.dashboard.port:
-        urls["dashboard"] = address_of(settings)
+        urls["dashboard"] = settings.dashboard_url
     opened = []
     for section, url in urls.items():
         try:

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
-from connectors.dashboard.address import address_of
 from connectors.gateway_client.operator_token import read_token
 from trunkline_agent.errors import NotFound, UsageError
 
@@ -35,7 +34,7 @@ def run(call: Call) -> int:
             f"there is no token yet at {call.settings.operator_token_file}: the gateway makes it at its first "
             "start, with 'trunkline up'"
         )
-    print(address_of(call.settings) + ("" if token is None else f"#token={quote(token, safe='')}"))
+    print(call.settings.dashboard_url + ("" if token is None else f"#token={quote(token, safe='')}"))
     if port_is_free(call.settings.dashboard.port):
         print("Nothing listens there yet: start it with 'trunkline up'", file=sys.stderr)
     return 0

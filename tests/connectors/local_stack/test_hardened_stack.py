@@ -23,7 +23,6 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
-from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
@@ -126,7 +125,7 @@ def addresses(settings: Settings) -> dict[str, str]:
     """Each listener of the gateway with a page that needs no token."""
     return {
         "hub": f"{settings.gateway_url}/healthz",
-        "dashboard": address_of(settings),
+        "dashboard": settings.dashboard_url,
         "agent_mcp": f"{settings.mcp_server_url}/mcp",
     }
 
@@ -259,7 +258,7 @@ def test_a_spawned_agent_and_one_that_joined_speak_mcp_over_https(
 
 
 def test_a_browsers_cookie_is_for_https_alone_and_its_origin_too(settings: Settings) -> None:
-    address = address_of(settings).rstrip("/")
+    address = settings.dashboard_url.rstrip("/")
     trusted = ssl.create_default_context(cafile=str(settings.gateway.ca_certs))
     token = json.dumps({"token": settings.operator_token_file.read_text().strip()}).encode()
     statuses = {}
