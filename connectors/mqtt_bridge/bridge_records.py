@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from connectors.mqtt_bridge.receipt_payloads import encode_receipt, read_payload
+from connectors.mqtt_link.payloads import MQTT_DOOR, encode_receipt, read_payload
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
@@ -16,7 +16,6 @@ from trunkline_agent.wire.ids import AGENT, JOB, is_name, stream_key
 from trunkline_agent.wire.receipt import AgentReceipt, LogPosition, Receipt
 from trunkline_agent.wire.topics import inbox_topic, job_id_of, outbox_name, receipts_topic
 
-DOOR: Final = "mqtt"
 # Mosquitto does not tell a subscriber who published. An event is trusted for its signature alone.
 PRINCIPAL: Final = "unverified"
 _CONFIRMS: Final = b'"confirms"'
@@ -98,7 +97,7 @@ def unreadable(topic: bytes, payload: bytes) -> Incoming:
     The record is one of the stream `refused/mqtt`, with the payload unchanged. The message gets no receipt.
     """
     record = OutgoingRecord(
-        refused_stream(DOOR), content_id(topic, payload), DOOR, PRINCIPAL, JOB_EVENT, payload
+        refused_stream(MQTT_DOOR), content_id(topic, payload), MQTT_DOOR, PRINCIPAL, JOB_EVENT, payload
     )
     return Incoming(record, None)
 
@@ -142,9 +141,9 @@ def _record(
     kind: str, name: str | None, record_type: str, topic: str, payload: bytes, traceparent: str | None
 ) -> OutgoingRecord:
     return OutgoingRecord(
-        stream=refused_stream(DOOR) if name is None else stream_key(kind, name),
+        stream=refused_stream(MQTT_DOOR) if name is None else stream_key(kind, name),
         ce_id=content_id(topic.encode("utf-8"), payload),
-        door=DOOR,
+        door=MQTT_DOOR,
         principal=PRINCIPAL,
         type=record_type,
         value=payload,

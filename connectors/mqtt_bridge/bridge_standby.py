@@ -14,12 +14,17 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 import structlog
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
-from connectors.mqtt_bridge.receipt_payloads import read_payload
+from connectors.mqtt_link.bridge_presence import (
+    Presence,
+    presence_topic,
+    read_presence,
+    showing_interval_s,
+    silence_s,
+)
 from schemas.settings.settings import MqttSettings
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
 
@@ -33,48 +38,6 @@ _SUCCESSOR_SHOWINGS: Final = 1.5
 _SUCCESSOR_S: Final = 2.0
 _JITTER_S: Final = 0.4
 _TICK_S: Final = 0.05
-_SILENCE_KEEPALIVES: Final = 1.5
-_SHOWINGS_PER_KEEPALIVE: Final = 4
-
-
-class Presence(msgspec.Struct, frozen=True):
-    """The message on the presence topic: the bridge that published it, and whether that bridge is active."""
-
-    bridge: str
-    active: bool
-
-
-_decoder = msgspec.json.Decoder(Presence)
-encode_presence = msgspec.json.Encoder().encode
-
-
-def read_presence(payload: bytes) -> Presence | None:
-    """Decode a bridge's presence message from an MQTT payload. Return None for any other payload.
-
-    Never raises.
-    """
-    return read_payload(_decoder, payload)
-
-
-def presence_topic(mqtt: MqttSettings) -> str:
-    """Return the topic on which bridges with the client id `mqtt.bridge_client_id` publish their presence.
-
-    The topic filter of job events does not match this topic.
-    """
-    return f"{mqtt.topic_prefix}/bridge/{mqtt.bridge_client_id}"
-
-
-def showing_interval_s(mqtt: MqttSettings) -> float:
-    """Return the interval, in seconds, at which the active bridge publishes its presence message."""
-    return mqtt.bridge_keepalive_s / _SHOWINGS_PER_KEEPALIVE
-
-
-def silence_s(mqtt: MqttSettings) -> float:
-    """Return how many seconds without a presence message make the active bridge count as silent.
-
-    A bridge on standby then takes over.
-    """
-    return _SILENCE_KEEPALIVES * mqtt.bridge_keepalive_s
 
 
 class StandbyWatch:

@@ -18,12 +18,13 @@ import structlog
 
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.log.renewing_publisher import RenewingPublisher
-from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
+from connectors.mqtt_bridge.bridge_standby import StandbyWatch
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_bridge.session_ids import has_session, session_ids
+from connectors.mqtt_link.bridge_presence import showing_interval_s
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord

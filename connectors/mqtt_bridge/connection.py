@@ -30,12 +30,12 @@ from paho.mqtt.reasoncodes import ReasonCode
 from connectors.gateway_client.verdict_stream import Answer, VerdictStream
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, unreadable
-from connectors.mqtt_bridge.bridge_standby import Presence, encode_presence, presence_topic
 from connectors.mqtt_bridge.fair_queue import FairQueue
 from connectors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from connectors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.mqtt_bridge.session_ids import session_ids
+from connectors.mqtt_link.bridge_presence import Presence, encode_presence, presence_topic
 from schemas.settings.settings import Settings
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable

@@ -30,7 +30,7 @@ from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, Event
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
 from connectors.mqtt_bridge.inbox_windows import InboxWindows
-from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
+from connectors.mqtt_link.payloads import INBOX_FIELDS
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE

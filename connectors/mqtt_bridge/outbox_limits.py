@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from connectors.mqtt_bridge.receipt_payloads import read_payload
+from connectors.mqtt_link.payloads import read_payload
 from connectors.rates.few_refusals import FewRefusals
 from connectors.rates.token_buckets import TokenBuckets
 from schemas.streams.refused.refusal import RefusalReason

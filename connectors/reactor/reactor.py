@@ -30,9 +30,9 @@ import structlog
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.live.verdict_reader import ids_by_door, postings_by_door, refusals_among
-from connectors.log.publisher import Append, Position, Publisher, RecordRefused
+from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
-from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
+from connectors.mqtt_link.payloads import MQTT_DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, SessionsByJob, derived_records
 from connectors.reactor.few_notices import FewNotices
 from connectors.reactor.own_answers import OwnAnswers
@@ -61,6 +61,7 @@ from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.schedule.schedule_registry import ScheduleRan
 from schemas.streams.session.session_registry import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord, Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.wire.verdicts import REJECTED
@@ -71,8 +72,7 @@ _Found = TypeVar("_Found")
 _POLL_S: Final = 0.2
 _POLL_RECORDS: Final = 100
 _TOGETHER_S: Final = 0.02
-# Offsets are committed after about so many copies of messages to topics. Kafka takes the partitions away from a
-# reactor that does not poll for five minutes.
+# Offsets are committed after about so many copies: Kafka drops a reactor that does not poll for five minutes.
 _COPIES_AT_ONCE: Final = 20_000
 _UNACKNOWLEDGED_MOST: Final = 2000
 _OLD_S: Final = 60.0

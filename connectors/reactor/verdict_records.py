@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
+from connectors.mqtt_link.payloads import MQTT_DOOR
 from connectors.reactor.derived_records import derived_id, message_from_hub, notifications
 from connectors.reactor.known_recipients import GetRow, has_mailbox
 from connectors.reactor.limits_of_principals import limits_of
@@ -59,7 +59,7 @@ def depends_on_verdict(record: Record, get: GetRow) -> bool:
     if kind == JOB and envelope.type == JOB_EVENT:
         mentions_permission = record.value is not None and _PERMISSION in record.value
         return mentions_permission and _job_to_notify(get, name) is not None
-    if envelope.door != MQTT:
+    if envelope.door != MQTT_DOOR:
         return False
     return (kind, envelope.type) in _OF_AGENTS
 
@@ -134,7 +134,7 @@ def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> Ou
     message = verified_message(
         said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others
     )
-    return message.record(door=MQTT, principal=agent)
+    return message.record(door=MQTT_DOOR, principal=agent)
 
 
 def _claim(record: Record, envelope: Envelope, agent: str) -> OutgoingRecord:
@@ -143,7 +143,7 @@ def _claim(record: Record, envelope: Envelope, agent: str) -> OutgoingRecord:
     # By its position: the same ids may be of new messages after a week, and the same bytes confirm them.
     request = f"{record.partition}-{record.offset}"
     return MailboxClaim(to=agent, request_id=request, message_ids=list(ids), limit=LIMIT_MOST).record(
-        ce_id=envelope.ce_id, door=MQTT, principal=agent
+        ce_id=envelope.ce_id, door=MQTT_DOOR, principal=agent
     )
 
 

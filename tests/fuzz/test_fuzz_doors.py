@@ -16,8 +16,8 @@ from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.web.strict_request import StrictRequest
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
-from connectors.mqtt_bridge.bridge_standby import encode_presence, read_presence
-from connectors.mqtt_bridge.receipt_payloads import encode_receipt
+from connectors.mqtt_link.bridge_presence import encode_presence, read_presence
+from connectors.mqtt_link.payloads import encode_receipt
 from schemas.settings.settings import MqttSettings
 from tests.connectors.gateway_client.test_gateway_client import parsed
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text

@@ -21,7 +21,7 @@ from connectors.gateway.contracts.json_schemas import (
     record_schema,
 )
 from connectors.gateway.rules.principal_models import MailboxMessageAnswer
-from connectors.mqtt_link.inbox_payload import INBOX_FIELDS
+from connectors.mqtt_link.payloads import INBOX_FIELDS
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from connectors.background.background_service import ThreadedService
 from connectors.gateway.web.metrics import counters, gauge, gauges
-from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
+from connectors.mqtt_link.bridge_presence import Presence, presence_topic, read_presence, silence_s
 from connectors.mqtt_link.broker_figures import DROPPED, FIGURES, HEAP_BYTES, STORED_BYTES, read_figure
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.settings.settings import Settings, SettingsError

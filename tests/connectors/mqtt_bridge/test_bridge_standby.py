@@ -12,7 +12,8 @@ import pytest
 from connectors.job_tools.job_registry import register_job
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
-from connectors.mqtt_bridge.bridge_standby import Presence, StandbyWatch, encode_presence, presence_topic
+from connectors.mqtt_bridge.bridge_standby import StandbyWatch
+from connectors.mqtt_link.bridge_presence import Presence, encode_presence, presence_topic
 from tests.broker_processes import ProgramProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.folded_log import FoldedLog
 from tests.mqtt_wire import listening, publish_all
