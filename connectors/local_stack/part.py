@@ -17,10 +17,10 @@ from connectors.local_stack import child_process, memory, state_file
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_monitor import AnswerProbe, StartProgress, set_idle, set_niceness
 from connectors.local_stack.part_plan import PartPlan
+from connectors.local_stack.state_file import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 from trunkline_agent.errors import TrunklineError
 
-STOPPED, STARTING, READY, WAITING, UNRESPONSIVE = "stopped", "starting", "ready", "waiting", "unresponsive"
 # Variables of the caller alone. With a viewer's token the bridge could not read verdicts; a job's secret is for
 # that job only.
 _NOT_FOR_PARTS = {

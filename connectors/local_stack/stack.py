@@ -14,7 +14,7 @@ from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import child_process, log_files, memory, state_file
 from connectors.local_stack.broker_plans import BROKER_PLANS, accounts_dir
-from connectors.local_stack.part import WAITING, Part
+from connectors.local_stack.part import Part
 from connectors.local_stack.part_plan import (
     ALL_PARTS,
     BRIDGE,
@@ -251,7 +251,7 @@ class LocalStack:
         kafka = self.parts.get(KAFKA)
         if kafka is None or kafka.is_ready or part.name in START_WITHOUT_KAFKA:
             return None
-        return KAFKA if part.state == WAITING else None
+        return KAFKA if part.state == state_file.WAITING else None
 
     def look_after(self) -> None:
         """Start the parts that are due or have ended, write the state file, and limit the size of the logs.

@@ -27,7 +27,10 @@ from trunkline_agent.private_files import replace_file
 _SLOT_BYTES = 256 * 1024
 _SLOTS = 2
 _READ_ATTEMPTS = 3
+# The phases of a stack.
 STARTING, RUNNING, STOPPING, FAILED = "starting", "running", "stopping", "failed"
+# The states of a part, which is `STARTING` first.
+STOPPED, READY, WAITING, UNRESPONSIVE = "stopped", "ready", "waiting", "unresponsive"
 
 # After so many failures in a row no caller waits for a part any more. The supervisor goes on starting it.
 GIVE_UP_AFTER = 3
@@ -44,7 +47,7 @@ def is_settled(parts: dict[str, Any], name: str) -> bool:
         name: The part.
     """
     part = parts[name]
-    if part["state"] in ("ready", "unresponsive") or part["failures"] >= GIVE_UP_AFTER:
+    if part["state"] in (READY, UNRESPONSIVE) or part["failures"] >= GIVE_UP_AFTER:
         return True
     return part["waits_for"] is not None and is_settled(parts, part["waits_for"])
 

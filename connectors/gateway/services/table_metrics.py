@@ -27,7 +27,7 @@ from connectors.live.log_clock import LogClock
 from connectors.live.table_lag import Lag, TableLag
 from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
 from connectors.local_stack import state_file
-from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
+from connectors.local_stack.state_file import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from schemas.fold.life_cycles import STOPPED as AGENT_STOPPED
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import PARTICIPANT_STATES
