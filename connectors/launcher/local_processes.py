@@ -30,7 +30,6 @@ from connectors.launcher.hardening import HANDLE_VARIABLE, ORDER_VARIABLE
 from connectors.launcher.launcher_file import LAUNCHERS_FILE, LaunchRule
 from connectors.launcher.protocol import LaunchFailed, LaunchSpec, Started
 from connectors.processes import process_tree
-from connectors.processes.session_host import host_name
 from schemas.keys.umask import PRIVATE_UMASK, user_umask
 from schemas.settings.settings import Settings
 from trunkline_agent.private_files import replace_file
@@ -69,7 +68,7 @@ class LocalProcessLauncher:
         self._rules = rules
         self._folder = settings.data_path / "agents"
         self._runs = _RunFiles(settings)
-        self._host = host_name()
+        self._host = process_tree.host_name()
 
     def start(self, spec: LaunchSpec) -> Started:
         """Start an agent in its container's folder, and return its handle when it has run for 0.3 s.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections import defaultdict
@@ -33,6 +34,15 @@ _TICK_S: Final = 0.02
 _HANDLE: Final = re.compile(rf"{PROCESS}/([1-9][0-9]{{0,8}})/[0-9]+-[0-9a-f]+", re.ASCII).fullmatch
 # Processes that this one started. `reap` collects their exit codes, so that they do not stay as zombies.
 _children: Final[list[subprocess.Popen[bytes]]] = []
+
+
+def host_name() -> str:
+    """Return this machine's name as the registries store it.
+
+    Characters that a name may not have are replaced by dashes.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")
+    return name[:128] or "localhost"
 
 
 def clean_environment() -> dict[str, str]:

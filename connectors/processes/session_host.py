@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -49,15 +47,6 @@ _CAPTURED_BYTES: Final = 256 * 1024
 _LOG_BYTES: Final = 16 * 1024 * 1024
 
 
-def host_name() -> str:
-    """Return this machine's name as the registries store it.
-
-    Characters that a name may not have are replaced by dashes.
-    """
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")
-    return name[:128] or "localhost"
-
-
 class SessionHost:
     """The sessions that run on this machine for one data directory.
 
@@ -79,7 +68,7 @@ class SessionHost:
         digest = hashlib.sha256(str(settings.data_path).encode()).hexdigest()
         self._socket = f"trunkline-{digest[:8]}"
         self._use_tmux = shutil.which(TMUX) is not None if use_tmux is None else use_tmux
-        self.name = host_name()
+        self.name = process_tree.host_name()
 
     def folder(self, session: str) -> Path:
         """Return the path of a session's folder, with its command, screen log, captures and exit code.

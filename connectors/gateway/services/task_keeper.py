@@ -32,7 +32,7 @@ from connectors.launcher.protocol import (
 )
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from connectors.processes.session_host import host_name
+from connectors.processes.process_tree import host_name
 from connectors.reactor.derived_records import completes_a_task, stopped_with_task
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
