@@ -16,8 +16,8 @@ from connectors.dashboard.past_records_reader import newest_rejected, rejected_b
 from connectors.dashboard.shown_rows import is_shown
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
 from schemas.settings.settings import Settings
+from schemas.wire.partitions import Position
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import FOLD_FAILED, REJECTED
 

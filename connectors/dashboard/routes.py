@@ -22,8 +22,8 @@ from connectors.gateway.web.answers import encoded_within, json_answer, not_foun
 from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
 from connectors.gateway.web.streaming_answer import StreamPlaces
 from connectors.live.verdict_reader import verdict_in_ledger
-from connectors.log.publisher import Position
 from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.wire.partitions import Position
 from trunkline_agent.errors import TrunklineError
 
 _OFFSET_LIMIT: Final = 10**15

@@ -27,11 +27,12 @@ from connectors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import claims_of, claims_of_ids
 from connectors.file_bridge.session_carrier import CONSUMER, SessionCarrier
-from connectors.log.publisher import Position, RecordRefused
+from connectors.log.publisher import RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
 from schemas.keys.record_macs import FILE_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue, QueueError

@@ -17,12 +17,12 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.log.publisher import Position
 from connectors.rates.token_buckets import TokenBuckets
 from connectors.reactor.limits_of_principals import Limits, limits_of
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import PrincipalRow
+from schemas.wire.partitions import Position
 from trunkline_agent.wire.verdicts import MAILBOX_FULL, RATE_LIMITED
 
 # The reason why a line waits although its mailbox may have room.

@@ -20,9 +20,9 @@ import structlog
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import explained
 from connectors.gateway_client.operator_token import read_token
-from connectors.log.publisher import Position
 from connectors.retry.backoff import Backoff
 from schemas.settings.settings import Settings
+from schemas.wire.partitions import Position
 from trunkline_agent.errors import Refused, TrunklineError
 from trunkline_agent.hub.plans import Request
 

@@ -9,9 +9,10 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from connectors.log.publisher import Position, Publisher
+from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_registry import BrokerOverlay, JobCancellation, JobRegistration
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import first_fault
 from trunkline_agent.errors import UsageError

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
-from connectors.log.publisher import Position
 from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
@@ -22,6 +21,7 @@ from schemas.streams.control.control_fold import CONTROL_FOLD_SWITCHED, CONTROL_
 from schemas.streams.control.record_macs import MAC_MODELS
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.tables.ledger import LedgerRow, record_of_row
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord, read_envelope
 from trunkline_agent.errors import NotFound, Refused, UsageError
 from trunkline_agent.wire.ids import parse_stream_key

@@ -18,7 +18,6 @@ import msgspec
 
 from connectors.live.live_changes import OVERHEAD_BYTES, Recent, Unflushed, entry_size, row_size
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
 from schemas.fold.entries import Entries, Writes
 from schemas.fold.settled import AppliedChange, Change, Settled
 from schemas.fold.view_rows import Row
@@ -29,6 +28,7 @@ from schemas.state_store.local_store import StoreDamaged
 from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
 from schemas.streams.kinds import VIEWS
+from schemas.wire.partitions import Position
 from schemas.wire.record import Record
 from trunkline_agent.wire.ids import parse_stream_key
 

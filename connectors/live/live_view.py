@@ -33,7 +33,6 @@ from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.live.view_reader import progress_of_tables
 from connectors.log.log_end import LogEnd
 from connectors.log.own_records import OwnRecord, OwnRecords, settle_own
-from connectors.log.publisher import Position
 from connectors.log.shared_records import SharedRecords
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
@@ -44,6 +43,7 @@ from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import VIEWS
 from schemas.tables.fold_version import check_fold_version, check_switch
+from schemas.wire.partitions import Position
 from schemas.wire.record import Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 

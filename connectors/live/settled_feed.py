@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from connectors.log.publisher import Position
+from schemas.wire.partitions import Position
 
 FEED_RECORDS: Final = 20_000
 FEED_BYTES: Final = 32 * 1024 * 1024

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from connectors.live.live_view import LiveView
-from connectors.log.publisher import Position
+from schemas.wire.partitions import Position
 
 # The number of looks to remember. A table may be further behind than the oldest of them.
 _LOOKS: Final = 600

@@ -12,12 +12,12 @@ from deltalake.exceptions import DeltaError
 
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.wire.partitions import Position
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import REJECTED
 

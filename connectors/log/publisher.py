@@ -16,12 +16,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Final, Self
 
-import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.log.client_options import BATCH_BYTES, OUTSTANDING_LIMIT_BYTES, producer_options
@@ -30,7 +29,7 @@ from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import Settings
-from schemas.wire.partitions import partition_for
+from schemas.wire.partitions import Position, partition_for
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
@@ -49,18 +48,6 @@ _OF_THE_RECORD: Final = (
 _NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 _Answered = Callable[[KafkaError | None, Any], None]
-
-
-class Position(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The place of a record in the log. Positions are ordered by partition, then offset."""
-
-    partition: int
-    offset: int
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the partition and the offset."""
-        yield self.partition
-        yield self.offset
 
 
 class RecordRefused(Refused):

@@ -22,7 +22,6 @@ from connectors.file_bridge.mailbox_reader import known_messages
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.ledger_files.message_export import export_messages
 from connectors.live.verdict_reader import newest_settled, verdict_in_ledger
-from connectors.log.publisher import Position
 from jobs.build_views import ViewBuilder, read_changes
 from jobs.ledger.batch_plan import BatchPlan, Place
 from jobs.maintain_tables import tidy_ledger, tidy_views
@@ -38,6 +37,7 @@ from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESS
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.partitions import Position
 from tests.connectors.live.local_stores import loaded_state
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here

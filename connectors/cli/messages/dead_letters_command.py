@@ -38,8 +38,9 @@ from trunkline_agent.wire.verdicts import DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
     from connectors.gateway_client.event_stream import EventStream
-    from connectors.log.publisher import Position, Publisher
+    from connectors.log.publisher import Publisher
     from schemas.settings.settings import Settings
+    from schemas.wire.partitions import Position
     from schemas.wire.record import OutgoingRecord
 
 _HIDDEN: Final = ("value_sealed", "entries", "changes")

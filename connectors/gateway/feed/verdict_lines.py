@@ -18,11 +18,11 @@ import orjson
 
 from connectors.gateway.feed.settled_stream import TICK_S, Follower
 from connectors.live.settled_feed import FellBehind, SettledRecord
-from connectors.log.publisher import Position
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
+from schemas.wire.partitions import Position
 from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED

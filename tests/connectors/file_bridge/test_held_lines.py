@@ -20,10 +20,10 @@ from connectors.file_bridge.held_lines import NotHeld
 from connectors.file_bridge.posting_rules import NO_RULES, NO_VERDICT, BridgeRules, KnownLimits, PostingRules
 from connectors.file_bridge.put_off import NOT_TRIED, HeldRetries
 from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.log.publisher import Position
 from connectors.reactor.limits_of_principals import Limits
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.mailbox_records import at
 from trunkline_agent.errors import BackboneUnreachable

@@ -17,10 +17,10 @@ from connectors.file_bridge.long_bodies import Blobs, GatewayBlobs, NotUploaded,
 from connectors.file_bridge.posting_rules import NO_RULES, BridgeRules, KnownLimits, PostingRules
 from connectors.file_bridge.records import posting_of
 from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.log.publisher import Position
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.file_bridge.test_bridge_records import LINE, SENT
 from trunkline_agent.errors import BackboneUnreachable

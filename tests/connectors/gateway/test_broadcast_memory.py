@@ -10,8 +10,8 @@ import pytest
 
 from connectors.gateway.rules.message_limits import post_to_all
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
 from schemas.streams.mailboxes.message import verified_message
+from schemas.wire.partitions import Position
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from trunkline_agent.wire.strict_json import canonical

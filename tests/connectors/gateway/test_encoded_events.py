@@ -15,9 +15,9 @@ from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted
 from connectors.gateway.messages import mailbox_stream
 from connectors.gateway.messages.mailbox_stream import EncodedMessages, mailbox_events
 from connectors.live.settled_feed import SettledFeed, SettledRecord
-from connectors.log.publisher import Position
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
+from schemas.wire.partitions import Position
 from schemas.wire.record import JSON_CONTENT
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 

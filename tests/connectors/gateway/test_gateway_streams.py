@@ -16,9 +16,9 @@ from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.policy import Caller
 from connectors.gateway.web.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from connectors.live.settled_feed import SettledFeed, SettledRecord
-from connectors.log.publisher import Position
 from schemas.streams.agents.participants import AgentUpdated
 from schemas.streams.job.job_event import JOB_EVENT
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, SESSIONS, add_principal, register

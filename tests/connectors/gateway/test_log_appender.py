@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from connectors.gateway.services.log_appender import LogAppender
-from connectors.log.publisher import Position
 from schemas.settings.settings import GatewaySettings, Settings
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
 

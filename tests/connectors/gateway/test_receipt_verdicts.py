@@ -9,7 +9,7 @@ import pytest
 
 from connectors.gateway.feed.verdict_lines import ReceiptVerdicts
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
+from schemas.wire.partitions import Position
 
 pytestmark = pytest.mark.requirement("LM-05")
 _offsets = itertools.count()

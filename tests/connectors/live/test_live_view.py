@@ -12,13 +12,14 @@ import pytest
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledFeed
 from connectors.log.kafka_records import to_record
-from connectors.log.publisher import Position, Publisher
+from connectors.log.publisher import Publisher
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import FoldSwitched
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
 from schemas.streams.kinds import VIEWS
 from schemas.streams.session.session_registry import SessionRow
+from schemas.wire.partitions import Position
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog

@@ -14,9 +14,10 @@ from kafka import KafkaAdminClient, TopicPartition
 from connectors.live.live_view import LiveView
 from connectors.local_stack import free_port
 from connectors.log import topic_consumer
-from connectors.log.publisher import Position, Publisher
+from connectors.log.publisher import Publisher
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.wire.partitions import Position
 from tests.broker_processes import LOOPBACK, wait_until, with_kafka
 from tests.connectors.live.test_live_view import JOB, opened
 from tests.jobs.topic_load import event, registration

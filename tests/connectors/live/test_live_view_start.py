@@ -10,7 +10,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from connectors.live.live_view import LiveView
-from connectors.log.publisher import Position
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store import gateway_store
@@ -25,6 +24,7 @@ from schemas.streams.mailboxes.message import MESSAGE_FINAL, MessageBodyRow, Mes
 from schemas.tables.ledger import LEDGER, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
+from schemas.wire.partitions import Position
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.local_stores import entries_of, loaded_state, rows_of, streams_of
 from tests.connectors.live.test_live_view import assert_agrees, first_records_of, opened

@@ -8,8 +8,7 @@ import pytest
 
 from connectors.live.log_clock import LogClock
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
-from schemas.wire.partitions import partition_for
+from schemas.wire.partitions import Position, partition_for
 
 pytestmark = pytest.mark.requirement("ST-85")
 

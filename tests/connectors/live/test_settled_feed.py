@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
-from connectors.log.publisher import Position
+from schemas.wire.partitions import Position
 
 
 def _record(offset: int, value: bytes = b"{}") -> SettledRecord:

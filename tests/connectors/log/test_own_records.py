@@ -13,9 +13,10 @@ import pytest
 
 from connectors.log import publisher as publishers
 from connectors.log.own_records import OwnRecord, OwnRecords
-from connectors.log.publisher import Position, Publisher, RecordRefused
+from connectors.log.publisher import Publisher, RecordRefused
 from connectors.log.topic_consumer import LogTail
 from schemas.settings.settings import Settings
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord, Record
 from tests.broker_processes import wait_until
 

@@ -15,9 +15,9 @@ from cloudevents.core.formats.json import JSONFormat
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from connectors.log import publisher as publisher_module
-from connectors.log.publisher import Position, Publisher, RecordRefused
+from connectors.log.publisher import Publisher, RecordRefused
 from schemas.log_access.event_topic import admin_client
-from schemas.wire.partitions import partition_for
+from schemas.wire.partitions import Position, partition_for
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.broker_processes import wait_until, with_kafka
 from trunkline_agent.errors import BackboneUnreachable

@@ -12,9 +12,10 @@ import pytest
 
 from connectors.gateway_client.verdict_stream import VerdictStream
 from connectors.job_tools.job_registry import register_job
-from connectors.log.publisher import Position, Publisher
+from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.settings.settings import PROJECT_ROOT
+from schemas.wire.partitions import Position
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from connectors.gateway_client.verdict_stream import VerdictStream, _Line
-from connectors.log.publisher import Position
 from connectors.mqtt_bridge.outbox_limits import OutboxLimits
 from schemas.settings.settings import Settings
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from trunkline_agent.wire.strict_json import decode

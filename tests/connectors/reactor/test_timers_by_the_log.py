@@ -9,10 +9,10 @@ import pytest
 
 from connectors.live.log_clock import LogClock
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
 from connectors.reactor.message_timers import MessageTimers
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import Message, MessageRow
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING, START_US

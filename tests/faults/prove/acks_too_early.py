@@ -12,8 +12,8 @@ from typing import Final
 
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.settled_feed import SettledRecord
-from connectors.log.publisher import Position
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import ACCEPTED
 

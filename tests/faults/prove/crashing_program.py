@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from connectors.log.own_records import OwnRecord
-from connectors.log.publisher import Append, Position, Publisher
+from connectors.log.publisher import Append, Publisher
+from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.faults.prove.crash_points import Points
 
