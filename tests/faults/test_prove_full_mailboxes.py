@@ -62,6 +62,13 @@ def full() -> Log:
     return log
 
 
+def test_messages_are_not_counted_before_the_rows_of_their_readers_are_there() -> None:
+    log = full()
+    log.mail.clear()
+    assert log.kinds(is_at_rest=False) == []
+    assert MISBEHAVED in log.kinds()
+
+
 def test_a_mailbox_within_its_limit_has_no_finding() -> None:
     log = full()
     assert log.kinds() == []
