@@ -65,10 +65,9 @@ COMMANDS: dict[str, Command] = {
     "watch": _in("jobs.watch", "follow jobs to their end", EVENTS),
     "tail": _in("follow.tail", "follow events as they come in", EVENTS),
     "dead-letters": _in("messages.dead_letters", "show rejected records, dead messages; replay", EVENTS),
-    "topic": _in("stack.topic", "make the log's topic in a Kafka of your own", EVENTS),
     "fold": _in("stack.fold", "switch to a new version of the rules", EVENTS),
     "upgrade": _in("stack.upgrade", "bring an earlier version's data directory over", STACK),
-    "log": _in("stack.log", "rebuild a lost log from the ledger", EVENTS),
+    "log": _in("stack.log", "make the log's topic; rebuild it from the ledger", EVENTS),
     "audit": _in("stack.audit", "check that the ledger was not changed", EVENTS),
     "agents": _in("agents.agents", "spawn, join, list, stop agents; their keys", AGENTS),
     "mcp": _in("agents.mcp", "serve MCP on stdio: management, or an agent", AGENTS),
@@ -100,12 +99,6 @@ _OF_THE_WRAPPER = {
     },
 }
 
-# The two commands have similar names. Each gets a hint for the actions of the other one.
-_TWINS = {
-    "topic": (("publish", "subscribe", "unsubscribe", "list", "show"), "topics", "messages for subscribers"),
-    "topics": (("create",), "topic", "the topic of the log in Kafka"),
-}
-
 _EXAMPLES = """\
 Begin with: trunkline up   See it work: trunkline demo   Help on one: trunkline COMMAND --help
 """
@@ -131,13 +124,6 @@ def _unknown(name: str) -> int:
     hint = f"Did you mean '{close[0]}'?" if close else f"See {PROGRAM} --help."
     print(f"{PROGRAM}: there is no command '{name}'. {hint}", file=sys.stderr)
     return EXIT_USAGE
-
-
-def _check_twin(name: str, arguments: Sequence[str]) -> None:
-    """Raise UsageError if an action belongs to the command with a similar name."""
-    actions, twin, what = _TWINS.get(name, ((), "", ""))
-    if arguments and arguments[0] in actions:
-        raise UsageError(f"'{arguments[0]}' is an action of '{PROGRAM} {twin}', which is about {what}")
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -206,7 +192,6 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return 0
     if first not in COMMANDS:
         return _unknown(first)
-    _check_twin(first, arguments[1:])
     return _run_command(first, arguments[1:])
 
 

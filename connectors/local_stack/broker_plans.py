@@ -91,7 +91,7 @@ def kafka_port(settings: Settings) -> int:
         raise UsageError(
             f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers!r}: the local stack starts one "
             "broker on 127.0.0.1. Set it to 127.0.0.1:PORT. Or leave Kafka out, and create the topic first: "
-            f"./trunkline topic create, then up --only {_all_but(KAFKA)}"
+            f"./trunkline log create, then up --only {_all_but(KAFKA)}"
         )
     return int(port)
 

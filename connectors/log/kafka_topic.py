@@ -68,7 +68,7 @@ def replication(kafka: KafkaSettings) -> Replication:
     """
     with admin_client(kafka) as admin:
         if partition_count(admin, kafka.topic) is None:
-            raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; run ./trunkline topic create")
+            raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; run ./trunkline log create")
         (described,) = admin.describe_topics([kafka.topic])
         resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
         stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]

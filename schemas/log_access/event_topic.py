@@ -142,7 +142,7 @@ def check_topic(settings: Settings) -> int:
             with suppress(OSError):  # without access to the tables, report the missing topic
                 check_log_is_not_lost(settings)
             raise TopicMissingError(
-                f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
+                f"Kafka has no topic {kafka.topic!r}; './trunkline log create' makes it, and in the stack's "
                 "own Kafka './trunkline up'"
             )
         differing = TopicMismatchError(
@@ -204,7 +204,7 @@ def _check_topology(kafka: KafkaSettings) -> None:
     if found is None:
         raise TopicMissingError(
             f"topic {kafka.topic!r} does not say its partition count and epoch: "
-            "its first record is missing; './trunkline topic create' stores it in an empty topic"
+            "its first record is missing; './trunkline log create' stores it in an empty topic"
         )
     headers = dict(found.headers)
     if found.key != TOPOLOGY_STREAM.encode() or headers.get("ce_type") != CONTROL_TOPOLOGY.encode():

@@ -63,7 +63,7 @@ def check_kafka(settings: Settings) -> Finding:
     try:
         count = check_topic(settings)
     except TopicMissingError as error:
-        return fail(str(error), "./trunkline topic create")
+        return fail(str(error), "./trunkline log create")
     except TrunklineError as error:
         return fail(str(error), "the message says what to change")
     found = f"{where}, topic {settings.kafka.topic} with {settings.kafka.partitions} partitions"

@@ -13,7 +13,7 @@ MCP or MQTT. The subscribers are those at the message's position in the log. 'pu
 in the log; the copies come into the mailboxes after that, usually within a second.
 
 The token names the sender and the mailbox that is subscribed: the operator's, unless TRUNKLINE_TOKEN holds
-another token. 'trunkline topic' is another command: it makes the topic of the log in a Kafka of your own.
+another token. The topic of the log in a Kafka of your own is made by 'trunkline log create'.
 
 Exit codes: 0; 2 wrong arguments; 3 no such topic or mailbox, nothing found; 4 refused, with the reason; 5 the
 gateway does not answer.

@@ -1,21 +1,32 @@
-"""Rebuilds the log from the ledger, after Kafka lost its data.
+"""Makes the log's topic in a Kafka of your own, and rebuilds the log from the ledger after Kafka lost its data.
 
+  trunkline log create                 what the settings kafka.* say; harmless a second time
   trunkline log rebuild --dry-run      what it would do: records, bytes, and lost records
   trunkline log rebuild                do it
 
-Every record of the ledger gets its topic, partition, offset and time again, and is read back and compared.
-Events that were acknowledged and had not reached the ledger are lost; the command prints their offsets.
-The order: ./trunkline down; ./trunkline up --only kafka; ./trunkline log rebuild; ./trunkline down;
-./trunkline up. After an interruption, the same command goes on where it stopped; until it has finished, no
-program starts on the topic. A topic with other records than the ledger is refused, and nothing is changed.
+The one topic has all records. 'create' makes it with kafka.partitions partitions, kafka.replication_factor
+copies and min.insync.replicas from kafka.min_in_sync_replicas, and stores partition count and epoch in its
+first record, which all programs check before they start. The first records have a MAC, so it makes the master
+keys if there are none: copy their file to the other machines. A topic that another program made and filled
+first is refused, unless the ledger has its records. The stack's own Kafka needs no such step: 'up' makes its
+topic. Messages for subscribers are published by 'trunkline topics'.
+
+'rebuild' gives every record of the ledger its topic, partition, offset and time again, reads it back and
+compares. Events that were acknowledged and had not reached the ledger are lost; it prints their offsets. The
+order: ./trunkline down; ./trunkline up --only kafka; ./trunkline log rebuild; ./trunkline down; ./trunkline
+up. After an interruption, the same command goes on where it stopped; until it has finished, no program starts
+on the topic. A topic with other records than the ledger is refused, and nothing is changed.
 docs/how-to/back_up_and_restore.md has more.
-Exit codes: 0, also when nothing was missing; 3 no ledger; 4 refused, with the reason; 5 Kafka does not answer.
+Exit codes: 0, also when nothing had to be done; 1 the topic does not fit the settings, with both values;
+2 wrong settings; 3 no ledger; 4 refused, with the reason; 5 Kafka does not answer, or refuses the login.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, flag
@@ -31,6 +42,32 @@ if TYPE_CHECKING:
 _EVERY_S = 2.0
 
 ACTIONS: Final = Actions()
+
+
+@ACTIONS.add(example="TRUNKLINE__KAFKA__REPLICATION_FACTOR=3 trunkline log create")
+def _create(call: Call) -> int:
+    """Make the topic if it is missing, then check it."""
+    # Imported here, because Kafka's clients are slow to import and help must be quick.
+    from connectors.log.kafka_topic import check_first_records, ensure_topic, replication
+    from schemas.keys.sealing import ensure_keyring
+
+    kafka = call.settings.kafka
+    if call.settings.master_key is None and not call.settings.key_file.exists():
+        ensure_keyring(call.settings)
+        print(f"Made the master keys: {call.settings.key_file}; back the file up", file=sys.stderr)
+    was_made = ensure_topic(call.settings)
+    check_first_records(call.settings)
+    found = replication(kafka)
+    if call.json:
+        made = {"topic": kafka.topic, "made": was_made, "partitions": kafka.partitions, "epoch": kafka.epoch}
+        print(json.dumps(made | asdict(found)))
+        return 0
+    print(
+        f"{'Made' if was_made else 'There already'}: topic {kafka.topic} at {kafka.bootstrap_servers}, "
+        f"{kafka.partitions} partitions, epoch {kafka.epoch}, copies of each: {found.replicas}, of which "
+        f"{found.min_in_sync} must have a record before it counts"
+    )
+    return 0
 
 
 @ACTIONS.add(flag("--dry-run", "print what would be done, change nothing"))

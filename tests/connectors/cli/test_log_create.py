@@ -1,4 +1,4 @@
-"""`trunkline topic create` at a Kafka of two brokers, and what the doctor says of its replicas."""
+"""`trunkline log create` at a Kafka of two brokers, and what the doctor says of its replicas."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def settings(brokers: tuple[BrokerProcess, BrokerProcess], tmp_path: Path) -> Se
 
 @pytest.fixture
 def topic_command(monkeypatch: pytest.MonkeyPatch):
-    """Runs `trunkline topic create` with these settings."""
+    """Runs `trunkline log create` with these settings."""
 
     def run(settings: Settings, *arguments: str) -> int:
         for name, value in settings_environment(settings).items():
             monkeypatch.setenv(name, value)
-        return main(["topic", "create", *arguments])
+        return main(["log", "create", *arguments])
 
     return run
 
@@ -84,7 +84,7 @@ def test_the_topic_is_made_once_with_its_replicas_and_a_lost_broker_is_named(
     settings: Settings, brokers: tuple[BrokerProcess, BrokerProcess], topic_command, capsys
 ):
     missing = check_kafka(settings)
-    assert missing.level == FAIL and missing.mend == "./trunkline topic create"
+    assert missing.level == FAIL and missing.mend == "./trunkline log create"
     wait_until(lambda: topic_command(settings, "--json") == 0, 20, "both brokers take part")
     made = json.loads(capsys.readouterr().out)
     assert made == {
