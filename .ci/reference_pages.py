@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 os.environ["COLUMNS"] = "100"
 
 from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E402
-from connectors.gateway.contracts.contract_files import OPENAPI_FILE, contract_files, file_of  # noqa: E402
-from connectors.gateway.web.api_document import ROLES_LINE  # noqa: E402
+from connectors.doors.http_api.contracts.contract_files import OPENAPI_FILE, contract_files, file_of  # noqa: E402
+from connectors.hub.serving.api_document import ROLES_LINE  # noqa: E402
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
 from schemas.streams.kinds import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
@@ -142,9 +142,9 @@ def roles_of(operation: dict[str, Any]) -> str:
 @cache
 def openapi() -> dict[str, Any]:
     """Return the hub's OpenAPI document."""
-    from connectors.gateway.services.hub import Hub
-    from connectors.gateway_program.application import build_application
-    from connectors.live.live_view import LiveView
+    from connectors.hub.live.live_view import LiveView
+    from connectors.hub.services.hub import Hub
+    from connectors.programs.gateway_program.application import build_application
     from schemas.keys.sealing import Keyring
 
     settings, keyring = Settings(), Keyring({"reference": bytes(32)}, "reference")

@@ -33,7 +33,7 @@ from _pytest.assertion.rewrite import (
     try_makedirs,
 )
 
-from connectors.local_stack.spark_command import DELTA_CONF
+from connectors.programs.local_stack.spark_command import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -246,7 +246,9 @@ def start_bridge(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callab
     started: list[ProgramProcess] = []
 
     def start(settings: Settings | None = None, *, wait: bool = True) -> ProgramProcess:
-        bridge = ProgramProcess("connectors.mqtt_bridge", settings or backbone_settings, tmp_path, "bridge")
+        bridge = ProgramProcess(
+            "connectors.doors.mqtt_bridge", settings or backbone_settings, tmp_path, "bridge"
+        )
         started.append(bridge)
         if wait:
             bridge.wait_ready()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.doors.mqtt_bridge.bridge_records import job_event_record
 from jobs import build_views
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_ledger, tidy_views

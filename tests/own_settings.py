@@ -8,8 +8,8 @@ from typing import Any
 
 from kafka.admin import NewTopic
 
-from connectors.local_stack import free_port
 from connectors.log.kafka_topic import append_first_records
+from connectors.programs.local_stack import free_port
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import (

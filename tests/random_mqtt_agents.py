@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from connectors.mqtt_bridge.bridge_records import incoming
+from connectors.doors.mqtt_bridge.bridge_records import incoming
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import (

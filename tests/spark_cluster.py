@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from connectors.local_stack import free_port
-from connectors.local_stack.java_programs import java_home
-from connectors.local_stack.programs import spark_home
+from connectors.programs.local_stack import free_port
+from connectors.programs.local_stack.java_programs import java_home
+from connectors.programs.local_stack.programs import spark_home
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
 

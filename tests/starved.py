@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from connectors.local_stack import child_process
+from connectors.programs.local_stack import child_process
 
 _PERIOD_S = 0.25
 

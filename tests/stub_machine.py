@@ -35,7 +35,7 @@ TOOLS = (
 )
 _FILES = (
     *("trunkline", "requirements.lock", "conf/ivy.xml", "conf/java.lock"),
-    *("connectors/local_stack/java_programs.py", "connectors/agent_sdk/trunkline_agent/__init__.py"),
+    *("connectors/programs/local_stack/java_programs.py", "connectors/agent_sdk/trunkline_agent/__init__.py"),
     "connectors/agent_sdk/trunkline_agent/errors.py",
 )
 

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from connectors.local_stack.spark_command import class_path
+from connectors.programs.local_stack.spark_command import class_path
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
@@ -30,7 +30,7 @@ LIMIT_S = 120
 # The rows of the view as the gateway sees them.
 READ_LIVE_VIEW = """
 import msgspec
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import load_settings
 from schemas.streams.ticket.tickets import TicketRow

@@ -24,12 +24,12 @@ from deltalake import DeltaTable
 
 from connectors.cli.main import main
 from connectors.cli.stack import demo_command
-from connectors.demo import performance as demo_performance
-from connectors.demo import stage_stack
-from connectors.demo.outcome import check_receipts, compare
-from connectors.demo.performance import Performance
-from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
-from connectors.local_stack import child_process, free_port
+from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+from connectors.programs.local_stack import child_process, free_port
+from connectors.tools.demo import performance as demo_performance
+from connectors.tools.demo import stage_stack
+from connectors.tools.demo.outcome import check_receipts, compare
+from connectors.tools.demo.performance import Performance
 from schemas.settings.settings import KafkaSettings, Settings
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 from tests.notebook_run import run_here, run_in_kernel

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack.java_programs import FOLDERS, JAVA_MAJORS, java_version
+from connectors.programs.local_stack.java_programs import FOLDERS, JAVA_MAJORS, java_version
 from schemas.settings.settings import PROJECT_ROOT
 from tests.agent_hosts import pythons
 from tests.odd_places import GID, ODD_NAME, UID

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import child_process
+from connectors.programs.local_stack import child_process
 from schemas.settings.settings import settings_environment
 from tests.own_settings import stack_settings as free_settings
 from tests.source_files import ROOT

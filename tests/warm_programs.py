@@ -20,9 +20,9 @@ _LATE_IMPORT = re.compile(r"^ +from ((?:connectors|schemas)[.\w]+) import", re.M
 
 def warm_gateway() -> None:
     """Build the applications of all doors of a gateway: half of the processor time of its start."""
-    from connectors.gateway.services.hub import Hub
-    from connectors.gateway_program.doors import doors_of
-    from connectors.live.live_view import LiveView
+    from connectors.hub.live.live_view import LiveView
+    from connectors.hub.services.hub import Hub
+    from connectors.programs.gateway_program.doors import doors_of
     from schemas.keys.sealing import ensure_keyring
 
     with tempfile.TemporaryDirectory(prefix="warm-") as name:
@@ -50,7 +50,7 @@ def warm_command(name: str) -> None:
 
 def warm(module: str, arguments: tuple[str, ...]) -> None:
     """Prepare this process for forks of a program that starts with these arguments."""
-    if module == "connectors.gateway_program":
+    if module == "connectors.programs.gateway_program":
         warm_gateway()
     elif module == "connectors.cli" and arguments:
         warm_command(arguments[0])

@@ -1,1 +1,1 @@
-"""The command line `trunkline`: one module per command, imported when it is called."""
+"""The command line `trunkline`: one module per command, imported when it is called. It may import all."""

@@ -1,4 +1,4 @@
 """Reading and writing the Kafka log: the publisher, the topic, the tails and the end of the log.
 
-Imports nothing else of `connectors` but `retry`.
+It imports `plumbing` and `schemas` alone.
 """

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from connectors.cli.stack.build_command import build_agent
-from connectors.local_stack import LocalStack
+from connectors.programs.local_stack import LocalStack
 from tests.agent_hosts import RUNS, AgentHost, make_host, pythons
 from tests.benchmarks.bench_report import Bench, teller
 from tests.benchmarks.bench_stack import operator_client

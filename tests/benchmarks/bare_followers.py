@@ -17,9 +17,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from connectors.local_stack.program_plans import READY_FILE
 from connectors.log.client_options import client_options, producer_options
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.programs.local_stack.program_plans import READY_FILE
 from schemas.settings.settings import Settings, load_settings
 from tests.benchmarks.pump_log import LINGER_MS, make_topic
 from trunkline_agent.mqtt.mqtt_client import connect_properties, dial, new_client

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import httpx
 
-from connectors.local_stack import LocalStack, Part, child_process, free_port
-from connectors.local_stack.part import child_environment
-from connectors.local_stack.part_plan import GATEWAY, KAFKA, PartPlan
-from connectors.local_stack.program_plans import PROGRAM_PLANS, READY_FILE
-from connectors.local_stack.stack import PLANS
 from connectors.log.kafka_topic import ensure_topic
+from connectors.programs.local_stack import LocalStack, Part, child_process, free_port
+from connectors.programs.local_stack.part import child_environment
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA, PartPlan
+from connectors.programs.local_stack.program_plans import PROGRAM_PLANS, READY_FILE
+from connectors.programs.local_stack.stack import PLANS
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
@@ -139,7 +139,13 @@ class CheckoutStack(LocalStack):
 
     def _moved(self, plan: PartPlan) -> PartPlan:
         environment = {**plan.environment, "PYTHONPATH": python_path(self.root)}
-        return replace(plan, cwd=self.root, environment=environment)
+        command = plan.command
+        if (self.root / "connectors" / "gateway_program").is_dir():  # a commit from before the floors
+
+            def command() -> list[str]:
+                return [word.replace(".programs.", ".") for word in plan.command()]
+
+        return replace(plan, cwd=self.root, environment=environment, command=command)
 
     def server(self, *names: str) -> Server:
         """Return the port of the hub, and the processes of these parts."""

@@ -31,7 +31,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition  # type: ignore[import-untyped]
 
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
 from connectors.log.kafka_topic import ensure_topic
 from connectors.log.publisher import Publisher
 from schemas.fold import life_cycles as states

@@ -23,8 +23,8 @@ from typing import Any
 
 import httpx
 
-from connectors.local_stack import LocalStack
-from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from connectors.programs.local_stack import LocalStack
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_report import Bench, quantile, teller

@@ -11,11 +11,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from connectors.local_stack import Part
-from connectors.local_stack.part_plan import STREAMS
-from connectors.local_stack.program_plans import READY_FILE
-from connectors.local_stack.spark_command import DELTA_CONF
-from connectors.local_stack.stack import PLANS
+from connectors.programs.local_stack import Part
+from connectors.programs.local_stack.part_plan import STREAMS
+from connectors.programs.local_stack.program_plans import READY_FILE
+from connectors.programs.local_stack.spark_command import DELTA_CONF
+from connectors.programs.local_stack.stack import PLANS
 from jobs import settle_events
 from jobs.run_streams import prepare_session
 from schemas.settings.settings import Settings, load_settings

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from connectors.local_stack import LocalStack, free_port
+from connectors.programs.local_stack import LocalStack, free_port
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import MqttSettings, Settings, ViewSettings
 from tests.benchmarks.bench_report import Bench, quantile

@@ -39,8 +39,8 @@ from typing import Any, Final
 import httpx
 import orjson
 
-from connectors.ledger_files.ledger_reader import LedgerReader
-from connectors.local_stack import LocalStack
+from connectors.log.ledger_files.ledger_reader import LedgerReader
+from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import Settings
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from tests.benchmarks.bench_report import Bench, quantile, teller
@@ -65,7 +65,7 @@ RECOVERY_S: Final = 60.0
 END_S: Final = 120.0
 LEDGER_S: Final = 60.0
 RECORD_BYTES: Final = 4000
-# As `connectors.gateway.web.refusals`: records of one principal, route and reason at once, and then in 10 s.
+# As `connectors.hub.serving.refusals`: records of one principal, route and reason at once, and then in 10 s.
 REFUSALS_AT_ONCE, REFUSAL_EVERY_S, REASONS = 5, 10.0, 3
 
 say = teller("flood")

@@ -25,8 +25,8 @@ from typing import Any, Final
 import orjson
 from pydantic import SecretStr
 
-from connectors.file_bridge.queue_root import queue_root
-from connectors.local_stack.part_monitor import set_niceness
+from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.programs.local_stack.part_monitor import set_niceness
 from schemas.settings.settings import Settings
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import signed_call

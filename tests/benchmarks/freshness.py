@@ -37,9 +37,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from connectors.local_stack import LocalStack, free_port
-from connectors.local_stack.part_plan import BRIDGE, GATEWAY, MOSQUITTO, STREAMS
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.programs.local_stack import LocalStack, free_port
+from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY, MOSQUITTO, STREAMS
 from schemas.settings.settings import KafkaSettings, Settings, ViewSettings
 from schemas.tables.ledger import LEDGER
 from tests.benchmarks import bare_followers, mqtt_publishers

@@ -23,8 +23,8 @@ import httpx
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from connectors.local_stack import LocalStack
-from connectors.local_stack.part_plan import GATEWAY, STREAMS
+from connectors.programs.local_stack import LocalStack
+from connectors.programs.local_stack.part_plan import GATEWAY, STREAMS
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS

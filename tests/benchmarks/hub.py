@@ -40,8 +40,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from connectors.local_stack import LocalStack
-from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA
+from connectors.programs.local_stack import LocalStack
+from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings

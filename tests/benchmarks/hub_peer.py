@@ -30,7 +30,7 @@ from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 from pydantic import BaseModel, ConfigDict, Field
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from tests.benchmarks.bench_stack import Server, served
 from tests.broker_processes import LOOPBACK
 

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import httpx
 
-from connectors.local_stack import LocalStack, free_port
-from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
+from connectors.programs.local_stack import LocalStack, free_port
+from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
 from schemas.settings.settings import PROJECT_ROOT, DashboardSettings, MqttSettings, Settings
 from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.record import OutgoingRecord

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from connectors.local_stack import LocalStack
+from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import GatewaySettings, Settings
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord

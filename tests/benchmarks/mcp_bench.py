@@ -29,8 +29,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from connectors.local_stack import LocalStack, free_port
-from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from connectors.programs.local_stack import LocalStack, free_port
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings, Settings
 from tests.benchmarks import mcp_library
 from tests.benchmarks.bench_report import Bench, Figures, in_turns, judged, medians, prefixed, ratios, teller

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from trunkline_agent import Agent, Credentials, HubAccess
 from trunkline_agent.errors import TrunklineError

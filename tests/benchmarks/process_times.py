@@ -15,8 +15,8 @@ from contextlib import suppress
 
 import psutil
 
-from connectors.local_stack import child_process
-from connectors.local_stack.part_plan import KAFKA, STREAMS
+from connectors.programs.local_stack import child_process
+from connectors.programs.local_stack.part_plan import KAFKA, STREAMS
 from schemas.settings.settings import Settings
 from tests.benchmarks.bench_report import LOAD
 

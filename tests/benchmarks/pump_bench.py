@@ -24,8 +24,8 @@ from pathlib import Path
 
 import httpx
 
-from connectors.local_stack import LocalStack, free_port
-from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from connectors.programs.local_stack import LocalStack, free_port
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings, XmlPumpSettings
 from tests.benchmarks import pump_http_control
 from tests.benchmarks.bench_report import Bench, Figures, add_phase, digits, in_turns, medians, ratios, teller

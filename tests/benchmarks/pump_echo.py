@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from connectors.xml_payloads.payload_types import payload, to_xml
-from connectors.xml_pump.handlers import ListenerMessage, handles
+from connectors.doors.xml_pump.handlers import ListenerMessage, handles
+from connectors.plumbing.xml_payloads.payload_types import payload, to_xml
 
 NAMESPACE = "urn:trunkline:bench:1"
 MOST = 20

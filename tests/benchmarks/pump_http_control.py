@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from confluent_kafka import Producer
 
-from connectors.local_stack.program_plans import READY_FILE
 from connectors.log.client_options import producer_options
+from connectors.programs.local_stack.program_plans import READY_FILE
 from schemas.settings.settings import KafkaSettings, load_settings
 from tests.benchmarks.lean_http import complete_request
 from tests.benchmarks.pump_log import LINGER_MS, RecordShare, make_topic, sizes_of_next

@@ -29,8 +29,8 @@ from xml_pipeline.message_bus.steps.payload_extraction import payload_extraction
 from xml_pipeline.message_bus.steps.repair import repair_step
 from xml_pipeline.message_bus.steps.xsd_validation import xsd_validation_step
 
-from connectors.xml_pump import Pipeline, payload, payload_type_of
-from connectors.xml_wire.envelope import wrapped
+from connectors.doors.xml_pump import Pipeline, payload, payload_type_of
+from connectors.plumbing.xml_wire.envelope import wrapped
 
 THREAD = "0b5e7c1e-2f7b-4f0e-9f1c-1234567890ab"
 ROUND_S = 0.2

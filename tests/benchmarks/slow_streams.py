@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx
 
-from connectors.local_stack import LocalStack
-from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from connectors.programs.local_stack import LocalStack
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings
 from tests.benchmarks.bench_report import Bench, teller
 from tests.benchmarks.bench_stack import operator_client

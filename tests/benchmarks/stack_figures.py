@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 from deltalake import DeltaTable
 
-from connectors.local_stack import LocalStack
+from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import VIEW_TABLES
 from schemas.tables.ledger import LEDGER

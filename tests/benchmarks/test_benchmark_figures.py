@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from connectors.local_stack import child_process
+from connectors.programs.local_stack import child_process
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from tests.benchmarks import freshness

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import PROJECT_ROOT
 from tests.benchmarks import all_bench
 from tests.benchmarks.bench_report import LOAD, add_phase, in_turns, judged, medians, prefixed, ratios
@@ -118,9 +118,7 @@ def test_processor_time_counts_threads_and_children_that_have_ended() -> None:
 def test_a_commit_is_checked_out_below_the_folder_and_an_unknown_one_is_named(tmp_path: Path) -> None:
     root = checkout_of("HEAD", tmp_path)
     assert root == tmp_path / "checkout"
-    assert (root / "connectors" / "gateway_program.py").exists() or (
-        root / "connectors" / "gateway_program"
-    ).is_dir()
+    assert (root / "connectors" / "programs" / "gateway_program").is_dir()
     assert (root / ".jars").resolve() == (PROJECT_ROOT / ".jars").resolve()
     assert checkout_of(str(root), tmp_path) == root
     with pytest.raises(SystemExit, match="--against no-such-commit"):

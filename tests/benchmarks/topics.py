@@ -27,7 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import CheckoutStack, operator_client

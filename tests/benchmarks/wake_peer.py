@@ -44,7 +44,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from tests.benchmarks.bench_stack import served
 from tests.benchmarks.hub_peer import Envelope, nats_config, nats_server, serve_app
 from tests.broker_processes import LOOPBACK

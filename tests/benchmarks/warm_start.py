@@ -28,7 +28,7 @@ import psutil
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
 from schemas.fold.life_cycles import COMPLETED
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from connectors.xml_pump import Text, payload, to_xml
-from connectors.xml_pump.handlers import HandlerContext, ListenerMessage, handles
+from connectors.doors.xml_pump import Text, payload, to_xml
+from connectors.doors.xml_pump.handlers import HandlerContext, ListenerMessage, handles
 
 FOLDER_VARIABLE = "NOTING_LISTENER_FOLDER"
 NOTES = "heard.jsonl"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.services.conversations import child_thread
+from connectors.hub.services.conversations import child_thread
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import lines_of
 from tests.connectors.test_doors_to_doors import (

@@ -231,7 +231,7 @@ def doors(
     organism.write_text(yaml.safe_dump(ORGANISM))
     door = backbone_settings.agent_mcp.model_copy(update={"port": free_port()})
     run = BridgeRun(backbone_settings.model_copy(update={"agent_mcp": door}), keyring, tmp_path)
-    pump = ProgramProcess("connectors.xml_pump", run.settings, tmp_path, "pump")
+    pump = ProgramProcess("connectors.doors.xml_pump", run.settings, tmp_path, "pump")
     try:
         start_bridge(run.settings)
         pump.wait_ready()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.job_tools.job_registry import cancel_job, register_job
-from connectors.local_stack import free_port
 from connectors.log.publisher import Publisher
+from connectors.programs.local_stack import free_port
+from connectors.tools.job_tools.job_registry import cancel_job, register_job
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.forked_programs import forked_command

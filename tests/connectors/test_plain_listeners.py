@@ -11,9 +11,9 @@ import pytest
 
 from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.machine import check_plain_listeners
-from connectors.gateway_client.gateway_tls import check_listeners, open_plain_listeners
-from connectors.local_stack import state_file
-from connectors.local_stack.part import child_environment
+from connectors.plumbing.gateway_client.gateway_tls import check_listeners, open_plain_listeners
+from connectors.plumbing.machine import state_file
+from connectors.programs.local_stack.part import child_environment
 from schemas.settings.setting_types import is_loopback
 from schemas.settings.settings import (
     MASTER_KEY_VARIABLE,
@@ -97,7 +97,7 @@ def test_up_and_the_gateway_refuse_a_plain_listener_that_other_machines_reach(tm
     environment[MASTER_KEY_VARIABLE] = json.dumps(
         {"active": "k", "keys": {"k": base64.b64encode(bytes(32)).decode()}}
     )
-    for program, *arguments in (("connectors.cli", "up"), ("connectors.gateway_program",)):
+    for program, *arguments in (("connectors.cli", "up"), ("connectors.programs.gateway_program",)):
         command = [*forked_command(program), *arguments]
         done = run_program(command, timeout_s=COMMAND_S, env=environment)
         assert done.returncode == 2, done.stderr

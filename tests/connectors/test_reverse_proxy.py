@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import pytest
 
-from connectors.gateway_client.event_stream import EventStream
-from connectors.gateway_client.gateway_client import GatewayClient
-from connectors.tls_keys.tls_files import create
+from connectors.plumbing.gateway_client.event_stream import EventStream
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.tls_keys.tls_files import create
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway

@@ -17,10 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from connectors.job_tools.job_registry import register_job
-from connectors.local_stack import LocalStack
-from connectors.log.publisher import Publisher
-from connectors.mqtt_accounts.mosquitto_files import (
+from connectors.doors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,
     read_lines,
@@ -28,7 +25,10 @@ from connectors.mqtt_accounts.mosquitto_files import (
     write_acl,
     write_lines,
 )
-from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.log.publisher import Publisher
+from connectors.plumbing.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.programs.local_stack import LocalStack
+from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.job.job_event import JobEvent

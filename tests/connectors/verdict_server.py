@@ -13,8 +13,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from connectors.local_stack import free_port
 from connectors.log.kafka_records import to_record
+from connectors.programs.local_stack import free_port
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings

@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from connectors.ledger_files.ledger_reader import LedgerReader
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
+from connectors.log.ledger_files.ledger_reader import LedgerReader
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess
 
@@ -60,7 +60,7 @@ class Gateways:
     def _launch(self, number: int) -> ProgramProcess:
         own = self._tmp_path / f"gateway-{number}-{time.monotonic_ns()}"
         own.mkdir()
-        return ProgramProcess("connectors.gateway_program", self.settings[number], own, "gateway")
+        return ProgramProcess("connectors.programs.gateway_program", self.settings[number], own, "gateway")
 
     def _wait_ready(self, numbers: Iterable[int]) -> None:
         for number in numbers:

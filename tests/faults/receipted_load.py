@@ -7,8 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from connectors.job_tools.job_registry import RegisteredJob, register_job
 from connectors.log.publisher import Publisher
+from connectors.tools.job_tools.job_registry import RegisteredJob, register_job
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from trunkline_agent.broker import job_broker

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.live.live_view import LiveView
-from connectors.local_stack import LocalStack, free_port
+from connectors.hub.live.live_view import LiveView
+from connectors.programs.local_stack import LocalStack, free_port
 from jobs.rebuild_views import rebuild
 from jobs.refold import check_views
 from jobs.views.view_lock import views_lock

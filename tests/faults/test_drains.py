@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.gateway.web.idempotency import request_uuid
-from connectors.local_stack import LocalStack
+from connectors.hub.serving.idempotency import request_uuid
+from connectors.programs.local_stack import LocalStack
 from jobs.build_views import catch_up
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring, load_keyring

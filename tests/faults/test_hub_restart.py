@@ -20,9 +20,10 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from connectors.launcher.local_processes import stop_all
-from connectors.local_stack import child_process, free_port, state_file
-from connectors.local_stack.part import child_environment
+from connectors.hub.launcher.local_processes import stop_all
+from connectors.plumbing.machine import state_file
+from connectors.programs.local_stack import child_process, free_port
+from connectors.programs.local_stack.part import child_environment
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from tests.broker_processes import STOP_S, wait_until
@@ -71,7 +72,7 @@ class Backbone:
         state_file.remove_state(self.settings)
         # It ends with this process, however that ends, and its parts end with it.
         self._supervisor = child_process.start_child(
-            [sys.executable, "-m", "connectors.local_stack.supervisor", *self._parts],
+            [sys.executable, "-m", "connectors.programs.local_stack.supervisor", *self._parts],
             cwd=PROJECT_ROOT,
             environment=child_environment(self.settings),
             mark=child_process.mark_of(self._folder, "supervisor"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.ledger_files.ledger_reader import LedgerReader
-from connectors.local_stack import LocalStack, free_port
+from connectors.log.ledger_files.ledger_reader import LedgerReader
+from connectors.programs.local_stack import LocalStack, free_port
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, KafkaSettings, MqttSettings, Settings
 from tests.faults.receipted_load import Agent, Oracle, register_jobs

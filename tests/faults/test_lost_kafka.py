@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.audit.verification import verify
-from connectors.live.live_view import LiveView
-from connectors.local_stack import LocalStack, free_port
-from connectors.reactor.derived_records import DOOR
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.reactor.derived_records import DOOR
+from connectors.programs.local_stack import LocalStack, free_port
+from connectors.tools.audit.verification import verify
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import (
     AgentMcpSettings,

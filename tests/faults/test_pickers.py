@@ -14,9 +14,9 @@ import httpx
 import orjson
 import pytest
 
-from connectors.job_tools.job_registry import register_job
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
+from connectors.tools.job_tools.job_registry import register_job
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import AgentMcpSettings, Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess
@@ -121,7 +121,9 @@ class Run:
         for url in (peer.url, peer.settings.mcp_server_url):
             self.outages.append(Outage(url, time.time(), time.time() + RECOVERED_S))
         peer.program.kill()
-        peer.program = ProgramProcess("connectors.gateway_program", peer.settings, self._folder, "again")
+        peer.program = ProgramProcess(
+            "connectors.programs.gateway_program", peer.settings, self._folder, "again"
+        )
         for thread in (*sending, *threads):
             thread.join(PATIENCE_S + LOAD_S)
         for client in (self.load, *self._clients):

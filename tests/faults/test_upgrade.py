@@ -13,7 +13,7 @@ import httpx
 import pytest
 from deltalake import DeltaTable
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import LOOPBACK, wait_until
 

@@ -9,15 +9,15 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
-from connectors.dashboard.event_broadcast import LENGTH_LIMIT, LogPosition, parsed_position
-from connectors.gateway.feed.settled_stream import EventWriter
-from connectors.gateway.web.answers import ApiError
-from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
-from connectors.gateway.web.strict_request import StrictRequest
-from connectors.live.settled_feed import SettledFeed, SettledRecord
-from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
-from connectors.mqtt_link.bridge_presence import encode_presence, read_presence
-from connectors.mqtt_link.payloads import encode_receipt
+from connectors.doors.dashboard.event_broadcast import LENGTH_LIMIT, LogPosition, parsed_position
+from connectors.doors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
+from connectors.hub.lists.settled_stream import EventWriter
+from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
+from connectors.hub.serving.answers import ApiError
+from connectors.hub.serving.idempotency import IdempotencyKey, request_uuid
+from connectors.hub.serving.strict_request import StrictRequest
+from connectors.plumbing.mqtt_link.bridge_presence import encode_presence, read_presence
+from connectors.plumbing.mqtt_link.payloads import encode_receipt
 from schemas.settings.settings import MqttSettings
 from tests.connectors.gateway_client.test_gateway_client import parsed
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text

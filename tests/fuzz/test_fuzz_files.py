@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from connectors.file_bridge import records
-from connectors.file_bridge.progress import AuditPlace, Progress, read_polls
-from connectors.launcher.launcher_file import read_launchers
-from connectors.launcher.local_processes import LocalProcessLauncher
-from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
-from connectors.organism.agent_definitions import DEFINITION_BYTES, read_definitions
-from connectors.organism.organism_file import OrganismError, parsed
+from connectors.doors.file_bridge import records
+from connectors.doors.file_bridge.progress import AuditPlace, Progress, read_polls
+from connectors.hub.launcher.launcher_file import read_launchers
+from connectors.hub.launcher.local_processes import LocalProcessLauncher
+from connectors.hub.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
+from connectors.hub.organism.agent_definitions import DEFINITION_BYTES, read_definitions
+from connectors.hub.organism.organism_file import OrganismError, parsed
 from schemas.integrity import audit_chain
 from schemas.integrity.audit_anchors import is_signed_by, key_id, read_anchors, sign_statement, statement_of
 from schemas.settings.settings import Settings, SettingsError
@@ -194,7 +194,7 @@ agents:
 meta: {allow_list_capabilities: all}
 """
 LAUNCHERS = b"""sample:
-  command: ["{python}", -m, connectors.samples.sample_agent]
+  command: ["{python}", -m, connectors.tools.samples.sample_agent]
   environment: {A: b}
   cpu_seconds: 10
 """

@@ -12,7 +12,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from hypothesis import strategies as st
 from pyarrow import table
 
-from connectors.ledger_files.ledger_replay import replayable
+from connectors.log.ledger_files.ledger_replay import replayable
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import UnsealError, job_secret_purpose
 from schemas.streams.fold import settle

@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL, SignedRequests, _called_tool, _decoded
-from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, WAITS
-from connectors.gateway.web.answers import ApiError
-from connectors.gateway.web.host_names import HostNames
-from connectors.out_of_band.command_document import (
+from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
+from connectors.doors.mcp_tools.agents.signed_requests import (
+    DOOR,
+    PRINCIPAL,
+    SignedRequests,
+    _called_tool,
+    _decoded,
+)
+from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, ONLY_READS, WAITS
+from connectors.doors.out_of_band.command_document import (
     AddListener,
     CommandRefused,
     HotReload,
@@ -27,7 +31,9 @@ from connectors.out_of_band.command_document import (
     command_bytes,
     read_command,
 )
-from connectors.out_of_band.command_keys import CommandKey
+from connectors.doors.out_of_band.command_keys import CommandKey
+from connectors.hub.serving.answers import ApiError
+from connectors.hub.serving.host_names import HostNames
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from connectors.organism.organism_file import OrganismError, parsed
-from connectors.out_of_band.command_document import CommandRefused, read_command
+from connectors.doors.out_of_band.command_document import CommandRefused, read_command
+from connectors.hub.organism.organism_file import OrganismError, parsed
 from tests.fuzz.fuzzing import within
 from trunkline_agent.mcp.signing import checked_public_key
 from trunkline_agent.queue.message_record import parse_line

@@ -9,9 +9,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.file_bridge.records import claims_of, posting_of, refusal_of
-from connectors.local_stack import free_port
-from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.doors.file_bridge.records import claims_of, posting_of, refusal_of
+from connectors.doors.mqtt_bridge.bridge_records import job_event_record
+from connectors.programs.local_stack import free_port
 from jobs import build_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import KafkaSettings, Settings

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.audit.verification import verify
+from connectors.tools.audit.verification import verify
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
 from jobs.ledger.ledger_files import FileRoots
 from schemas.integrity.audit_anchors import read_anchors

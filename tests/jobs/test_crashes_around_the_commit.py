@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.audit.verification import verify
+from connectors.tools.audit.verification import verify
 from jobs import settle_events
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, settings_environment

@@ -16,12 +16,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.audit.verification import verify
-from connectors.dashboard.past_records_reader import newest_rejected, records_between, rejected_before
-from connectors.file_bridge.mailbox_reader import known_messages
-from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
-from connectors.ledger_files.message_export import export_messages
-from connectors.live.verdict_reader import newest_settled, verdict_in_ledger
+from connectors.doors.dashboard.past_records_reader import newest_rejected, records_between, rejected_before
+from connectors.doors.file_bridge.mailbox_reader import known_messages
+from connectors.hub.live.verdict_reader import newest_settled, verdict_in_ledger
+from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+from connectors.log.ledger_files.message_export import export_messages
+from connectors.tools.audit.verification import verify
 from jobs.build_views import ViewBuilder, read_changes
 from jobs.ledger.batch_plan import BatchPlan, Place
 from jobs.maintain_tables import tidy_ledger, tidy_views

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from connectors.audit.verification import verify
+from connectors.tools.audit.verification import verify
 from jobs.settling.ledger_sink import LedgerSink
 from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, newest_entry, next_entry
 from schemas.tables.spark_types import LEDGER_FILE

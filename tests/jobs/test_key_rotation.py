@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from connectors.tls_keys.master_keys import add_key, master_keys, rotate
+from connectors.plumbing.tls_keys.master_keys import add_key, master_keys, rotate
 from jobs.refold import ordered_rows
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring, load_keyring, sealed_by

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.audit.verification import verify
+from connectors.tools.audit.verification import verify
 from jobs import build_views, run_streams, settle_events
 from jobs.maintain_tables import tidy_ledger
 from schemas.keys.sealing import Keyring

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from connectors.audit.verification import verify
+from connectors.tools.audit.verification import verify
 from jobs import build_views
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling.fold_run import OrderError, settle_run

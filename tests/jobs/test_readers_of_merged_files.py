@@ -18,11 +18,11 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.cli.keys.key_use_reader import ended_keys, signers_still_under
-from connectors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
-from connectors.file_bridge.mailbox_reader import known_messages
-from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
-from connectors.live import verdict_reader
-from connectors.live.verdict_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
+from connectors.doors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
+from connectors.doors.file_bridge.mailbox_reader import known_messages
+from connectors.hub.live import verdict_reader
+from connectors.hub.live.verdict_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
+from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_views
 from jobs.refold import check_views

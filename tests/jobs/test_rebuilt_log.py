@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.audit.verification import verify
-from connectors.log_rebuild.log_rebuild import planned_ends
-from connectors.log_rebuild.rebuilt_topic import delete_topic
+from connectors.tools.audit.verification import verify
+from connectors.tools.log_rebuild.log_rebuild import planned_ends
+from connectors.tools.log_rebuild.rebuilt_topic import delete_topic
 from jobs import settle_events
 from jobs.build_views import catch_up
 from jobs.settling.start_checks import StartRefused

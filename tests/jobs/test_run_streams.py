@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from connectors.audit.verification import verify
-from connectors.local_stack.spark_command import class_path
+from connectors.programs.local_stack.spark_command import class_path
+from connectors.tools.audit.verification import verify
 from jobs.views.view_lock import views_lock
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.audit.verification import verify
-from connectors.ledger_files.ledger_reader import LedgerReader
-from connectors.local_stack.part import Part, PartFailed
-from connectors.local_stack.program_plans import streams_plan
 from connectors.log.kafka_records import to_record
+from connectors.log.ledger_files.ledger_reader import LedgerReader
+from connectors.programs.local_stack.part import Part, PartFailed
+from connectors.programs.local_stack.program_plans import streams_plan
+from connectors.tools.audit.verification import verify
 from jobs.refold import check_views
 from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
-from connectors.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from jobs import run_streams
 from jobs.build_views import catch_up
 from jobs.switch_fold import switch
@@ -85,7 +85,7 @@ def test_no_version_is_switched_on_with_a_door_open_and_no_program_runs_on_anoth
         is_open = fold(settings, "switch")
         assert is_open.returncode == 4
         assert "a gateway answers" in is_open.stderr
-    for program in ("connectors.gateway_program", "jobs.run_streams"):
+    for program in ("connectors.programs.gateway_program", "jobs.run_streams"):
         refused = ran(settings, program)
         assert refused.returncode == 4, refused.stderr
         assert "trunkline upgrade" in refused.stderr

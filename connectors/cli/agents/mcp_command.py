@@ -54,7 +54,7 @@ ACTIONS: Final = Actions()
 @ACTIONS.add(epilog=_MANAGEMENT_HELP, takes_json=False)
 def _management(call: Call) -> int:
     """Serve tools to spawn, list, stop and write to agents, with the operator's token."""
-    from connectors.management_mcp.management_server import serve
+    from connectors.doors.mcp_tools.management.management_server import serve
 
     return serve(call.settings)
 

@@ -52,8 +52,8 @@ def _create(call: Call) -> int:
 
     The command starts once the registry has the session.
     """
-    from connectors.processes.session_host import SessionHost
-    from connectors.processes.session_registry_client import create_session
+    from connectors.programs.processes.session_host import SessionHost
+    from connectors.programs.processes.session_registry_client import create_session
 
     host = SessionHost(call.settings)
     with call.gateway() as gateway:
@@ -74,8 +74,8 @@ def _create(call: Call) -> int:
 )
 def _stop(call: Call) -> int:
     """Stop, end or release a session."""
-    from connectors.processes.session_host import SessionHost
-    from connectors.processes.session_registry_client import stop_session
+    from connectors.programs.processes.session_host import SessionHost
+    from connectors.programs.processes.session_registry_client import stop_session
 
     host = SessionHost(call.settings)
     with call.gateway() as gateway:
@@ -91,8 +91,8 @@ def _stop(call: Call) -> int:
 @ACTIONS.add(_NAME)
 def _resume(call: Call) -> int:
     """Run a stopped session again."""
-    from connectors.processes.session_host import SessionHost
-    from connectors.processes.session_registry_client import resume_session
+    from connectors.programs.processes.session_host import SessionHost
+    from connectors.programs.processes.session_registry_client import resume_session
 
     with call.gateway() as gateway:
         row = resume_session(gateway, SessionHost(call.settings), call.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.cli.doctor.findings import Checks, Finding, fail, ok, warn
-from connectors.tls_keys.served_certificates import WARN_DAYS, certificate_ends, days_left
+from connectors.plumbing.tls_keys.served_certificates import WARN_DAYS, certificate_ends, days_left
 from schemas.settings.settings import Settings
 
 CHECKS: Final = Checks()

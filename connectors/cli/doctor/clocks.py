@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from connectors.cli.doctor.findings import Checks, Finding, ok, warn
-from connectors.gateway_client.gateway_tls import trust
+from connectors.plumbing.gateway_client.gateway_tls import trust
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
 from trunkline_agent.errors import BackboneUnreachable

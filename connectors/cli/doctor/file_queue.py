@@ -7,7 +7,7 @@ from typing import Final
 
 from connectors.cli.doctor.findings import FAIL, Checks, Finding, warn
 from connectors.cli.doctor.parts import check_part
-from connectors.local_stack.part_plan import FILES
+from connectors.programs.local_stack.part_plan import FILES
 from schemas.settings.settings import Settings
 from trunkline_agent.terminal_text import escaped
 
@@ -22,7 +22,7 @@ def check_files(settings: Settings) -> Finding:
 
     Waiting lines are a warning.
     """
-    from connectors.file_bridge.progress import Progress, progress_file
+    from connectors.doors.file_bridge.progress import Progress, progress_file
 
     part = check_part(settings, FILES)
     progress = Progress.load(progress_file(settings))

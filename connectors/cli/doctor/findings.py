@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from connectors.local_stack import control
+from connectors.programs.local_stack import control
 from schemas.settings.settings import Settings
 from trunkline_agent.private_files import PrivateFileError, check_private
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.cli.doctor.findings import Checks, Finding, is_started, ok, warn
-from connectors.local_stack.part_plan import GATEWAY
+from connectors.programs.local_stack.part_plan import GATEWAY
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
@@ -49,7 +49,7 @@ def long_leases(settings: Settings) -> list[tuple[str, str, float]]:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient
     from trunkline_agent.hub.plans import Request, Retries, exchange
 
     with GatewayClient(settings) as gateway, gateway.new_hub() as hub:

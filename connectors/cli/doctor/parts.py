@@ -26,12 +26,12 @@ from connectors.cli.doctor.findings import (
     private_file,
     warn,
 )
-from connectors.gateway_client.gateway_tls import explained as explained_http
-from connectors.gateway_client.gateway_tls import trust
-from connectors.local_stack import control, memory
-from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
-from connectors.local_stack.readiness import mqtt_answers
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
+from connectors.plumbing.gateway_client.gateway_tls import explained as explained_http
+from connectors.plumbing.gateway_client.gateway_tls import trust
+from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
+from connectors.programs.local_stack import control, memory
+from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
+from connectors.programs.local_stack.readiness import mqtt_answers
 from schemas.settings.kafka_settings import missing_login
 from schemas.settings.settings import MqttSettings, Settings
 from trunkline_agent.errors import TrunklineError
@@ -315,7 +315,7 @@ def check_organism(settings: Settings) -> Finding:
     A file or handler that cannot be loaded is a failure. Without the file, or without a running gateway, there
     is no fault. The check blocks for a second or two, because a child process imports the handlers.
     """
-    from connectors.organism.organism_file import OrganismError, check_agents, load_organism, organism_path
+    from connectors.hub.organism.organism_file import OrganismError, check_agents, load_organism, organism_path
 
     file, path = settings.xml_pump.organism_file, organism_path(settings)
     if path is None:
@@ -332,7 +332,7 @@ def check_organism(settings: Settings) -> Finding:
 
 def _fault_at_the_gateway(settings: Settings) -> str | None:
     """Return the gateway's error for the file; None without an error or a gateway."""
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 
     if not is_started(settings, GATEWAY):
         return None
@@ -351,7 +351,7 @@ def check_commands(settings: Settings) -> Finding:
     Without a running gateway, or with an invalid key file, it is a warning. A socket without a server is a
     failure.
     """
-    from connectors.out_of_band.command_keys import read_keys
+    from connectors.doors.out_of_band.command_keys import read_keys
     from trunkline_agent.unix_address import address_of
 
     path, folder = settings.command_socket, settings.command_keys_path

@@ -14,8 +14,8 @@ from typing import Final
 from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
 from connectors.cli.doctor.parts import check_part
 from connectors.cli.doctor.stored_blobs_reader import stored_objects
-from connectors.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
-from connectors.local_stack.part_plan import STREAMS
+from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
+from connectors.programs.local_stack.part_plan import STREAMS
 from schemas.integrity.audit_anchors import read_anchors
 from schemas.integrity.audit_chain import last_in_file
 from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from connectors.cli.doctor.findings import Checks, Finding, is_started, ok, warn
-from connectors.local_stack.part_plan import GATEWAY
+from connectors.programs.local_stack.part_plan import GATEWAY
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
@@ -22,7 +22,7 @@ def check_webhooks(settings: Settings) -> Finding:
 
     The calls are those of the gateway that answers. Without a gateway of this stack, nothing is checked.
     """
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 
     if not is_started(settings, GATEWAY):
         return ok("not looked at: no gateway of this data directory runs here")

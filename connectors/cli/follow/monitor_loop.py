@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from connectors.cli.follow.monitor_views import JsonLines, LiveTable, PlainLines
 from connectors.cli.shared.notes import Notes
-from connectors.gateway_client.gateway_client import GatewayClient, reachable
-from connectors.gateway_client.registry_follower import RegistryFollower, RowChange, follow_registries
-from connectors.processes.registry_drift import MENDED, Drift, dead_here, find_drift, mend
-from connectors.processes.session_host import SessionHost
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, reachable
+from connectors.plumbing.gateway_client.registry_follower import RegistryFollower, RowChange, follow_registries
+from connectors.programs.processes.registry_drift import MENDED, Drift, dead_here, find_drift, mend
+from connectors.programs.processes.session_host import SessionHost
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from schemas.streams.session.session_registry import TERMINATED

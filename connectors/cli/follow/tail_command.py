@@ -20,15 +20,21 @@ from connectors.cli.shared.actions import argument, flag, one_of
 from connectors.cli.shared.arguments import job_id, stream_key
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.notes import Notes, refuse_without_reader
-from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
-from connectors.terminal.colours import is_coloured
+from connectors.log.ledger_files.ledger_lines import (
+    JSON_COLUMNS,
+    LINE_COLUMNS,
+    LINE_HEADING,
+    json_line,
+    text_line,
+)
+from connectors.plumbing.terminal.colours import is_coloured
 from schemas.streams.kinds import RECORD_TYPES
 from trunkline_agent.errors import UsageError
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
-    from connectors.ledger_files.ledger_reader import LedgerPart
+    from connectors.log.ledger_files.ledger_reader import LedgerPart
 
 _NOTHING_FOUND = 3
 _LOOK_S = 1.0
@@ -72,7 +78,7 @@ def run(call: Call) -> int:
             raise UsageError("--live shows only new records; without it, --no-follow shows the existing ones")
         return _follow_live(call)
     # Imported here, because Arrow is slow to import and help must be quick.
-    from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+    from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 
     if call.n < 0:
         raise UsageError("-n: expected a number of rows, 0 or more")
@@ -115,8 +121,8 @@ def _print(part: LedgerPart, as_json: bool) -> None:
 
 def _follow_live(call: Call) -> NoReturn:
     """Print records that the gateway settles, until interrupted. Raises TrunklineError."""
-    from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream
-    from connectors.gateway_client.gateway_client import path_of, reachable
+    from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream
+    from connectors.plumbing.gateway_client.gateway_client import path_of, reachable
 
     stream_name = None if call.stream is None else "/".join(call.stream)
     parameters = {"stream": stream_name, "type": call.type, "verdict": call.verdict}

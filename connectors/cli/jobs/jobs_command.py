@@ -66,7 +66,7 @@ def _register(call: Call) -> int:
 @ACTIONS.add(argument("--session", "the session that takes it", required=True, metavar="NAME"), _SECRET_FILE)
 def _pick(call: Call) -> int:
     """Take the oldest pending job that a session may have."""
-    from connectors.job_tools.job_files import shown_fields
+    from connectors.tools.job_tools.job_files import shown_fields
 
     with new_private_file(call.secret_file, "--secret-file") as file:
         job = call.post("jobs", "pick", session=call.session)
@@ -127,7 +127,7 @@ def _list(call: Call) -> int:
 @ACTIONS.add(JOB, argument("--to", "a folder that does not exist", type=Path, required=True, metavar="DIR"))
 def _export(call: Call) -> int:
     """Write one job's history into a new folder, from the ledger."""
-    from connectors.ledger_files.ledger_export import export_job
+    from connectors.log.ledger_files.ledger_export import export_job
 
     done = export_job(call.settings, call.job, call.to)
     answer = {"job_id": call.job, "to": str(done.folder), "status": done.status, "events": done.events}
@@ -162,7 +162,7 @@ def _store_grant(
     call: Call, job: dict[str, Any], broker: Mapping[str, Any] | None, file: IO[str] | None
 ) -> dict[str, str]:
     """Store a job's secret and broker. Return the parts that may be shown, and the names of the files."""
-    from connectors.job_tools.job_files import broker_file, secret_path, store_broker, store_secret
+    from connectors.tools.job_tools.job_files import broker_file, secret_path, store_broker, store_secret
 
     job_id = job["job_id"]
     beside = call.secret_file or secret_path(call.settings, job_id)
@@ -194,7 +194,7 @@ def _grant_lines(broker: Mapping[str, Any] | None, stored: dict[str, str]) -> li
 
 def _broker_text(broker: Mapping[str, Any]) -> str:
     """Return a job's broker on one line, without its password, sealed or not."""
-    from connectors.job_tools.job_files import shown_fields
+    from connectors.tools.job_tools.job_files import shown_fields
 
     shown = {name: value for name, value in shown_fields(broker).items() if name != "sealed_password"}
     return ", ".join(f"{name} {escaped(str(value))}" for name, value in shown.items())

@@ -21,11 +21,11 @@ from connectors.cli.shared.arguments import read_broker
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_table import print_json
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_files import secret_path, store_broker, store_secret
-from connectors.processes.process_tree import clean_environment
-from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
-from connectors.processes.session_registry_client import create_session, refuse_taken
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.machine.process_tree import clean_environment
+from connectors.programs.processes.session_host import GRACE_S, OWN_END_S, SessionHost
+from connectors.programs.processes.session_registry_client import create_session, refuse_taken
+from connectors.tools.job_tools.job_files import secret_path, store_broker, store_secret
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from trunkline_agent.errors import TrunklineError, UsageError
@@ -102,7 +102,7 @@ def submit(call: Call) -> int:
     """
     if not call.command:
         raise UsageError(
-            "give the agent's command behind '--', e.g. … -- python -m connectors.samples.sample_agent"
+            "give the agent's command behind '--', e.g. … -- python -m connectors.tools.samples.sample_agent"
         )
     if call.to is not None and call.to.exists():
         raise UsageError(f"--to: {call.to} exists already; it is not overwritten")
@@ -344,8 +344,8 @@ def _close(submission: Submission, gateway: GatewayClient, host: SessionHost) ->
 
 def _export(settings: Settings, submission: Submission, to: Path | None, status: str | None) -> Path | None:
     """Write the audit files once the ledger has the whole job, and print where they are or how to get them."""
-    from connectors.ledger_files.ledger_export import export_job, ledger_status
-    from connectors.ledger_files.ledger_reader import LedgerReader
+    from connectors.log.ledger_files.ledger_export import export_job, ledger_status
+    from connectors.log.ledger_files.ledger_reader import LedgerReader
 
     say(f"its events are in {submission.output}")
     folder = submission.folder / "audit" if to is None else to

@@ -32,7 +32,7 @@ from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 from trunkline_agent.terminal_text import escaped
 
 if TYPE_CHECKING:
-    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 
 _EXIT_INTERRUPTED: Final = 130
 # The first and the longest pause between two requests while waiting for a task.
@@ -55,7 +55,7 @@ ACTIONS: Final = Actions()
 )
 def _submit(call: Call) -> int:
     """Give an agent a task and start the agent."""
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
 
     with call.gateway() as gateway:
         with call.named_request("the gateway took the task") as request_id:
@@ -92,7 +92,7 @@ def _wait(gateway: GatewayClient, answer: dict[str, Any], limit_s: float) -> Non
 
     Raises TrunklineError when the time is over, and BackboneUnreachable when the gateway is away then.
     """
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
 
     task_id, deadline = answer["task"]["id"], time.monotonic() + limit_s
     pause_s, away = _POLL_S[0], None

@@ -39,7 +39,7 @@ def run(call: Call) -> int:
     """
     # Imported here, because help must be quick.
     from connectors.cli.jobs.watch_sources import mqtt_source, settled_source, watch
-    from connectors.job_tools.job_watcher import Outcomes, Timers
+    from connectors.tools.job_tools.job_watcher import Outcomes, Timers
 
     jobs = list(dict.fromkeys(call.job or ()))
     if bool(jobs) == call.all:

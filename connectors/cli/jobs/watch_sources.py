@@ -18,10 +18,12 @@ from typing import Any, Final, NamedTuple
 from pydantic import SecretStr, ValidationError
 
 from connectors.cli.shared.notes import Notes
-from connectors.gateway_client.event_stream import GAP, SETTLED, EventStream
-from connectors.gateway_client.gateway_client import GatewayClient, path_of, reachable
-from connectors.job_tools.event_subscription import EventSubscription, Message
-from connectors.job_tools.job_files import (
+from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, EventStream
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, reachable
+from connectors.plumbing.mqtt_link.broker_settings import same_broker
+from connectors.plumbing.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.tools.job_tools.event_subscription import EventSubscription, Message
+from connectors.tools.job_tools.job_files import (
     JobBroker,
     find_broker,
     find_secret,
@@ -29,9 +31,7 @@ from connectors.job_tools.job_files import (
     secret_path,
     stored_jobs,
 )
-from connectors.job_tools.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
-from connectors.mqtt_link.broker_settings import same_broker
-from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.tools.job_tools.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.local_stack.control import running_state
-from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY
+from connectors.programs.local_stack.control import running_state
+from connectors.programs.local_stack.part_plan import BRIDGE, FILES, GATEWAY
 from schemas.fold.entries import Entries
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import MACS, rules_of

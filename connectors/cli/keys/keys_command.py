@@ -43,7 +43,7 @@ _KINDS: Final = Actions()
 def _list(call: Call) -> int:
     """List the master keys by id, the oldest first: which one seals, and which have ended."""
     from connectors.cli.keys.key_use_reader import ended_keys
-    from connectors.tls_keys.master_keys import master_keys
+    from connectors.plumbing.tls_keys.master_keys import master_keys
 
     found, ended = master_keys(call.settings), ended_keys(call.settings)
     if call.json:
@@ -65,7 +65,7 @@ def _list(call: Call) -> int:
 def _end(call: Call) -> int:
     """End a master key for new records: from now on, the log takes none that were made with it."""
     from connectors.log.publisher import Publisher
-    from connectors.tls_keys.master_keys import master_keys
+    from connectors.plumbing.tls_keys.master_keys import master_keys
     from schemas.log_access.event_topic import check_topic
     from schemas.streams.control.record_macs import mac_key_ended_records, macs_required_records
     from schemas.tables.fold_version import check_fold_version
@@ -160,8 +160,8 @@ def _mac(call: Call) -> int:
 )
 def _master(call: Call) -> int:
     """Make a new master key, which seals from now on."""
-    from connectors.local_stack import control
-    from connectors.tls_keys.master_keys import activate, add_key, rotate
+    from connectors.plumbing.tls_keys.master_keys import activate, add_key, rotate
+    from connectors.programs.local_stack import control
 
     if call.add_only:
         key_id = add_key(call.settings)
@@ -225,7 +225,7 @@ def _job(call: Call) -> int:
 
 def _store_secret(call: Call, answer: dict[str, Any]) -> dict[str, str]:
     """Write the secret to its file, and where this machine keeps the old one. Return the parts to show."""
-    from connectors.job_tools.job_files import find_secret, replace_private, store_rotated
+    from connectors.tools.job_tools.job_files import find_secret, replace_private, store_rotated
 
     secret, file = answer["secret"], call.secret_file
     shown = {"secret_file": str(file)}

@@ -24,7 +24,7 @@ from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.call import Call
 
 if TYPE_CHECKING:
-    from connectors.tls_keys.tls_files import TlsFolder
+    from connectors.plumbing.tls_keys.tls_files import TlsFolder
     from schemas.settings.settings import Settings
 
 ACTIONS: Final = Actions()
@@ -46,7 +46,7 @@ ACTIONS: Final = Actions()
 def _create(call: Call) -> int:
     """Make missing and expiring files, and print the settings that use them."""
     # Imported here, because cryptography is slow to import and help must be quick.
-    from connectors.tls_keys.tls_files import create
+    from connectors.plumbing.tls_keys.tls_files import create
 
     folder = (call.dir or call.settings.tls_path).absolute()
     made = create(folder, call.host, mutual=call.mutual, renew=call.renew, renew_authority=call.renew_ca)
@@ -60,7 +60,7 @@ def _create(call: Call) -> int:
 
 def _settings_for(made: TlsFolder, settings: Settings) -> dict[str, Any]:
     """Return the settings that use all files, as conf/trunkline.yaml has them."""
-    from connectors.tls_keys.tls_files import KAFKA_PASSWORD, client_name
+    from connectors.plumbing.tls_keys.tls_files import KAFKA_PASSWORD, client_name
 
     ca, gateway = str(made.of("ca").certificate), made.of("gateway")
     mqtt: dict[str, Any] = {"tls": True, "ca_certs": ca}

@@ -37,8 +37,8 @@ from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.verdicts import DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
-    from connectors.gateway_client.event_stream import EventStream
     from connectors.log.publisher import Publisher
+    from connectors.plumbing.gateway_client.event_stream import EventStream
     from schemas.settings.settings import Settings
     from schemas.wire.partitions import Position
     from schemas.wire.record import OutgoingRecord
@@ -61,8 +61,8 @@ ACTIONS: Final = Actions()
 def _list(call: Call) -> int:
     """List the newest rejected records, the oldest of them first."""
     # Imported here, because Arrow is slow to import and help must be quick.
-    from connectors.ledger_files.ledger_lines import iso_time, json_line
-    from connectors.ledger_files.ledger_replay import dead_letters
+    from connectors.log.ledger_files.ledger_lines import iso_time, json_line
+    from connectors.log.ledger_files.ledger_replay import dead_letters
 
     if call.limit < 1:
         raise UsageError("--limit: expected 1 or more")
@@ -90,8 +90,8 @@ def _list(call: Call) -> int:
 @ACTIONS.add(argument("position", "the place in the log", metavar="PARTITION/OFFSET"))
 def _show(call: Call) -> int:
     """Show all columns of a rejected record that may be shown."""
-    from connectors.ledger_files.ledger_lines import iso_time, json_line
-    from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position
+    from connectors.log.ledger_files.ledger_lines import iso_time, json_line
+    from connectors.log.ledger_files.ledger_replay import ledger_row_at, parse_position
 
     row = ledger_row_at(call.settings, parse_position(call.position))
     if row["verdict"] != REJECTED:
@@ -167,7 +167,7 @@ def _address(text: str) -> tuple[str, str, str]:
 
 
 def _replay_message(call: Call, address: tuple[str, str, str]) -> None:
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
 
     realm, name, message_id = address
     # Without a key the gateway replays a message once, so that a repeated command does not double it.
@@ -185,7 +185,7 @@ def _replay_message(call: Call, address: tuple[str, str, str]) -> None:
 
 
 def _replay_records(call: Call, texts: list[str]) -> int:
-    from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position, replayable
+    from connectors.log.ledger_files.ledger_replay import ledger_row_at, parse_position, replayable
     from connectors.log.publisher import Publisher
     from schemas.keys.sealing import load_keyring
     from schemas.log_access.event_topic import check_topic
@@ -212,8 +212,8 @@ def _replay_records(call: Call, texts: list[str]) -> int:
 
 def _replay_one(settings: Settings, publisher: Publisher, record: OutgoingRecord) -> dict[str, Any]:
     """Append a record. Return its new position, and its verdict if the gateway reports one in time."""
-    from connectors.gateway_client.event_stream import EventStream
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+    from connectors.plumbing.gateway_client.event_stream import EventStream
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 
     with ExitStack() as stack:
         stream = None

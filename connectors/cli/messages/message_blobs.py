@@ -17,7 +17,7 @@ from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.terminal_text import escaped
 
 if TYPE_CHECKING:
-    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 
 BLOB: Final = argument(
     "--blob",
@@ -40,7 +40,7 @@ def blob_of(call: Call) -> str | None:
     content = read_given(call.blob, "--blob", call.settings.limits.blob_bytes)
     kind = mimetypes.guess_type(call.blob)[0] or _DEFAULT_TYPE
     digest = hashlib.sha256(content).hexdigest()
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
 
     with call.gateway() as gateway:
         gateway.request(
@@ -90,7 +90,7 @@ def _fetch(gateway: GatewayClient, call: Call, file: IO[bytes]) -> int:
 
     Raises BackboneUnreachable if the content does not come as a whole, and the error of the answer's status.
     """
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
     from trunkline_agent.hub.plans import Request
 
     path = path_of("mailboxes", *mailbox_of(call.mailbox), "messages", call.message, "blob")

@@ -21,8 +21,8 @@ from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.terminal_text import escaped
 
 if TYPE_CHECKING:
-    from connectors.gateway_client.event_stream import EventStream, ServerEvent
-    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.plumbing.gateway_client.event_stream import EventStream, ServerEvent
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient
     from schemas.settings.settings import Settings
 
 _LOOK_S: Final = 1.0
@@ -65,8 +65,8 @@ def _event_id(text: str) -> str:
 )
 def _follow(call: Call) -> int:
     """Print the messages of your own mailbox as they come, oldest first, until Ctrl-C; take none."""
-    from connectors.gateway_client.event_stream import EventStream
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+    from connectors.plumbing.gateway_client.event_stream import EventStream
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 
     after = call.after if call.state is None else _read_place(call.state)
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def _check_one(gateways: Sequence[GatewayClient]) -> None:
 
 def _next_events(events: EventStream) -> list[ServerEvent]:
     """Return the messages that have come, at most 100. The list is empty if none comes within a second."""
-    from connectors.gateway_client.event_stream import MESSAGE
+    from connectors.plumbing.gateway_client.event_stream import MESSAGE
 
     found = []
     event = events.next(_LOOK_S)
@@ -135,7 +135,7 @@ class _Marks:
 
     def settle(self) -> bool:
         """Mark the messages, and return whether all are marked. False if no gateway answers now."""
-        from connectors.gateway_client.gateway_client import path_of
+        from connectors.plumbing.gateway_client.gateway_client import path_of
 
         while self._waiting:
             some = self._waiting[:_BATCH]

@@ -112,7 +112,7 @@ def _lease(call: Call) -> int:
 
 def _taken(call: Call, **parameters: int) -> Row:
     """Take messages. Return the gateway's answer, with the id of the request."""
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
 
     wanted = {"limit": call.limit, "wait": call.wait, **parameters}
     with call.gateway() as gateway, call.named_request("messages were taken") as request_id:

@@ -80,7 +80,7 @@ ACTIONS: Final = Actions()
 )
 def _send(call: Call) -> int:
     """Put a message into a mailbox, and wait for the reply to it if wanted."""
-    from connectors.gateway_client.gateway_client import path_of
+    from connectors.plumbing.gateway_client.gateway_client import path_of
 
     body = {"recipient": call.recipient, "type": call.type, "payload": payload_of(call), **sent_fields(call)}
     body |= {"in_reply_to": call.in_reply_to, "thread": call.thread, "blob": blob_of(call)}
@@ -130,7 +130,7 @@ def _xml(call: Call) -> int:
 
     A `<huh>` in answer is printed, and the command ends as refused.
     """
-    from connectors.xml_wire.posting import post_xml
+    from connectors.plumbing.xml_wire.posting import post_xml
 
     document = read_given(call.file, "FILE", call.settings.limits.payload_bytes)
     with call.gateway() as gateway, call.named_request("the message was delivered") as request_id:
@@ -200,7 +200,7 @@ def _clear(call: Call) -> int:
 def _export(call: Call) -> int:
     """Write all messages into one Parquet file; replaces an older one."""
     # Imported here, because Arrow and deltalake are slow to import, and the other actions do not need them.
-    from connectors.ledger_files.message_export import export_file, export_messages
+    from connectors.log.ledger_files.message_export import export_file, export_messages
 
     made = export_messages(call.settings, call.file or export_file(call.settings))
     answer = {"file": str(made.file), "messages": made.messages, "bytes": made.size_bytes}

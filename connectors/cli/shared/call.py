@@ -13,7 +13,7 @@ from connectors.cli.shared.text_table import CELL_LIMIT, aligned, print_json
 from trunkline_agent.errors import BackboneUnreachable, NotFound
 
 if TYPE_CHECKING:
-    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient
     from schemas.settings.settings import Settings
 
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ class Call(argparse.Namespace):
         Raises UsageError if the setting `gateway.url` is no HTTP address.
         """
         # Imported here, because it is slow to import and help must be quick.
-        from connectors.gateway_client.gateway_client import GatewayClient
+        from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 
         return GatewayClient(self.settings)
 
@@ -57,7 +57,7 @@ class Call(argparse.Namespace):
             NotFound: Status 404.
             TrunklineError: Any other error status, or an answer that is no JSON.
         """
-        from connectors.gateway_client.gateway_client import path_of
+        from connectors.plumbing.gateway_client.gateway_client import path_of
 
         with self.gateway() as gateway:
             return gateway.get(path_of(*path), parameters)
@@ -71,7 +71,7 @@ class Call(argparse.Namespace):
             name: The field of a row that has its name, or several, joined by slashes as in the name.
             parameters: As of `get`.
         """
-        from connectors.gateway_client.gateway_client import path_of
+        from connectors.plumbing.gateway_client.gateway_client import path_of
 
         with self.gateway() as gateway:
             fields = name.split("/")
@@ -87,7 +87,7 @@ class Call(argparse.Namespace):
             request_id: The idempotency key. Requests with the same one take effect once. None makes a new one.
             body: The fields of the JSON body. None leaves one out.
         """
-        from connectors.gateway_client.gateway_client import path_of
+        from connectors.plumbing.gateway_client.gateway_client import path_of
 
         with self.gateway() as gateway:
             return gateway.post(path_of(*path), body, request_id=request_id)

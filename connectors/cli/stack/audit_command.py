@@ -25,7 +25,7 @@ from trunkline_agent.errors import NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from connectors.audit.verification import Report
+    from connectors.tools.audit.verification import Report
 
 _SHOWN = 20
 _EVERY_S = 2.0
@@ -42,8 +42,8 @@ ACTIONS: Final = Actions()
 )
 def _verify(call: Call) -> int:
     """Check rows, chain and anchors."""
-    from connectors.audit.verification import verify
     from connectors.cli.shared.text_table import print_json
+    from connectors.tools.audit.verification import verify
 
     began = time.monotonic()
     how = {"without_anchors": call.without_anchors, "progress": _progress()}
@@ -70,7 +70,7 @@ def _progress() -> Callable[[int], None]:
 
 
 def _print_report(report: Report, took_s: float) -> None:
-    from connectors.audit.anchor_check import moment_text
+    from connectors.tools.audit.anchor_check import moment_text
     from trunkline_agent.terminal_text import escaped
 
     for finding in report.findings[:_SHOWN]:
@@ -99,9 +99,9 @@ def _print_report(report: Report, took_s: float) -> None:
 @ACTIONS.add(_ANCHORS)
 def _anchors(call: Call) -> int:
     """Show the anchors, the newest last; checks no signature."""
-    from connectors.audit.anchor_check import moment_text
-    from connectors.audit.verification import anchors_place
     from connectors.cli.shared.text_table import aligned, print_json
+    from connectors.tools.audit.anchor_check import moment_text
+    from connectors.tools.audit.verification import anchors_place
     from schemas.integrity.audit_anchors import read_anchors
 
     place = anchors_place(call.settings, call.anchors)

@@ -28,8 +28,8 @@ from connectors.cli.shared.call import Call
 from trunkline_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from connectors.conformance.run import Client, Result
-    from connectors.conformance.target import Target
+    from connectors.tools.conformance.run import Client, Result
+    from connectors.tools.conformance.target import Target
 
 ARGUMENTS = (
     argument(
@@ -48,8 +48,8 @@ def run(call: Call) -> int:
 
     Raises UsageError for wrong arguments, and TrunklineError if the stack does not start or answer.
     """
-    from connectors.conformance.client_process import ClientMisbehaved
-    from connectors.conformance.run import CHECKS, FAILED, greet, run_checks, wanted_checks
+    from connectors.tools.conformance.client_process import ClientMisbehaved
+    from connectors.tools.conformance.run import CHECKS, FAILED, greet, run_checks, wanted_checks
 
     if call.list:
         return _show_list(call, [(check.name, check.says, sorted(check.needs)) for check in CHECKS])
@@ -70,7 +70,7 @@ def run(call: Call) -> int:
 
 @contextmanager
 def _target(call: Call) -> Iterator[Target]:
-    from connectors.conformance.target import named_target, own_target
+    from connectors.tools.conformance.target import named_target, own_target
 
     if call.hub is not None:
         yield named_target(call.settings, call.hub, call.operator_token_file)
@@ -117,7 +117,7 @@ def _show_misbehaved(call: Call, why: str) -> int:
 
 def _show(call: Call, client: Client, results: Sequence[Result]) -> None:
     from connectors.cli.shared.text_table import aligned
-    from connectors.conformance.run import FAILED, NOT_SUPPORTED, PASSED
+    from connectors.tools.conformance.run import FAILED, NOT_SUPPORTED, PASSED
     from trunkline_agent.terminal_text import escaped
 
     counts = {

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
-from connectors.gateway_client.operator_token import read_token
+from connectors.plumbing.gateway_client.operator_token import read_token
 from trunkline_agent.errors import NotFound, UsageError
 
 ARGUMENTS = (flag("--no-token", "the bare address; the page asks for a token"),)
@@ -24,7 +24,7 @@ def run(call: Call) -> int:
     Raises UsageError if there is no dashboard, and NotFound if there is no token yet.
     """
     # Imported here, because it is slow to import and help must be quick.
-    from connectors.local_stack.ports import port_is_free
+    from connectors.programs.local_stack.ports import port_is_free
 
     if not call.settings.dashboard.port:
         raise UsageError("dashboard.port is 0: there is no dashboard; set it, and restart the gateway")

@@ -25,7 +25,7 @@ from connectors.cli.shared.call import Call
 from trunkline_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from connectors.demo.performance import Performance
+    from connectors.tools.demo.performance import Performance
     from schemas.settings.settings import Settings
 
 _STEPS = 7
@@ -45,7 +45,7 @@ def run(call: Call) -> int:
     Raises UsageError for a wrong argument, and TrunklineError if a part of the stack does not start or answer.
     """
     # Imported here, because Arrow, paho and rich are slow to import and help must be quick.
-    from connectors.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
+    from connectors.tools.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
 
     if call.jobs < JOBS_LEAST:
         raise UsageError(f"--jobs: the demo needs {JOBS_LEAST} or more, one for each role")
@@ -54,7 +54,7 @@ def run(call: Call) -> int:
     started = time.monotonic()
     performance, used = _perform(call)
     if not call.json or sys.stdout.isatty():
-        from connectors.demo.report import show
+        from connectors.tools.demo.report import show
 
         show(performance, used)
     outcome = performance.outcome
@@ -68,9 +68,9 @@ def run(call: Call) -> int:
 
 def _perform(call: Call) -> tuple[Performance, Settings]:
     """Play the demo. Return the result and the settings of the stack."""
-    from connectors.demo.performance import perform
-    from connectors.demo.progress import Progress
-    from connectors.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack
+    from connectors.tools.demo.performance import perform
+    from connectors.tools.demo.progress import Progress
+    from connectors.tools.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack
 
     progress = Progress(_STEPS)
     if call.keep:

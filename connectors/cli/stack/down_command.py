@@ -11,8 +11,8 @@ import time
 
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
-from connectors.local_stack import control
-from connectors.processes.session_host import GRACE_S, SessionHost
+from connectors.programs.local_stack import control
+from connectors.programs.processes.session_host import GRACE_S, SessionHost
 
 ARGUMENTS = (flag("--sessions", "end the sessions of agents on this machine, too"),)
 

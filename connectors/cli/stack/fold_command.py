@@ -83,8 +83,8 @@ def check_doors_closed(settings: Settings) -> None:
     counts as stopped if it does not answer within 5 s. The check needs no token, but raises UsageError for a
     token file that cannot be used.
     """
-    from connectors.gateway_client.gateway_client import GatewayClient
-    from connectors.local_stack.control import running_state
+    from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+    from connectors.programs.local_stack.control import running_state
 
     state = running_state(settings)
     is_open = sorted(set(state["parts"]) - _BROKERS) if state is not None else []

@@ -36,7 +36,7 @@ from trunkline_agent.errors import BackboneUnreachable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from connectors.log_rebuild.log_rebuild import RebuildPlan, Rebuilt
+    from connectors.tools.log_rebuild.log_rebuild import RebuildPlan, Rebuilt
     from schemas.settings.settings import Settings
 
 _EVERY_S = 2.0
@@ -75,7 +75,7 @@ def _rebuild(call: Call) -> int:
     """Make the log again from the ledger."""
     from connectors.cli.shared.text_table import print_json
     from connectors.cli.stack.fold_command import check_doors_closed
-    from connectors.log_rebuild.log_rebuild import LogRebuild
+    from connectors.tools.log_rebuild.log_rebuild import LogRebuild
     from schemas.keys.sealing import load_keyring
 
     check_doors_closed(call.settings)

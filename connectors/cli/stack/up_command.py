@@ -18,11 +18,11 @@ from typing import Any
 from connectors.cli.shared.actions import argument
 from connectors.cli.shared.arguments import duration_s
 from connectors.cli.shared.call import Call
-from connectors.local_stack import control, memory
-from connectors.local_stack.log_files import last_lines
-from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
-from connectors.local_stack.private_data import describe_repair, find_open
-from connectors.local_stack.stack import check_folders
+from connectors.programs.local_stack import control, memory
+from connectors.programs.local_stack.log_files import last_lines
+from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
+from connectors.programs.local_stack.private_data import describe_repair, find_open
+from connectors.programs.local_stack.stack import check_folders
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
@@ -98,7 +98,7 @@ class Progress:
 
 
 def _warn_of_organism(settings: Settings) -> None:
-    from connectors.organism.organism_file import OrganismError, check_organism_names
+    from connectors.hub.organism.organism_file import OrganismError, check_organism_names
 
     try:
         check_organism_names(settings)

@@ -9,25 +9,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from connectors.agent_mcp.blob_tools import BlobTools
-from connectors.agent_mcp.door import tools_of
-from connectors.gateway.blobs.blob_keeper import BlobKeeper
-from connectors.gateway.blobs.blob_store import BlobStore
-from connectors.gateway.fairness.byte_budget import ByteBudget
-from connectors.gateway.fairness.fair_turns import FairTurns
-from connectors.gateway.fairness.name_facts import NameFacts
-from connectors.gateway.fairness.refusal_pace import RefusalPace
-from connectors.gateway.fairness.under_way import UnderWay
-from connectors.gateway.services.log_appender import LogAppender
-from connectors.gateway.services.mailbox_waits import MailboxWaits
-from connectors.gateway.services.mailboxes import MailboxIndex
-from connectors.gateway.services.principal_limits import LiveJobs, PrincipalLimits
-from connectors.gateway.services.row_lists import RowLists
-from connectors.gateway.web.answers import ApiError
-from connectors.live.live_rows import LiveRows
-from connectors.live.log_clock import LogClock
-from connectors.live.settled_feed import SettledRecord
-from connectors.reactor.topic_deliveries import TopicsBySubscriber
+from connectors.doors.mcp_tools.agents.blob_tools import BlobTools
+from connectors.doors.mcp_tools.agents.door import tools_of
+from connectors.hub.blobs.blob_keeper import BlobKeeper
+from connectors.hub.blobs.blob_store import BlobStore
+from connectors.hub.fairness.byte_budget import ByteBudget
+from connectors.hub.fairness.fair_turns import FairTurns
+from connectors.hub.fairness.name_facts import NameFacts
+from connectors.hub.fairness.refusal_pace import RefusalPace
+from connectors.hub.fairness.under_way import UnderWay
+from connectors.hub.lists.row_lists import RowLists
+from connectors.hub.live.live_rows import LiveRows
+from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.reactor.topic_deliveries import TopicsBySubscriber
+from connectors.hub.services.log_appender import LogAppender
+from connectors.hub.services.mailbox_waits import MailboxWaits
+from connectors.hub.services.mailboxes import MailboxIndex
+from connectors.hub.services.principal_limits import LiveJobs, PrincipalLimits
+from connectors.hub.serving.answers import ApiError
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

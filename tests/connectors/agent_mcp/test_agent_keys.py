@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from connectors.agent_mcp.agent_keys import AgentKeys
+from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
 from schemas.fold.settled import AppliedChange
 from schemas.streams.agents.participants import REGISTRY_KEYS, AgentKeyRow
 from tests.connectors.agent_mcp.conftest import key_pair_of

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from connectors.agent_mcp.door import AgentMcp
-from connectors.gateway.services.hub import Hub
-from connectors.gateway.web import strict_request
-from connectors.live.live_view import LiveView
+from connectors.doors.mcp_tools.agents.door import AgentMcp
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
+from connectors.hub.serving import strict_request
 from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import GatewaySettings, Settings

@@ -11,8 +11,8 @@ import anyio
 import httpx
 import pytest
 
-from connectors.agent_mcp.sse_sessions import _Answers
-from connectors.gateway.fairness.byte_budget import ByteBudget, Rooms
+from connectors.doors.mcp_tools.agents.sse_sessions import _Answers
+from connectors.hub.fairness.byte_budget import ByteBudget, Rooms
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called, ids, sent

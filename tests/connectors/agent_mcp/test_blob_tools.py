@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from connectors.agent_mcp import blob_tools
-from connectors.agent_mcp.blob_tools import BlobTools
-from connectors.agent_mcp.tool_arguments import (
+from connectors.doors.mcp_tools.agents import blob_tools
+from connectors.doors.mcp_tools.agents.blob_tools import BlobTools
+from connectors.doors.mcp_tools.agents.tool_arguments import (
     GetMyMessages,
     PublishMessage,
     ReadBlob,
@@ -23,7 +23,7 @@ from connectors.agent_mcp.tool_arguments import (
     Subscribe,
     UploadBlob,
 )
-from connectors.gateway.web.answers import ApiError
+from connectors.hub.serving.answers import ApiError
 from schemas.settings.settings import LimitSettings
 from schemas.streams.control.organism import ListenerAdded
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway

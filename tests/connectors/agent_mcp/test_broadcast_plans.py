@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_mcp.operation_tools import BroadcastTool
-from connectors.agent_mcp.planned_tools import ToolCall
-from connectors.agent_mcp.tool_arguments import BroadcastMessage
-from connectors.gateway.engine.operation import Unusual
-from connectors.gateway.messages import broadcast_operations
+from connectors.doors.mcp_tools.agents.operation_tools import BroadcastTool
+from connectors.doors.mcp_tools.agents.planned_tools import ToolCall
+from connectors.doors.mcp_tools.agents.tool_arguments import BroadcastMessage
+from connectors.hub.engine.operation import Unusual
+from connectors.operations.topics import broadcast_operations
 from schemas.streams.mailboxes.message import MessageRow
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.schemas.hub_records import public_key

@@ -14,12 +14,12 @@ from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
 
-from connectors.agent_mcp.signed_requests import IS_GONE, PRINCIPAL
-from connectors.agent_mcp.sse_sessions import SseSessions
-from connectors.agent_mcp.tool_arguments import AskAgent, SendToAgent
-from connectors.gateway.fairness.byte_budget import ByteBudget
-from connectors.gateway.web.bounded_http import PEER_ANSWERS
-from connectors.gateway.web.metrics import Metrics
+from connectors.doors.mcp_tools.agents.signed_requests import IS_GONE, PRINCIPAL
+from connectors.doors.mcp_tools.agents.sse_sessions import SseSessions
+from connectors.doors.mcp_tools.agents.tool_arguments import AskAgent, SendToAgent
+from connectors.hub.fairness.byte_budget import ByteBudget
+from connectors.hub.serving.bounded_http import PEER_ANSWERS
+from connectors.hub.serving.metrics import Metrics
 from schemas.streams.mailboxes.message import CLAIMED, UNREAD, MessageRow
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.test_blob_tools import public_key

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
-from connectors.agent_mcp.signed_requests import DOCUMENT
+from connectors.doors.mcp_tools.agents.signed_requests import DOCUMENT
 from tests.connectors.agent_mcp.conftest import McpGateway
 from tests.connectors.agent_mcp.delivery_calls import at_once
 from tests.connectors.agent_mcp.test_waiting_calls import WAITING, NewAgent, answered

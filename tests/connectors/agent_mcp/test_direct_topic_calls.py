@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connectors.agent_mcp.tool_arguments import ARGUMENTS as MODELS
+from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS as MODELS
 from tests.connectors.agent_mcp.call_sides import (
     NAME,
     PEER,

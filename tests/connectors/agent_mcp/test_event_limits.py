@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from connectors.agent_mcp.mcp_tool import tool_result
-from connectors.agent_mcp.signed_requests import DOCUMENT, IS_EVENT
-from connectors.agent_mcp.tool_arguments import GetMyMessages, LeaseMessages, ReadBlob, SendToAgent
-from connectors.gateway.web.answers import ApiError
+from connectors.doors.mcp_tools.agents.mcp_tool import tool_result
+from connectors.doors.mcp_tools.agents.signed_requests import DOCUMENT, IS_EVENT
+from connectors.doors.mcp_tools.agents.tool_arguments import GetMyMessages, LeaseMessages, ReadBlob, SendToAgent
+from connectors.hub.serving.answers import ApiError
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called, sent
 from tests.connectors.agent_mcp.folded_hub import FoldedHub

@@ -10,12 +10,12 @@ import httpx
 import pytest
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
 
-from connectors.agent_mcp.door import AgentMcp, _host_names, _security
-from connectors.agent_mcp.lean_calls import LeanCalls
-from connectors.agent_mcp.mcp_tool import tool_error, tool_result
-from connectors.agent_mcp.signed_requests import DOCUMENT, PRINCIPAL
-from connectors.gateway.services.hub import Hub
-from connectors.live.live_view import LiveView
+from connectors.doors.mcp_tools.agents.door import AgentMcp, _host_names, _security
+from connectors.doors.mcp_tools.agents.lean_calls import LeanCalls
+from connectors.doors.mcp_tools.agents.mcp_tool import tool_error, tool_result
+from connectors.doors.mcp_tools.agents.signed_requests import DOCUMENT, PRINCIPAL
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
 from tests.mcp_protocol import INITIALIZE

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors.agent_mcp.tool_arguments import GetMyMessages, MarkRead, SendToAgent
+from connectors.doors.mcp_tools.agents.tool_arguments import GetMyMessages, MarkRead, SendToAgent
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing, MailboxLease, MessageExpiry
 from schemas.streams.mailboxes.message import PRIORITIES, Message
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway

@@ -7,9 +7,9 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from connectors.agent_mcp import tool_arguments
-from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
-from connectors.gateway.web.models import NamedThing, RequestBody
+from connectors.doors.mcp_tools.agents import tool_arguments
+from connectors.doors.mcp_tools.agents.mcp_tool import ToolArguments, described_tools, tools_by_name
+from connectors.hub.serving.models import NamedThing, RequestBody
 from schemas.wire.wire_body import NAME_PATTERN
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import anyio
 import pytest
 
-from connectors.agent_mcp.tool_arguments import (
+from connectors.doors.mcp_tools.agents.tool_arguments import (
     ListTopics,
     PublishMessage,
     Subscribe,
     Unsubscribe,
     WaitForMessages,
 )
-from connectors.gateway.messages import topics
-from connectors.gateway.web.answers import ApiError
-from connectors.reactor.topic_deliveries import delivery_of
+from connectors.hub.reactor.topic_deliveries import delivery_of
+from connectors.hub.serving.answers import ApiError
+from connectors.operations.topics import topics
 from schemas.streams.topic.topic_registry import TopicMessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until

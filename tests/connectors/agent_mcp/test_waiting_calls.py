@@ -21,10 +21,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import REQUEST_TIMEOUT
 
-from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.agent_mcp.signed_requests import PRINCIPAL, TOOL
-from connectors.agent_mcp.tool_arguments import ARGUMENTS, WAITS
-from connectors.agent_mcp.waiting_calls import WaitingCalls
+from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
+from connectors.doors.mcp_tools.agents.signed_requests import PRINCIPAL, TOOL
+from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, WAITS
+from connectors.doors.mcp_tools.agents.waiting_calls import WaitingCalls
 from schemas.streams.agents.participants import AgentKeyRow
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import (

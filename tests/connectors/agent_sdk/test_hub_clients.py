@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.tls_keys.tls_authority import new_authority, new_leaf
+from connectors.plumbing.tls_keys.tls_authority import new_authority, new_leaf
 from tests.connectors.agent_sdk.hub_runners import RUNNERS, SyncRunner, running
 from tests.connectors.agent_sdk.small_server import always, answer, serving
 from trunkline_agent.credentials import HubAccess

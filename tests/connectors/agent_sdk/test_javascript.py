@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from connectors.tls_keys.tls_authority import new_authority, new_leaf
+from connectors.plumbing.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import BrokerProcess

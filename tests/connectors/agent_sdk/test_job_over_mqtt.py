@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from connectors.conformance.mqtt_packets import PUBACK, PUBLISH
-from connectors.conformance.mqtt_proxy import DOWN, UP, MqttProxy
-from connectors.local_stack import free_port
-from connectors.mqtt_link.payloads import encode_receipt
+from connectors.plumbing.mqtt_link.payloads import encode_receipt
+from connectors.programs.local_stack import free_port
+from connectors.tools.conformance.mqtt_packets import PUBACK, PUBLISH
+from connectors.tools.conformance.mqtt_proxy import DOWN, UP, MqttProxy
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_mqtt
 from tests.mqtt_wire import listening

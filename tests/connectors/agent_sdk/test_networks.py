@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from connectors.tls_keys.tls_authority import new_authority, new_leaf
+from connectors.plumbing.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.agent_sdk.hub_runners import RUNNERS, running
 from tests.connectors.agent_sdk.small_proxy import dropping, proxying, resolving

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable, write_deltalake
 from msgspec.structs import replace
 
-from connectors.audit.verification import Report, verify
 from connectors.cli.main import main
+from connectors.tools.audit.verification import Report, verify
 from jobs.maintain_tables import tidy_ledger
 from schemas.integrity.audit_anchors import read_anchors, sign_statement, statement_of
 from schemas.integrity.audit_chain import commit_root, last_in_file, lines_in_file, partition_root

@@ -19,10 +19,10 @@ from unittest.mock import patch
 import pytest
 
 from connectors.cli.main import main
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.launcher.local_processes import stop_all
-from connectors.local_stack import free_port
-from connectors.processes.session_host import SessionHost
+from connectors.hub.launcher.local_processes import stop_all
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.local_stack import free_port
+from connectors.programs.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess, program_environment, wait_until
 from tests.forked_programs import forked_command
@@ -114,7 +114,7 @@ def hub_settings(backbone_settings: Settings) -> Settings:
 @pytest.fixture
 def gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[ProgramProcess]:
     """A gateway that serves; ended with the test."""
-    program = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "gateway")
+    program = ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "gateway")
     program.wait_ready(60)
     yield program
     program.kill()
@@ -142,7 +142,7 @@ def unchanged(
     """The command line on a gateway for all tests of a file whose commands change nothing there."""
     folder = tmp_path_factory.mktemp("unchanged")
     settings = with_gateway_port(own_settings(kafka_broker, mosquitto_broker, folder))
-    program = ProgramProcess("connectors.gateway_program", settings, folder, "gateway")
+    program = ProgramProcess("connectors.programs.gateway_program", settings, folder, "gateway")
     try:
         program.wait_ready()
         yield CommandLine(settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine

@@ -12,8 +12,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from connectors.cli.agents.join_draft import JoinDraft
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.local_stack import free_port
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine
 from tests.forked_programs import forked_command

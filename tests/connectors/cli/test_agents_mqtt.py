@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from tests.connectors.cli.conftest import CommandLine
 from trunkline_agent.credentials import Credentials
 

@@ -13,8 +13,8 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
 from connectors.cli.agents.agent_key_pair import new_key_file, public_key_in, successor_of
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.local_stack import free_port
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.ledger_files.ledger_replay import parse_position
+from connectors.log.ledger_files.ledger_replay import parse_position
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, oversized

@@ -17,10 +17,11 @@ from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.parts import check_gateway, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
-from connectors.file_bridge.progress import Progress, progress_file
-from connectors.local_stack import free_port, state_file
-from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
-from connectors.tls_keys.tls_files import TlsFolder, create
+from connectors.doors.file_bridge.progress import Progress, progress_file
+from connectors.plumbing.machine import state_file
+from connectors.plumbing.tls_keys.tls_files import TlsFolder, create
+from connectors.programs.local_stack import free_port
+from connectors.programs.local_stack.part_plan import ALL_PARTS, MOSQUITTO
 from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,

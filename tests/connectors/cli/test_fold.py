@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from connectors.local_stack import LocalStack, free_port
 from connectors.log.topic_consumer import LogTail
+from connectors.programs.local_stack import LocalStack, free_port
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_files import (
+from connectors.doors.mqtt_accounts.mosquitto_files import password_line
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.local_stack import free_port
+from connectors.programs.processes.session_host import SessionHost
+from connectors.tools.job_tools.job_files import (
     broker_file,
     find_broker,
     secret_path,
@@ -22,9 +25,6 @@ from connectors.job_tools.job_files import (
     store_secret,
     with_job_broker,
 )
-from connectors.local_stack import free_port
-from connectors.mqtt_accounts.mosquitto_files import password_line
-from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.cli.conftest import CommandLine, json_of
@@ -33,7 +33,7 @@ from trunkline_agent.errors import TrunklineError, UsageError
 pytestmark = pytest.mark.requirement("JE-13")
 USER, PASSWORD = "bo", "canary-broker-51d0"
 JOB, OTHER = "0a1b2c3d", "4e5f6a7b"
-AGENT = [sys.executable, "-m", "connectors.samples.sample_agent"]
+AGENT = [sys.executable, "-m", "connectors.tools.samples.sample_agent"]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_files import secret_path
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.tools.job_tools.job_files import secret_path
 from schemas.keys.sealing import job_secret_purpose
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine, json_of

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from kafka.admin import NewTopic
 
-from connectors.local_stack import state_file
-from connectors.local_stack.part_plan import BRIDGE, KAFKA
 from connectors.log.publisher import Publisher
-from connectors.tls_keys.master_keys import activate, add_key, rotate
+from connectors.plumbing.machine import state_file
+from connectors.plumbing.tls_keys.master_keys import activate, add_key, rotate
+from connectors.programs.local_stack.part_plan import BRIDGE, KAFKA
 from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, load_mac_key, write_mac_key
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import admin_client, topic_config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_files import kept_secrets, secret_path
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.tools.job_tools.job_files import kept_secrets, secret_path
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine, json_of
 from trunkline_agent.jobs.job import Job

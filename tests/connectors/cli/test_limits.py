@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from tests.connectors.cli.conftest import CommandLine
 
 

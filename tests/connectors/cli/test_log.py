@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from connectors.log_rebuild.rebuilt_topic import delete_topic, topic_state
+from connectors.tools.log_rebuild.rebuilt_topic import delete_topic, topic_state
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.cli.conftest import CommandLine
 from tests.failing_outputs import ASCII_LOCALE, FAILING_OUTPUTS, TIMEOUT_S, run_with_failing_output

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from connectors.cli.messages.messages_command import STATUSES
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.local_stack import free_port
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_TRANSITIONS
 from tests.broker_processes import ProgramProcess, wait_until
@@ -78,7 +78,7 @@ def another_gateway(settings: Settings, folder: Path) -> Iterator[tuple[str, Pro
     """A second gateway on the same log: its URL, its process, and a client of it."""
     gateway = settings.gateway.model_copy(update={"port": free_port()})
     other = settings.model_copy(update={"gateway": gateway})
-    program = ProgramProcess("connectors.gateway_program", other, folder, "other")
+    program = ProgramProcess("connectors.programs.gateway_program", other, folder, "other")
     try:
         program.wait_ready(WAIT_S)
         with GatewayClient(other) as client:
@@ -255,7 +255,7 @@ def test_a_drain_waits_for_a_message_longer_than_the_client_waits_for_an_answer(
     hub: GatewayClient, trunkline: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An answer without a wait would come within a second.
-    monkeypatch.setattr("connectors.gateway_client.gateway_client._ANSWER_MARGIN_S", -9.0)
+    monkeypatch.setattr("connectors.plumbing.gateway_client.gateway_client._ANSWER_MARGIN_S", -9.0)
     assert trunkline.settings.gateway.settle_timeout_s == 10
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(lambda: threading.Event().wait(3) or send(hub, payload=1))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.follow.monitor_loop import DriftWatch, PlainLines
-from connectors.gateway_client.event_stream import EventStream
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.gateway_client.registry_follower import RegistryFollower, follow_registries
-from connectors.processes.registry_drift import JOB_WITHOUT_SESSION, Drift
-from connectors.processes.session_host import SessionHost
+from connectors.plumbing.gateway_client.event_stream import EventStream
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.registry_follower import RegistryFollower, follow_registries
+from connectors.programs.processes.registry_drift import JOB_WITHOUT_SESSION, Drift
+from connectors.programs.processes.session_host import SessionHost
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine
@@ -40,7 +40,7 @@ def switch(gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path) -> I
     def turn(on: bool) -> None:
         if on:
             running.append(
-                ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "gateway again")
+                ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "gateway again")
             )
             running[-1].wait_ready(60)
         else:

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.local_stack import free_port
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess
 from tests.connectors.cli.conftest import CommandLine, json_of
@@ -154,7 +154,7 @@ def test_without_a_gateway_publish_ends_with_5_and_sends_the_same_bytes_later(
     assert f"the hub at {hub_settings.gateway_url} does not answer" in done.stderr
     assert "Event 1 stays in the outbox" in done.stderr
     (waiting,) = [one["payload"].encode() for one in worker.state()["outbox"]]
-    again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "again")
+    again = ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "again")
     try:
         again.wait_ready()
         told = json_of(trunkline.call(*worker.command, "--event", "completed", "--json", **worker.environment))
@@ -200,7 +200,9 @@ def test_a_publisher_whose_gateway_is_killed_again_and_again_loses_nothing_and_s
                 return
             running[-1].kill()
             done.wait(0.3)
-            again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, f"again{number}")
+            again = ProgramProcess(
+                "connectors.programs.gateway_program", hub_settings, tmp_path, f"again{number}"
+            )
             running.append(again)
             again.wait_ready()
 

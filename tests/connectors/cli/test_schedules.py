@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine, json_of
 

@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.processes.session_host import SessionHost
-from connectors.processes.session_registry_client import create_session
-from connectors.processes.session_runner import HANDLE_VARIABLE
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.programs.processes.session_host import SessionHost
+from connectors.programs.processes.session_registry_client import create_session
+from connectors.programs.processes.session_runner import HANDLE_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine, json_of, read_line
 from trunkline_agent.errors import Refused
 
-AGENT = (sys.executable, "-m", "connectors.samples.sample_agent")
+AGENT = (sys.executable, "-m", "connectors.tools.samples.sample_agent")
 SLEEPER = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)")
 
 

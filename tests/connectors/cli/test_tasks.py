@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, json_of, read_line, recycled
@@ -24,7 +24,9 @@ def next_gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[Callable[[]
     started: list[ProgramProcess] = []
 
     def start() -> ProgramProcess:
-        started.append(ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "next-gateway"))
+        started.append(
+            ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "next-gateway")
+        )
         started[-1].wait_ready(60)
         return started[-1]
 
@@ -193,7 +195,7 @@ def test_waiting_outlives_a_gateway_that_is_killed(
 def test_without_a_gateway_the_exit_code_is_5_and_what_may_have_happened_can_be_told_again(
     trunkline: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connectors.gateway_client.gateway_client._RETRY_WAITS_S", ())
+    monkeypatch.setattr("connectors.plumbing.gateway_client.gateway_client._RETRY_WAITS_S", ())
     commands = {
         ("agents", "list"): False,
         ("tokens", "list"): False,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from paho.mqtt.publish import single
 
-from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_files import store_secret
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.tools.job_tools.job_files import store_secret
 from schemas.settings.settings import Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
@@ -225,7 +225,7 @@ def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
     process = watching(*wanted, "--settled", "--timeout", "60s")
     gateway.kill()
     outgoing.publish("completed", "while nobody looked")
-    again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "again")
+    again = ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "again")
     try:
         again.wait_ready(60)
         code, _, err = _ended(process)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from connectors.cli.doctor.webhooks import finding_of
-from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from tests.connectors.cli.conftest import CommandLine
 
 pytestmark = pytest.mark.requirement("WH-05")

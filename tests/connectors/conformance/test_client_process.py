@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.main import main
-from connectors.conformance import client_process
-from connectors.conformance.client_process import ClientMisbehaved, ClientProcess
-from connectors.conformance.run import FAILED, NOT_SUPPORTED, greet, run_checks, wanted_checks
+from connectors.tools.conformance import client_process
+from connectors.tools.conformance.client_process import ClientMisbehaved, ClientProcess
+from connectors.tools.conformance.run import FAILED, NOT_SUPPORTED, greet, run_checks, wanted_checks
 from trunkline_agent.errors import UsageError
 
 PROGRAM = str(Path(__file__).with_name("misbehaving_program.py"))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.main import main
-from connectors.conformance.check import Check
-from connectors.conformance.run import (
+from connectors.tools.conformance.check import Check
+from connectors.tools.conformance.run import (
     CHECKS,
     FAILED,
     NOT_SUPPORTED,
@@ -25,7 +25,7 @@ from connectors.conformance.run import (
     run_check,
     run_checks,
 )
-from connectors.conformance.target import Target, own_target
+from connectors.tools.conformance.target import Target, own_target
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.conformance.reference_client import ALSO, FAULTS
 from tests.programs import required_program, run_program
@@ -75,7 +75,7 @@ def checked(command: Sequence[str], target: Target) -> list[Result]:
 
 @pytest.mark.requirement("CF-06")
 def test_the_python_library_passes_every_check_that_it_supports(target: Target) -> None:
-    results = checked((sys.executable, "-m", "connectors.conformance.python_client"), target)
+    results = checked((sys.executable, "-m", "connectors.tools.conformance.python_client"), target)
     assert failures(results) == {}
     # It extends leases by itself, and has no call for it.
     assert [one.check.name for one in results if one.outcome == NOT_SUPPORTED] == ["extends"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connectors.conformance.vector_checks import vectors
+from connectors.tools.conformance.vector_checks import vectors
 from tests.source_files import text_of
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event, signed_bytes
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly

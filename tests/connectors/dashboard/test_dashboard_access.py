@@ -11,11 +11,11 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from connectors.cli.main import main
-from connectors.dashboard.entrance import SESSION_S, Logins
-from connectors.dashboard.guard import Guard
-from connectors.gateway.web.identities import Identities, Unidentified
-from connectors.gateway.web.policy import Caller
-from connectors.live.live_view import LiveView
+from connectors.doors.dashboard.entrance import SESSION_S, Logins
+from connectors.doors.dashboard.guard import Guard
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.serving.identities import Identities, Unidentified
+from connectors.hub.serving.policy import Caller
 from schemas.keys.sealing import Keyring
 from schemas.settings.setting_types import host_names_of
 from schemas.settings.settings import DashboardSettings, load_settings, settings_environment
@@ -248,11 +248,11 @@ def test_the_port_is_a_setting_with_an_alias_and_zero_closes_the_door(backbone_s
     taken = dashboard.settings.model_copy(
         update={"gateway": dashboard.settings.gateway.model_copy(update={"port": free_port()})}
     )
-    second = ProgramProcess("connectors.gateway_program", taken, tmp_path, "second")
+    second = ProgramProcess("connectors.programs.gateway_program", taken, tmp_path, "second")
     assert second.process.wait(60) == 1
     assert "dashboard.port" in second.log()
     closed = taken.model_copy(update={"dashboard": DashboardSettings(port=0)})
-    third = ProgramProcess("connectors.gateway_program", closed, tmp_path, "third")
+    third = ProgramProcess("connectors.programs.gateway_program", closed, tmp_path, "third")
     third.wait_ready()
     doors = [json.loads(line).get("door") for line in third.log().splitlines() if '"serving"' in line]
     assert third.stop() == 0 and doors == ["hub"]

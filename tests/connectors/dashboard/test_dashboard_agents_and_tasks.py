@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from connectors.launcher.local_processes import stop_all
+from connectors.hub.launcher.local_processes import stop_all
 from tests.connectors.dashboard.scene import append, joined, message, stopped, updated
 from tests.connectors.dashboard.test_dashboard_page import HOSTILE, live
 from tests.connectors.gateway.hub_access import add_principal

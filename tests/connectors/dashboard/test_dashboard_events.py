@@ -7,8 +7,8 @@ import socket
 import psutil
 import pytest
 
-from connectors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
-from connectors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
+from connectors.doors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
+from connectors.doors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
 from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.refused.refusal import REQUEST_REFUSED

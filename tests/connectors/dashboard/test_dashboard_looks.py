@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from connectors.dashboard.event_broadcast import parsed_position
-from connectors.launcher.local_processes import stop_all
+from connectors.doors.dashboard.event_broadcast import parsed_position
+from connectors.hub.launcher.local_processes import stop_all
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.dashboard.scene import (
     STEPS,

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from connectors.dashboard.event_broadcast import parsed_position
+from connectors.doors.dashboard.event_broadcast import parsed_position
 from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.job.job_registry import JobRegistration
 from tests.broker_processes import ProgramProcess, wait_until
@@ -196,7 +196,7 @@ def test_a_page_says_when_it_is_cut_off_and_catches_up_by_itself(dashboard, oper
     page.on("request", lambda request: asked.append(request.url))
     assert dashboard.program.stop() == 0
     expect(page.locator("#connection")).to_have_attribute("data-state", "reconnecting")
-    again = ProgramProcess("connectors.gateway_program", dashboard.settings, tmp_path, "again")
+    again = ProgramProcess("connectors.programs.gateway_program", dashboard.settings, tmp_path, "again")
     try:
         again.wait_ready()
         live(page)

@@ -9,7 +9,7 @@ import pytest
 from schemas.settings.settings import PROJECT_ROOT
 from tests.programs import required_program, run_program
 
-PAGE = PROJECT_ROOT / "connectors" / "dashboard" / "page" / "events.js"
+PAGE = PROJECT_ROOT / "connectors" / "doors" / "dashboard" / "page" / "events.js"
 # Another module of the page, which Node does not find by its address.
 IMPORTED = 'import { get } from "/page/api.js";'
 PAUSES = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from connectors.demo.outcome import Delivery
-from connectors.demo.plan import Plan, build_plan
-from connectors.demo.scenes import session_name
-from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
-from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.doors.mqtt_bridge.bridge_records import job_event_record
+from connectors.tools.demo.outcome import Delivery
+from connectors.tools.demo.plan import Plan, build_plan
+from connectors.tools.demo.scenes import session_name
+from connectors.tools.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, job_secret_purpose

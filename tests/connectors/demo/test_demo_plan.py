@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from connectors.demo.outcome import Outcome, compare, in_scope, still_missing
-from connectors.demo.plan import JOBS_LEAST
+from connectors.tools.demo.outcome import Outcome, compare, in_scope, still_missing
+from connectors.tools.demo.plan import JOBS_LEAST
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 from trunkline_agent.wire.verdicts import DOOR_REASONS, FOLD_FAILED, REASONS, TOO_LATE, UNAUTHENTICATED_RECORD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from connectors.demo.outcome import check_receipts
+from connectors.tools.demo.outcome import check_receipts
 from trunkline_agent.wire.receipt import Receipt
 
 

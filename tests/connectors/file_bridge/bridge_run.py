@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from connectors.file_bridge.progress import Progress
-from connectors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.progress import Progress
+from connectors.doors.file_bridge.queue_root import queue_root
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess, wait_until
@@ -36,7 +36,7 @@ class BridgeRun:
 
     def started(self) -> ProgramProcess:
         """A bridge that has been started and may not be ready yet."""
-        return ProgramProcess("connectors.file_bridge", self.settings, self._folder, "bridge")
+        return ProgramProcess("connectors.doors.file_bridge", self.settings, self._folder, "bridge")
 
     def kill(self) -> None:
         """kill -9 of the bridge."""

@@ -67,7 +67,9 @@ def test_long_bodies_go_both_ways_as_blobs_and_a_line_cannot_name_one(run: Bridg
     assert run.says("recipient_held", recipient="cy", why="no_gateway")
     run.kill()
     gateway = run.gateway
-    gateway.program = ProgramProcess("connectors.gateway_program", gateway.settings, tmp_path, "gateway")
+    gateway.program = ProgramProcess(
+        "connectors.programs.gateway_program", gateway.settings, tmp_path, "gateway"
+    )
     run.gateway.wait_ready()
     run.start()
     run.wait_mailbox("cy", {long})

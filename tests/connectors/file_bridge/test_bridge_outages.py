@@ -133,7 +133,7 @@ def test_what_is_sent_while_the_gateway_is_away_comes_when_it_is_back_once(
         run.bridge.wait_ready()
     finally:
         other.program.stop()
-    run.gateway.program = ProgramProcess("connectors.gateway_program", run.settings, tmp_path, "again")
+    run.gateway.program = ProgramProcess("connectors.programs.gateway_program", run.settings, tmp_path, "again")
     run.gateway.program.wait_ready()
     wait_until(lambda: set(missed) <= set(_in_file(run)), 30, "what was missed is in the file")
     last = _post(run.operator, "bob")
@@ -149,7 +149,7 @@ def test_a_second_bridge_waits_until_the_first_has_ended(run: BridgeRun, tmp_pat
     run.principal("bob").close()
     run.queue.poll("bob")
     first = run.bridge
-    second = ProgramProcess("connectors.file_bridge", run.settings, tmp_path, "second")
+    second = ProgramProcess("connectors.doors.file_bridge", run.settings, tmp_path, "second")
     try:
         wait_until(lambda: '"standby"' in second.log(), 20, "the second says that it waits")
         sent = run.queue.send("ask", "x", to="bo", sender="ann")

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from connectors.file_bridge.records import claims_of, claims_of_ids, line_of, posting_of
+from connectors.doors.file_bridge.records import claims_of, claims_of_ids, line_of, posting_of
 from trunkline_agent.queue.message_record import parse_line, to_line
 
 LINE: dict[str, Any] = {

@@ -15,12 +15,18 @@ from typing import Any
 
 import pytest
 
-from connectors.file_bridge.carried_lines import Carried
-from connectors.file_bridge.held_lines import NotHeld
-from connectors.file_bridge.posting_rules import NO_RULES, NO_VERDICT, BridgeRules, KnownLimits, PostingRules
-from connectors.file_bridge.put_off import NOT_TRIED, HeldRetries
-from connectors.file_bridge.session_carrier import SessionCarrier
-from connectors.reactor.limits_of_principals import Limits
+from connectors.doors.file_bridge.carried_lines import Carried
+from connectors.doors.file_bridge.held_lines import NotHeld
+from connectors.doors.file_bridge.posting_rules import (
+    NO_RULES,
+    NO_VERDICT,
+    BridgeRules,
+    KnownLimits,
+    PostingRules,
+)
+from connectors.doors.file_bridge.put_off import NOT_TRIED, HeldRetries
+from connectors.doors.file_bridge.session_carrier import SessionCarrier
+from connectors.hub.reactor.limits_of_principals import Limits
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.wire.partitions import Position
@@ -212,7 +218,7 @@ def test_a_bridge_killed_while_it_holds_a_recipient_loses_nothing_and_posts_noth
 
     with monkeypatch.context() as patched, pytest.raises(BackboneUnreachable):
         named = {"hold": "hold", "cursor": "write_cursor"}[when]
-        patched.setattr(f"connectors.file_bridge.session_carrier.{named}", killed)
+        patched.setattr(f"connectors.doors.file_bridge.session_carrier.{named}", killed)
         run.carrier.carry_some([])
     run.carrier.carry_some([])
     assert run.mailboxes.of("bo") == bo[:2] and run.held() == ["bo"]

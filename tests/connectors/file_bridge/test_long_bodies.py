@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
-from connectors.file_bridge.fetched_blobs import blob_of_message, is_body, line_with_blob
-from connectors.file_bridge.long_bodies import Blobs, GatewayBlobs, NotUploaded, Parts, body_in
-from connectors.file_bridge.posting_rules import NO_RULES, BridgeRules, KnownLimits, PostingRules
-from connectors.file_bridge.records import posting_of
-from connectors.file_bridge.session_carrier import SessionCarrier
+from connectors.doors.file_bridge.fetched_blobs import blob_of_message, is_body, line_with_blob
+from connectors.doors.file_bridge.long_bodies import Blobs, GatewayBlobs, NotUploaded, Parts, body_in
+from connectors.doors.file_bridge.posting_rules import NO_RULES, BridgeRules, KnownLimits, PostingRules
+from connectors.doors.file_bridge.records import posting_of
+from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob

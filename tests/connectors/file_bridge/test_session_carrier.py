@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.file_bridge.records import is_to_everybody, may_be_of, may_be_to_everybody
-from connectors.file_bridge.session_carrier import SessionCarrier
+from connectors.doors.file_bridge.records import is_to_everybody, may_be_of, may_be_to_everybody
+from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue

@@ -7,16 +7,16 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from connectors.gateway.engine.engine import Engine
-from connectors.gateway.engine.exchange import Exchange
-from connectors.gateway.messages.lease_operations import lease_operations
-from connectors.gateway.messages.message_operations import MESSAGES, message_operations
-from connectors.gateway.services.listeners import Listeners
-from connectors.gateway.web.admission import Gate
-from connectors.gateway.web.identities import Unidentified
-from connectors.gateway.web.metrics import Metrics
-from connectors.gateway.web.policy import Caller
-from connectors.live.settled_feed import SettledRecord
+from connectors.hub.engine.engine import Engine
+from connectors.hub.engine.exchange import Exchange
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.services.listeners import Listeners
+from connectors.hub.serving.admission import Gate
+from connectors.hub.serving.identities import Unidentified
+from connectors.hub.serving.metrics import Metrics
+from connectors.hub.serving.policy import Caller
+from connectors.operations.messages.lease_operations import lease_operations
+from connectors.operations.messages.message_operations import MESSAGES, message_operations
 from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import FoldedHub

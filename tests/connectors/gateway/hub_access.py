@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-from connectors.live.live_view import LiveView
-from connectors.live.settled_feed import SettledRecord
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.settled_feed import SettledRecord
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK, START_S, ProgramProcess, free_port, wait_until
@@ -30,7 +30,9 @@ class GatewayProcess:
         changed = settings.gateway.model_copy(update={"port": port})
         self.settings = settings.model_copy(update={"gateway": changed})
         self.url = f"http://{LOOPBACK}:{port}"
-        self.program = ProgramProcess("connectors.gateway_program", self.settings, folder, f"gateway{port}")
+        self.program = ProgramProcess(
+            "connectors.programs.gateway_program", self.settings, folder, f"gateway{port}"
+        )
 
     @property
     def operator_token(self) -> str:

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import yaml
 
-from connectors.launcher.local_processes import stop_all
+from connectors.hub.launcher.local_processes import stop_all
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import PROJECT_ROOT, AgentMcpSettings, GatewaySettings, Settings, XmlPumpSettings
 from tests.broker_processes import BrokerProcess, kafka_at, wait_until

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from connectors.gateway.web.bounded_http import BoundedHttp
-from connectors.gateway.web.connection_budget import SWEEP_S
-from connectors.gateway_program.doors import Door
-from connectors.gateway_program.http_server import Budgets, HttpServer, bound_socket
+from connectors.hub.serving.bounded_http import BoundedHttp
+from connectors.hub.serving.connection_budget import SWEEP_S
+from connectors.programs.gateway_program.doors import Door
+from connectors.programs.gateway_program.http_server import Budgets, HttpServer, bound_socket
 from schemas.settings.settings import GatewaySettings
 from tests.broker_processes import LOOPBACK, wait_until
 

@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.log.publisher import Publisher
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from schemas.settings.sections import GatewaySettings, LimitSettings
 from schemas.streams.control.organism import Listener, OrganismLoaded
 from schemas.streams.job.job_registry import broker_digest

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from connectors.gateway.services.hub import Hub
-from connectors.gateway_program.application import build_application
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
+from connectors.programs.gateway_program.application import build_application
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.connectors.gateway.hub_post_routes import ROUTES

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.blobs.blob_keeper import BlobKeeper
-from connectors.gateway.blobs.blob_store import BlobStore
+from connectors.hub.blobs.blob_keeper import BlobKeeper
+from connectors.hub.blobs.blob_store import BlobStore
 from schemas.fold.settled import AppliedChange
 from schemas.streams.blob.blob_registry import BlobRow, BlobStored
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.gateway.blobs.blob_store import BlobMissing, BlobStore
-from connectors.gateway.messages.blobs import OpenBlob
+from connectors.hub.blobs.blob_store import BlobMissing, BlobStore
+from connectors.operations.blobs.blobs import OpenBlob
 from schemas.streams.blob.blob_registry import BlobReference
 
 pytestmark = pytest.mark.requirement("DL-25")

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from connectors.tls_keys.tls_files import create
+from connectors.plumbing.tls_keys.tls_files import create
 from schemas.settings.settings import DashboardSettings, Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, ProgramProcess, free_port, wait_until
 from tests.connection_flood import Flood, assert_slows_nobody
@@ -305,7 +305,7 @@ def test_handshakes_that_never_end_are_counted_bounded_and_ended(
     }
     section = backbone_settings.gateway.model_copy(update=changes)
     settings = backbone_settings.model_copy(update={"gateway": section})
-    program = ProgramProcess("connectors.gateway_program", settings, tmp_path)
+    program = ProgramProcess("connectors.programs.gateway_program", settings, tmp_path)
     trusted = ssl.create_default_context(cafile=str(made.of("ca").certificate))
     try:
         program.wait_ready()

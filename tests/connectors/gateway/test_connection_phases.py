@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from connectors.gateway.engine.exchange import Exchange
-from connectors.gateway.web.bounded_http import BODY_PROGRESS
-from connectors.gateway.web.connection_budget import Phase
+from connectors.hub.engine.exchange import Exchange
+from connectors.hub.serving.bounded_http import BODY_PROGRESS
+from connectors.hub.serving.connection_budget import Phase
 from schemas.settings.settings import GatewaySettings
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.served_application import CHUNKED, get, post, rest, served, statuses

@@ -15,10 +15,10 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from connectors.gateway.contracts.asyncapi import asyncapi_document
-from connectors.gateway.contracts.contract_files import contract_files, file_of
-from connectors.gateway.contracts.log_messages import header_schema
-from connectors.gateway.contracts.mqtt_payloads import (
+from connectors.doors.http_api.contracts.asyncapi import asyncapi_document
+from connectors.doors.http_api.contracts.contract_files import contract_files, file_of
+from connectors.doors.http_api.contracts.log_messages import header_schema
+from connectors.doors.http_api.contracts.mqtt_payloads import (
     EXAMPLES,
     MQTT_INBOX_MESSAGE,
     MQTT_JOB_EVENT,
@@ -28,12 +28,12 @@ from connectors.gateway.contracts.mqtt_payloads import (
     MQTT_PAYLOADS,
     payload_schema,
 )
-from connectors.gateway.engine.operation_routes import add_operation
-from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import AdmittedRoute
-from connectors.gateway_program.application import build_application
-from connectors.live.live_view import LiveView
-from connectors.mqtt_bridge.bridge_records import receipt_of
+from connectors.doors.mqtt_bridge.bridge_records import receipt_of
+from connectors.hub.engine.operation_routes import add_operation
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
+from connectors.hub.serving.admission import AdmittedRoute
+from connectors.programs.gateway_program.application import build_application
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings

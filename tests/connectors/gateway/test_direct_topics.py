@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.engine.engine import Engine
-from connectors.gateway.engine.operation import Operation
-from connectors.gateway.messages.topic_operations import TOPICS
-from connectors.gateway.services.hub import Hub
-from connectors.gateway_program.application import build_application
-from connectors.live.live_view import LiveView
+from connectors.hub.engine.engine import Engine
+from connectors.hub.engine.operation import Operation
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
+from connectors.operations.topics.topic_operations import TOPICS
+from connectors.programs.gateway_program.application import build_application
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.connectors.gateway.both_ways import (

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted, server_events
-from connectors.gateway.messages import mailbox_stream
-from connectors.gateway.messages.mailbox_stream import EncodedMessages, mailbox_events
-from connectors.live.settled_feed import SettledFeed, SettledRecord
+from connectors.doors.http_api.routes import mailbox_stream
+from connectors.doors.http_api.routes.mailbox_stream import EncodedMessages, mailbox_events
+from connectors.hub.lists.settled_stream import EventWriter, Follower, Wanted, server_events
+from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.partitions import Position

@@ -17,11 +17,11 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import OPEN, AdmittedRoute
-from connectors.gateway.web.endpoint_routes import EndpointRoutes
-from connectors.gateway_program.application import build_application
-from connectors.live.live_view import LiveView
+from connectors.doors.http_api.routes.endpoint_routes import EndpointRoutes
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
+from connectors.hub.serving.admission import OPEN, AdmittedRoute
+from connectors.programs.gateway_program.application import build_application
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
 from tests.connectors.gateway.hub_stack import MESSAGES
@@ -254,7 +254,7 @@ def test_a_body_in_parts_reaches_the_handler_whole(sides):
 
 @pytest.mark.parametrize("disconnects", [True, False])
 def test_a_body_that_does_not_end_is_answered_as_by_the_framework(sides, monkeypatch, disconnects):
-    monkeypatch.setattr("connectors.gateway.web.strict_request.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("connectors.hub.serving.strict_request.BODY_TIMEOUT_S", 0.2)
     found = []
     for app in (sides.framework, sides.app):
         sides.seen.clear()

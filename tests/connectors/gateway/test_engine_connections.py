@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.engine.exchange import Exchange
-from connectors.gateway.web.bounded_http import IS_STREAM
-from connectors.gateway.web.connection_budget import Phase
-from connectors.gateway.web.strict_http import HEAD_BYTES
+from connectors.hub.engine.exchange import Exchange
+from connectors.hub.serving.bounded_http import IS_STREAM
+from connectors.hub.serving.connection_budget import Phase
+from connectors.hub.serving.strict_http import HEAD_BYTES
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.served_application import HOST, get, rest, served, statuses
 

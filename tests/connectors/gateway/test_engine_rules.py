@@ -10,9 +10,9 @@ import re
 
 import pytest
 
-from connectors.gateway.fairness.refusal_pace import BURST
-from connectors.gateway.messages.message_operations import MESSAGES
-from connectors.gateway.web.answers import ApiError
+from connectors.hub.fairness.refusal_pace import BURST
+from connectors.hub.serving.answers import ApiError
+from connectors.operations.messages.message_operations import MESSAGES
 from tests.connectors.gateway.held_hub import TAKE, Asking, HeldHub, run, steps
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.wire.verdicts import TOO_LARGE

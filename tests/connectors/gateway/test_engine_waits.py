@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from connectors.gateway.messages.deliveries import ATTEMPTS, Taken, Taking, take_messages
-from connectors.gateway.services.mailboxes import own_mailboxes
-from connectors.gateway.web.identities import Unidentified
+from connectors.hub.services.mailboxes import own_mailboxes
+from connectors.hub.serving.identities import Unidentified
+from connectors.operations.messages.deliveries import ATTEMPTS, Taken, Taking, take_messages
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.gateway.held_hub import CALLERS, TAKE, Asking, HeldHub, run, steps

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from connectors.gateway.fairness.fair_turns import FairTurns
-from connectors.gateway.fairness.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
-from connectors.gateway.fairness.under_way import UnderWay
-from connectors.gateway.web.answers import not_found, too_many
+from connectors.hub.fairness.fair_turns import FairTurns
+from connectors.hub.fairness.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
+from connectors.hub.fairness.under_way import UnderWay
+from connectors.hub.serving.answers import not_found, too_many
 
 pytestmark = pytest.mark.requirement("LM-09")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from connectors.ledger_files.ledger_replay import replayable
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
+from connectors.log.ledger_files.ledger_replay import replayable
 from schemas.keys.record_macs import GATEWAY, MQTT_BRIDGE, SIGNED_BY_AUTHOR, mac_headers
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings

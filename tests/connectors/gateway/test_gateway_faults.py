@@ -213,11 +213,11 @@ def test_no_token_secret_or_password_is_in_the_log(gateway, operator):
 
 
 def test_a_port_that_is_taken_and_a_token_file_that_others_can_read_end_the_start(gateway, tmp_path):
-    second = ProgramProcess("connectors.gateway_program", gateway.settings, tmp_path, "second")
+    second = ProgramProcess("connectors.programs.gateway_program", gateway.settings, tmp_path, "second")
     assert second.process.wait(60) == 1
     assert "gateway.port" in second.log()
     gateway.settings.operator_token_file.chmod(0o644)
-    third = ProgramProcess("connectors.gateway_program", gateway.settings, tmp_path, "third")
+    third = ProgramProcess("connectors.programs.gateway_program", gateway.settings, tmp_path, "third")
     assert third.process.wait(60) == 2
     assert "chmod 600" in third.log()
     with pytest.raises(httpx.HTTPStatusError), gateway.client("x" * 43) as stranger:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from connectors.local_stack.state_file import identity, write_state
 from connectors.log.log_end import LogEnd
+from connectors.plumbing.machine.state_file import identity, write_state
 from jobs import build_views
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.tables.ledger import LEDGER

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
+from connectors.hub.services.picking import FreshView, PendingJobs, Picker
 from schemas.fold.settled import AppliedChange
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
 from trunkline_agent.errors import BackboneUnreachable

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fastapi import FastAPI
 
-from connectors.gateway.web.admission import AdmittedRoute
-from connectors.gateway.web.identities import Identities, Unidentified
-from connectors.gateway.web.policy import Action, Caller, decide, owner_of_task
+from connectors.hub.serving.admission import AdmittedRoute
+from connectors.hub.serving.identities import Identities, Unidentified
+from connectors.hub.serving.policy import Action, Caller, decide, owner_of_task
 from schemas.fold.settled import AppliedChange
 from schemas.streams.principal.principals import (
     AGENT,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from connectors.gateway.web.refusals import RefusalRecorder
-from connectors.rates.few_refusals import BURST
+from connectors.hub.serving.refusals import RefusalRecorder
+from connectors.plumbing.network.few_refusals import BURST
 
 
 def test_refusals_over_the_rate_are_counted_in_the_next_one_that_is_recorded():

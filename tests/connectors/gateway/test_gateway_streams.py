@@ -9,13 +9,13 @@ import json
 import msgspec
 import pytest
 
-from connectors.gateway.fairness.byte_budget import ByteBudget
-from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted, server_events
-from connectors.gateway.web import streaming_answer
-from connectors.gateway.web.answers import ApiError
-from connectors.gateway.web.policy import Caller
-from connectors.gateway.web.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
-from connectors.live.settled_feed import SettledFeed, SettledRecord
+from connectors.hub.fairness.byte_budget import ByteBudget
+from connectors.hub.lists.settled_stream import EventWriter, Follower, Wanted, server_events
+from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
+from connectors.hub.serving import streaming_answer
+from connectors.hub.serving.answers import ApiError
+from connectors.hub.serving.policy import Caller
+from connectors.hub.serving.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from schemas.streams.agents.participants import AgentUpdated
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.partitions import Position

@@ -7,7 +7,7 @@ import json
 import psutil
 import pytest
 
-from connectors.gateway.web.answers import ApiError, check_task_text
+from connectors.hub.serving.answers import ApiError, check_task_text
 from schemas.settings.settings import PROJECT_ROOT, LimitSettings
 from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from tests.broker_processes import wait_until

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from connectors.gateway.services.audit_log import why_refused
+from connectors.hub.services.audit_log import why_refused
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import AUDIT, MESSAGES, TASKS, one_of, post
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.hub.serving.policy import Action, Caller, decide
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import AGENT, DELEGATOR, VIEWER, WORKER
 from schemas.streams.refused.refusal import REQUEST_REFUSED

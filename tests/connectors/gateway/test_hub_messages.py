@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from connectors.gateway.services.mailbox_waits import same_request
-from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.hub.services.mailbox_waits import same_request
+from connectors.hub.services.mailboxes import MailboxIndex
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MessageRow
 from tests.broker_processes import wait_until

@@ -17,14 +17,14 @@ from hypothesis import settings as checks
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from connectors.gateway.rules.hub_policy import PolicyResult, evaluate_message, evaluate_task_assignment
-from connectors.gateway.services.hub import Hub
-from connectors.gateway.web import admission
-from connectors.gateway.web.admission import AdmittedRoute
-from connectors.gateway.web.identities import Identities, Unidentified
-from connectors.gateway.web.policy import Action, Caller, Decision, decide, has_capability, owner_of_task
-from connectors.gateway_program.application import build_application
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.hub import Hub
+from connectors.hub.serving import admission
+from connectors.hub.serving.admission import AdmittedRoute
+from connectors.hub.serving.identities import Identities, Unidentified
+from connectors.hub.serving.policy import Action, Caller, Decision, decide, has_capability, owner_of_task
+from connectors.operations.rules.hub_policy import PolicyResult, evaluate_message, evaluate_task_assignment
+from connectors.programs.gateway_program.application import build_application
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings

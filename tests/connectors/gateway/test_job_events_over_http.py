@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.gateway_client.operator_token import read_token
+from connectors.plumbing.gateway_client.operator_token import read_token
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, PRINCIPALS, register, settled_log

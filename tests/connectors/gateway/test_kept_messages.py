@@ -9,14 +9,14 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from connectors.gateway.messages.dead_messages import newest_dead
-from connectors.gateway.messages.principal_operations import cleared_count
-from connectors.gateway.services import mailbox_waits, mailboxes
-from connectors.gateway.services.conversations import Conversations
-from connectors.gateway.services.mailbox_waits import HandedMessages, same_request
-from connectors.gateway.services.mailboxes import MailboxIndex
-from connectors.live.live_rows import LiveRows
-from connectors.live.settled_feed import SettledFeed
+from connectors.hub.live.live_rows import LiveRows
+from connectors.hub.live.settled_feed import SettledFeed
+from connectors.hub.services import mailbox_waits, mailboxes
+from connectors.hub.services.conversations import Conversations
+from connectors.hub.services.mailbox_waits import HandedMessages, same_request
+from connectors.hub.services.mailboxes import MailboxIndex
+from connectors.operations.principals.dead_messages import newest_dead
+from connectors.operations.principals.principal_operations import cleared_count
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing, MailboxLease, MessageNack

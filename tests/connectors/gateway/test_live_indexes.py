@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.services import mailboxes
-from connectors.gateway.services.broker_overlays import BrokerOverlays
-from connectors.gateway.services.mailboxes import Depth, MailboxIndex
-from connectors.live import sorted_keys
+from connectors.hub.live import sorted_keys
+from connectors.hub.services import mailboxes
+from connectors.hub.services.broker_overlays import BrokerOverlays
+from connectors.hub.services.mailboxes import Depth, MailboxIndex
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import job_secret_purpose

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.engine.operation import Asked
-from connectors.gateway.rules.job_models import JobRequest
-from connectors.gateway.services.principal_limits import LiveJobs
-from connectors.gateway.web.answers import ApiError
-from connectors.gateway.web.policy import Caller
-from connectors.gateway.work.registration import register
-from connectors.live.settled_feed import SettledRecord
+from connectors.hub.engine.operation import Asked
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.services.principal_limits import LiveJobs
+from connectors.hub.serving.answers import ApiError
+from connectors.hub.serving.policy import Caller
+from connectors.operations.rules.job_models import JobRequest
+from connectors.operations.work.registration import register
 from schemas.streams.job.job_registry import JobCancellation, JobRow
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import KEYRING, FoldedHub

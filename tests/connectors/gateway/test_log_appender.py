@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.services.log_appender import LogAppender
+from connectors.hub.services.log_appender import LogAppender
 from schemas.settings.settings import GatewaySettings, Settings
 from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord

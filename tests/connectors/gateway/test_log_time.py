@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from connectors.agent_mcp.tool_arguments import AckMessages, LeaseMessages, SendToAgent
-from connectors.gateway.rules.hub_policy import is_known_recipient, tokens_at_us
-from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.live.settled_feed import SettledRecord
+from connectors.doors.mcp_tools.agents.tool_arguments import AckMessages, LeaseMessages, SendToAgent
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.services.mailboxes import token_mailbox
+from connectors.operations.rules.hub_policy import is_known_recipient, tokens_at_us
 from schemas.settings.sections import GatewaySettings
 from schemas.streams.task.task_registry import TokenRow
 from schemas.wire.record import OutgoingRecord

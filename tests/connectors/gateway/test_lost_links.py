@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from connectors.tcp_peers.peer_probe import silent_ms
+from connectors.plumbing.network.peer_probe import silent_ms
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK, STOP_S, program_environment, wait_until
 from tests.network_namespaces import HUB, cabled_namespaces, may_make_namespaces, socket_in, unplug
@@ -80,7 +80,7 @@ def apart(backbone_settings: Settings, tmp_path: Path) -> Iterator[ApartGateway 
         opened.enter_context(closing(TcpProxy(listener, kafka_port)))
         log = opened.enter_context((tmp_path / "gateway.log").open("wb"))
         process = subprocess.Popen(
-            ["ip", "netns", "exec", hub, sys.executable, "-m", "connectors.gateway_program"],
+            ["ip", "netns", "exec", hub, sys.executable, "-m", "connectors.programs.gateway_program"],
             cwd=PROJECT_ROOT,
             env=program_environment(settings) | {"TRUNKLINE_READY_FILE": str(ready)},
             stdin=subprocess.DEVNULL,

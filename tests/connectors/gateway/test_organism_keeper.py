@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.out_of_band.command_document import AddListener, HotReload, RemoveListener
+from connectors.doors.out_of_band.command_document import AddListener, HotReload, RemoveListener
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.local_stack.conftest import run_cli

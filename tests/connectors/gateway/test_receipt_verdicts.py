@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from connectors.gateway.feed.verdict_lines import ReceiptVerdicts
-from connectors.live.settled_feed import SettledRecord
+from connectors.doors.http_api.feed.verdict_lines import ReceiptVerdicts
+from connectors.hub.live.settled_feed import SettledRecord
 from schemas.wire.partitions import Position
 
 pytestmark = pytest.mark.requirement("LM-05")

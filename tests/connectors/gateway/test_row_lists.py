@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from connectors.dashboard.shown_rows import jobs_page
-from connectors.gateway.services.ordered_rows import OrderedRows
-from connectors.gateway.services.row_lists import (
+from connectors.doors.dashboard.shown_rows import jobs_page
+from connectors.hub.lists.ordered_rows import OrderedRows
+from connectors.hub.lists.row_lists import (
     CONTAINER_LISTS,
     TOKEN_LISTS,
     RowLists,
     job_lists,
     task_lists,
 )
-from connectors.live import sorted_keys
-from connectors.live.sorted_keys import SortedKeys
+from connectors.hub.live import sorted_keys
+from connectors.hub.live.sorted_keys import SortedKeys
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.state_store.ended_lists import WHOLE, Span, is_listed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.gateway.rules.hub_policy import evaluate_schedule_count
+from connectors.operations.rules.hub_policy import evaluate_schedule_count
 from schemas.streams.schedule.schedule_registry import ScheduleRow
 
 

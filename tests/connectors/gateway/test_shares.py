@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.gateway.fairness.shares import Places, may_have_one_more
-from connectors.gateway.web.answers import crowded
+from connectors.hub.fairness.shares import Places, may_have_one_more
+from connectors.hub.serving.answers import crowded
 
 LIMITS = (8, 64, 512, 2000)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.web.strict_http import HEAD_BYTES
+from connectors.hub.serving.strict_http import HEAD_BYTES
 from tests.connectors.gateway.served_application import (
     CHUNKED,
     HOST,

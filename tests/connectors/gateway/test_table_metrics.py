@@ -16,8 +16,8 @@ from tests.programs import run_program
 _SCRAPES = """
 import json, os, sys, time
 from pathlib import Path
-from connectors.gateway.services.table_metrics import TableMetrics
-from connectors.live.live_view import LiveView
+from connectors.hub.services.table_metrics import TableMetrics
+from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings
 

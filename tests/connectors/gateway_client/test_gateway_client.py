@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client.event_stream import EventStream, ServerEvent
-from connectors.gateway_client.gateway_client import GatewayClient
-from connectors.gateway_client.operator_token import read_token
-from connectors.local_stack import free_port
+from connectors.plumbing.gateway_client.event_stream import EventStream, ServerEvent
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.gateway_client.operator_token import read_token
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError

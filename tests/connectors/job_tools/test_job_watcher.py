@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from connectors.job_tools.job_files import KeptSecrets, kept_secrets, secret_path, store_rotated, store_secret
-from connectors.job_tools.job_watcher import JobWatcher, Outcomes, Sight, Timers
-from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.doors.mqtt_bridge.bridge_records import job_event_record
+from connectors.tools.job_tools.job_files import (
+    KeptSecrets,
+    kept_secrets,
+    secret_path,
+    store_rotated,
+    store_secret,
+)
+from connectors.tools.job_tools.job_watcher import JobWatcher, Outcomes, Sight, Timers
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, job_secret_purpose

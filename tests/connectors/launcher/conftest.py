@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.launcher import local_processes
-from connectors.launcher.launcher_file import LaunchRule
-from connectors.launcher.local_processes import LocalProcessLauncher, stop_all
-from connectors.launcher.protocol import Launcher, LaunchSpec, Started
+from connectors.hub.launcher import local_processes
+from connectors.hub.launcher.launcher_file import LaunchRule
+from connectors.hub.launcher.local_processes import LocalProcessLauncher, stop_all
+from connectors.hub.launcher.protocol import Launcher, LaunchSpec, Started
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 

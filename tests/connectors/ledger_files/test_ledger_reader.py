@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.dashboard.past_records_reader import records_between
-from connectors.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
-from connectors.live import verdict_reader
+from connectors.doors.dashboard.past_records_reader import records_between
+from connectors.hub.live import verdict_reader
+from connectors.log.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
 from schemas.settings.settings import Settings
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, STEP_US, LedgerTable, settings_below

@@ -11,8 +11,13 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from connectors.ledger_files import message_export_reader
-from connectors.ledger_files.message_export import ExportStopped, MessageExporter, export_file, export_messages
+from connectors.log.ledger_files import message_export_reader
+from connectors.log.ledger_files.message_export import (
+    ExportStopped,
+    MessageExporter,
+    export_file,
+    export_messages,
+)
 from schemas.settings.settings import AgentMcpSettings, Settings
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing, MessageReading
 from schemas.streams.mailboxes.message import (

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from connectors.live.live_state import LiveState
-from connectors.live.live_store import LiveStore
+from connectors.hub.live.live_state import LiveState
+from connectors.hub.live.live_store import LiveStore
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring

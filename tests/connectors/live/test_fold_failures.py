@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway.services.log_appender import LogAppender
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.services.log_appender import LogAppender
 from connectors.log.publisher import Publisher
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from connectors.live.fold_turns import Batch, FoldTurns
+from connectors.hub.live.fold_turns import Batch, FoldTurns
 
 pytestmark = pytest.mark.requirement("ST-89")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.live import live_changes
-from connectors.live.live_changes import OVERHEAD_BYTES
-from connectors.live.live_state import LiveState
+from connectors.hub.live import live_changes
+from connectors.hub.live.live_changes import OVERHEAD_BYTES
+from connectors.hub.live.live_state import LiveState
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring

@@ -15,9 +15,9 @@ import lmdb
 import msgspec
 import pytest
 
-from connectors.live import live_store, store_writer
-from connectors.live.live_store import LiveStore
-from connectors.live.live_view import LiveView
+from connectors.hub.live import live_store, store_writer
+from connectors.hub.live.live_store import LiveStore
+from connectors.hub.live.live_view import LiveView
 from connectors.log.kafka_records import to_record
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring

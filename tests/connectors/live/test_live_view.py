@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from connectors.live.live_view import LiveView
-from connectors.live.settled_feed import SettledFeed
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.settled_feed import SettledFeed
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
 from schemas.fold.settled import FOLD_VERSION

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
-from connectors.live.live_view import LiveView
-from connectors.local_stack import free_port
+from connectors.hub.live.live_view import LiveView
 from connectors.log import topic_consumer
 from connectors.log.publisher import Publisher
+from connectors.programs.local_stack import free_port
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.wire.partitions import Position

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store import gateway_store
@@ -135,7 +135,7 @@ def test_offsets_and_entries_are_of_one_version_while_the_table_grows(
         grown.append(True)
         return read_progress(table)
 
-    monkeypatch.setattr("connectors.live.view_reader.read_progress", read_while_it_grows)
+    monkeypatch.setattr("connectors.hub.live.view_reader.read_progress", read_while_it_grows)
     with loaded_state(backbone_settings, keyring) as state:
         assert state.place.offsets == {0: 0, **early}
         assert entries_of(state) == folded_until(log, keyring, early).entries
@@ -152,7 +152,7 @@ def test_tables_that_grow_during_the_start_are_compared_with_the_log_as_it_is_th
     folded.write_entries(backbone_settings, ends)
     folded.write_rows(backbone_settings)
     module, name = during.split(".")
-    read = getattr(importlib.import_module(f"connectors.live.{module}"), name)
+    read = getattr(importlib.import_module(f"connectors.hub.live.{module}"), name)
 
     def read_what_has_grown(*args):
         for record in append_raw(backbone_settings, trouble(100, keyring, seed=8)):
@@ -161,7 +161,7 @@ def test_tables_that_grow_during_the_start_are_compared_with_the_log_as_it_is_th
         folded.write_rows(backbone_settings)
         return read(*args)
 
-    monkeypatch.setattr(f"connectors.live.{during}", read_what_has_grown)
+    monkeypatch.setattr(f"connectors.hub.live.{during}", read_what_has_grown)
     with opened(backbone_settings, keyring) as view:
         assert view._state.place.digests.keys() == ends.keys()
         assert_agrees(view, folded)
@@ -287,7 +287,7 @@ def test_only_the_newest_final_messages_are_loaded_and_the_bodies_of_the_loaded_
 def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
     backbone_settings, keyring, log, monkeypatch
 ):
-    monkeypatch.setattr("connectors.live.view_reader._AGAIN_S", 0.0)
+    monkeypatch.setattr("connectors.hub.live.view_reader._AGAIN_S", 0.0)
     early, _, _ = cuts(log)
     folded = folded_until(log, keyring, early)
     folded.write_entries(backbone_settings, early)

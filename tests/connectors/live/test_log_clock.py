@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.live.log_clock import LogClock
-from connectors.live.settled_feed import SettledRecord
+from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.settled_feed import SettledRecord
 from schemas.wire.partitions import Position, partition_for
 
 pytestmark = pytest.mark.requirement("ST-85")

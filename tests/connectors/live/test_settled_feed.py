@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
+from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.wire.partitions import Position
 
 

@@ -14,8 +14,8 @@ import resource
 import time
 from pathlib import Path
 
-from connectors.live import store_writer
-from connectors.live.live_view import LiveView
+from connectors.hub.live import store_writer
+from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import load_settings
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.local_stack import child_process, free_port
-from connectors.local_stack.part import child_environment
+from connectors.programs.local_stack import child_process, free_port
+from connectors.programs.local_stack.part import child_environment
 from schemas.settings.settings import KafkaSettings, Settings
 from tests.forked_programs import forked_command
 from tests.own_settings import stack_settings as free_settings

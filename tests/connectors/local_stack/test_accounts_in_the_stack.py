@@ -12,11 +12,11 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from connectors.gateway_client.gateway_client import GatewayClient
-from connectors.job_tools.job_registry import register_job
-from connectors.local_stack import LocalStack, control, part_monitor
 from connectors.log.publisher import Publisher
-from connectors.mqtt_link.mqtt_credentials import load_role_passwords
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.mqtt_link.mqtt_credentials import load_role_passwords
+from connectors.programs.local_stack import LocalStack, control, part_monitor
+from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in

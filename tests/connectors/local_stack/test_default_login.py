@@ -15,8 +15,8 @@ import pytest
 
 from connectors.cli.doctor.findings import OK, WARN
 from connectors.cli.doctor.parts import check_login
-from connectors.local_stack import LocalStack
 from connectors.log.log_end import LogEnd
+from connectors.programs.local_stack import LocalStack
 from schemas.log_access.kafka_clients import kafka_password
 from schemas.settings.settings import Settings
 from tests.broker_processes import with_kafka

@@ -23,17 +23,17 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
-from connectors.file_bridge.queue_root import queue_root
-from connectors.gateway_client.gateway_client import GatewayClient
-from connectors.gateway_client.gateway_tls import CA_VARIABLE
-from connectors.launcher.local_processes import stop_all
-from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
-from connectors.local_stack import LocalStack, child_process
-from connectors.local_stack.part import child_environment
-from connectors.local_stack.part_plan import STREAMS
-from connectors.tls_keys.tls_files import create
-from connectors.xml_pump.gateway_link import HttpConnections
-from connectors.xml_wire.posting import post_xml
+from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.xml_pump.gateway_link import HttpConnections
+from connectors.hub.launcher.local_processes import stop_all
+from connectors.hub.launcher.protocol import AGENT_TOKEN_VARIABLE
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.gateway_client.gateway_tls import CA_VARIABLE
+from connectors.plumbing.tls_keys.tls_files import create
+from connectors.plumbing.xml_wire.posting import post_xml
+from connectors.programs.local_stack import LocalStack, child_process
+from connectors.programs.local_stack.part import child_environment
+from connectors.programs.local_stack.part_plan import STREAMS
 from schemas.settings.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in

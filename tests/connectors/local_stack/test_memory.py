@@ -12,9 +12,10 @@ import pytest
 
 from connectors.cli.doctor.machine import check_memory
 from connectors.cli.doctor.parts import check_part
-from connectors.local_stack import memory, state_file
-from connectors.local_stack.broker_plans import mosquitto_plan
-from connectors.local_stack.memory import (
+from connectors.plumbing.machine import state_file
+from connectors.programs.local_stack import memory
+from connectors.programs.local_stack.broker_plans import mosquitto_plan
+from connectors.programs.local_stack.memory import (
     MIB,
     NEEDS_MIB,
     OomKills,
@@ -23,8 +24,8 @@ from connectors.local_stack.memory import (
     oom_kills,
     shortage,
 )
-from connectors.local_stack.part import Part
-from connectors.local_stack.part_plan import ALL_PARTS
+from connectors.programs.local_stack.part import Part
+from connectors.programs.local_stack.part_plan import ALL_PARTS
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.file_bridge.queue_root import queue_root
-from connectors.local_stack import LocalStack, child_process
-from connectors.local_stack.broker_plans import java_property
-from connectors.local_stack.part import child_environment
-from connectors.local_stack.part_plan import ALL_PARTS
-from connectors.local_stack.stack import check_folders
+from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.programs.local_stack import LocalStack, child_process
+from connectors.programs.local_stack.broker_plans import java_property
+from connectors.programs.local_stack.part import child_environment
+from connectors.programs.local_stack.part_plan import ALL_PARTS
+from connectors.programs.local_stack.stack import check_folders
 from schemas.settings.settings import Settings, StorageSettings
 from tests.broker_processes import wait_until
 from tests.connectors.local_stack.conftest import settings_in

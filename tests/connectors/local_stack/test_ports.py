@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import ports
-from connectors.local_stack.ports import LOOPBACK
+from connectors.programs.local_stack import ports
+from connectors.programs.local_stack.ports import LOOPBACK
 from schemas.settings.settings import PROJECT_ROOT
 from trunkline_agent.errors import TrunklineError
 
 _OTHER = """
 import sys
-from connectors.local_stack import ports
-from connectors.local_stack.ports import LOOPBACK
+from connectors.programs.local_stack import ports
+from connectors.programs.local_stack.ports import LOOPBACK
 ports._FIRST, ports._LAST = int(sys.argv[1]), int(sys.argv[2])
 print(ports.free_port(), flush=True)
 sys.stdin.read()

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
-from connectors.local_stack.broker_plans import mosquitto_plan
-from connectors.local_stack.part import Part, child_environment
-from connectors.local_stack.part_plan import STOP_ORDER
-from connectors.local_stack.program_plans import streams_plan
-from connectors.local_stack.readiness import kafka_answers, mqtt_answers
-from connectors.local_stack.stack import PLANS
+from connectors.programs.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
+from connectors.programs.local_stack.broker_plans import mosquitto_plan
+from connectors.programs.local_stack.part import Part, child_environment
+from connectors.programs.local_stack.part_plan import STOP_ORDER
+from connectors.programs.local_stack.program_plans import streams_plan
+from connectors.programs.local_stack.readiness import kafka_answers, mqtt_answers
+from connectors.programs.local_stack.stack import PLANS
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import KafkaSettings, Settings
 from tests.broker_processes import wait_until

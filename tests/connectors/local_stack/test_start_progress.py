@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import child_process
-from connectors.local_stack.broker_plans import mosquitto_plan
-from connectors.local_stack.part import READY, WAITING, Part
-from connectors.local_stack.part_plan import PartPlan
+from connectors.programs.local_stack import child_process
+from connectors.programs.local_stack.broker_plans import mosquitto_plan
+from connectors.programs.local_stack.part import READY, WAITING, Part
+from connectors.programs.local_stack.part_plan import PartPlan
 from schemas.settings.settings import Settings
 from tests.starved import a_tenth_of_the_processor
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import free_port, state_file
+from connectors.plumbing.machine import state_file
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.programs import run_program
 
@@ -22,7 +23,7 @@ SLOT = 256 * 1024
 FULL_DISK = """
 import json, os, sys, time
 from pathlib import Path
-from connectors.local_stack import LocalStack, control
+from connectors.programs.local_stack import LocalStack, control
 from schemas.settings.settings import MqttSettings, Settings
 
 root = Path(sys.argv[1])

@@ -16,11 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.local_stack import child_process, state_file
-from connectors.local_stack.log_files import LIMIT_BYTES
-from connectors.local_stack.part import child_environment
-from connectors.local_stack.readiness import mqtt_answers
-from connectors.processes.session_host import SessionHost
+from connectors.plumbing.machine import state_file
+from connectors.programs.local_stack import child_process
+from connectors.programs.local_stack.log_files import LIMIT_BYTES
+from connectors.programs.local_stack.part import child_environment
+from connectors.programs.local_stack.readiness import mqtt_answers
+from connectors.programs.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings, ViewSettings
 from tests.connectors.local_stack.conftest import Cli, run_cli, still_running
 from tests.programs import start_program
@@ -114,7 +115,7 @@ def test_ctrl_c_before_the_supervisor_has_said_anything_ends_it(stack_settings: 
 
     def started() -> list[psutil.Process]:
         children = psutil.Process(process.pid).children()
-        return [child for child in children if "connectors.local_stack.supervisor" in child.cmdline()]
+        return [child for child in children if "connectors.programs.local_stack.supervisor" in child.cmdline()]
 
     try:
         wait_until(lambda: bool(started()), 30, "the supervisor's process", every_s=0.01)

@@ -11,11 +11,11 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 
 from connectors.cli.doctor.parts import check_kafka
-from connectors.local_stack import free_port
 from connectors.log.kafka_topic import append_first_records, check_first_records, ensure_topic
 from connectors.log.publisher import Publisher
-from connectors.log_rebuild.rebuilt_topic import topic_state
-from connectors.tls_keys.master_keys import rotate
+from connectors.plumbing.tls_keys.master_keys import rotate
+from connectors.programs.local_stack import free_port
+from connectors.tools.log_rebuild.rebuilt_topic import topic_state
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import (
     TopicMismatchError,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from kafka import TopicPartition
 
-from connectors.audit.verification import verify
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
 from connectors.log.kafka_topic import ensure_topic
-from connectors.log_rebuild.log_rebuild import WRITTEN, LogRebuild, RebuildPlan, Rebuilt
-from connectors.log_rebuild.rebuilt_topic import delete_topic, end_rebuilding, topic_state
+from connectors.tools.audit.verification import verify
+from connectors.tools.log_rebuild.log_rebuild import WRITTEN, LogRebuild, RebuildPlan, Rebuilt
+from connectors.tools.log_rebuild.rebuilt_topic import delete_topic, end_rebuilding, topic_state
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, admin_client, check_topic
 from schemas.settings.settings import Settings

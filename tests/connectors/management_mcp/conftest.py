@@ -14,7 +14,7 @@ import pytest
 import yaml
 from mcp import Client, StdioServerParameters
 
-from connectors.launcher.local_processes import stop_all
+from connectors.hub.launcher.local_processes import stop_all
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import program_environment
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, McpGateway

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from connectors.local_stack.ports import free_port
+from connectors.programs.local_stack.ports import free_port
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import McpGateway
 from tests.connectors.gateway.hub_stack import processes_with

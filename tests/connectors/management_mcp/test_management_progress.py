@@ -13,9 +13,9 @@ import anyio
 import pytest
 from mcp import Client
 
-from connectors.agent_mcp.mcp_tool import reported_progress
-from connectors.management_mcp import management_server
-from connectors.management_mcp.management_server import ManagementMcp
+from connectors.doors.mcp_tools.agents.mcp_tool import reported_progress
+from connectors.doors.mcp_tools.management import management_server
+from connectors.doors.mcp_tools.management.management_server import ManagementMcp
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import NotFound
 

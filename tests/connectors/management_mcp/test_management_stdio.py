@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK
 from tests.connectors.agent_mcp.conftest import McpGateway
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.requirement("AM-09")
 # As a library that does not know whose stdout it is.
 NOISY = """
 import os, sys, warnings
-from connectors.management_mcp import management_server, management_tools
+from connectors.doors.mcp_tools.management import management_server, management_tools
 from schemas.settings.settings import load_settings
 def noisy(self, asked, call):
     print("a print"); os.write(1, b"a write\\n"); os.system("echo a child"); warnings.warn("a warning")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import LocalStack
-from connectors.mqtt_accounts import mqtt_accounts
-from connectors.mqtt_accounts.mosquitto_files import PASSWORDS, PID
-from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.doors.mqtt_accounts import mqtt_accounts
+from connectors.doors.mqtt_accounts.mosquitto_files import PASSWORDS, PID
+from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.programs.local_stack import LocalStack
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 

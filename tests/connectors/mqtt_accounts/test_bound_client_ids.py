@@ -11,16 +11,16 @@ import pytest
 
 from connectors.cli.doctor.findings import OK
 from connectors.cli.doctor.mqtt_sessions import check_client_ids
-from connectors.job_tools.event_subscription import EventSubscription, Message
-from connectors.local_stack import LocalStack
-from connectors.mqtt_accounts.mosquitto_files import (
+from connectors.doors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,
     read_lines,
     reload_broker,
     write_lines,
 )
-from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, role_mqtt
+from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, role_mqtt
+from connectors.programs.local_stack import LocalStack
+from connectors.tools.job_tools.event_subscription import EventSubscription, Message
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in

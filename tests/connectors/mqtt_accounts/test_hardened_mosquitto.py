@@ -17,10 +17,7 @@ from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
 from connectors.cli.doctor.parts import check_accounts, check_mqtt
-from connectors.gateway_program.program import certificate_watches
-from connectors.local_stack import LocalStack
-from connectors.local_stack.part import child_environment
-from connectors.mqtt_accounts.mosquitto_files import (
+from connectors.doors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,
     read_lines,
@@ -28,8 +25,17 @@ from connectors.mqtt_accounts.mosquitto_files import (
     write_acl,
     write_lines,
 )
-from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, load_role_passwords, role_mqtt
-from connectors.tls_keys.tls_files import TlsFolder, client_name, create
+from connectors.plumbing.mqtt_link.mqtt_credentials import (
+    BRIDGE,
+    DELEGATOR,
+    OPERATOR,
+    load_role_passwords,
+    role_mqtt,
+)
+from connectors.plumbing.tls_keys.tls_files import TlsFolder, client_name, create
+from connectors.programs.gateway_program.program import certificate_watches
+from connectors.programs.local_stack import LocalStack
+from connectors.programs.local_stack.part import child_environment
 from schemas.settings.settings import Settings, load_settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in

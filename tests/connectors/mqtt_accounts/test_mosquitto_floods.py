@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.local_stack import LocalStack, broker_plans
-from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
-from connectors.tls_keys.tls_files import create
+from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
+from connectors.plumbing.tls_keys.tls_files import create
+from connectors.programs.local_stack import LocalStack, broker_plans
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connection_flood import Flood, assert_slows_nobody, flooding

@@ -13,10 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.local_stack import LocalStack
-from connectors.mqtt_accounts.mosquitto_files import PASSWORDS, line_fits, read_lines
-from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, load_role_passwords, role_mqtt
+from connectors.doors.mqtt_accounts.mosquitto_files import PASSWORDS, line_fits, read_lines
+from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.plumbing.mqtt_link.mqtt_credentials import (
+    BRIDGE,
+    DELEGATOR,
+    OPERATOR,
+    load_role_passwords,
+    role_mqtt,
+)
+from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.local_stack import LocalStack
-from connectors.mqtt_accounts import retained_ends
-from connectors.mqtt_accounts.retained_ends import RetainedEnds
-from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.doors.mqtt_accounts import retained_ends
+from connectors.doors.mqtt_accounts.retained_ends import RetainedEnds
+from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import FoldedJobs

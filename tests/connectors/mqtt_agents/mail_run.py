@@ -42,7 +42,7 @@ class MailRun:
         # Receipts have no verdict before: the bridge began first, and asks for the stream now and then.
         wait_until(lambda: "verdicts_open" in self.bridge.log(), what="the verdict stream")
 
-    def started(self, module: str = "connectors.mqtt_bridge", name: str = "bridge") -> ProgramProcess:
+    def started(self, module: str = "connectors.doors.mqtt_bridge", name: str = "bridge") -> ProgramProcess:
         """A bridge that has been started and may not be ready yet."""
         return ProgramProcess(module, self.settings, self.folder, name)
 

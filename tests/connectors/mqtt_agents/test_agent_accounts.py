@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from connectors.local_stack import LocalStack
-from connectors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
-from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.mqtt_bridge.session_ids import has_session
-from connectors.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
+from connectors.doors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
+from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.doors.mqtt_bridge.session_ids import has_session
+from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
+from connectors.programs.local_stack import LocalStack
 from schemas.keys.sealing import mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.agent_registry import AgentRequest

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from connectors.job_tools.job_registry import register_job
+from connectors.doors.mqtt_bridge.bridge_standby import StandbyWatch
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
-from connectors.mqtt_bridge.bridge_standby import StandbyWatch
-from connectors.mqtt_link.bridge_presence import Presence, encode_presence, presence_topic
+from connectors.plumbing.mqtt_link.bridge_presence import Presence, encode_presence, presence_topic
+from connectors.tools.job_tools.job_registry import register_job
 from tests.broker_processes import ProgramProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.folded_log import FoldedLog
 from tests.mqtt_wire import listening, publish_all
@@ -39,7 +39,7 @@ def start_named(tmp_path):
     started = []
 
     def start(settings, name):
-        bridge = _Bridge("connectors.mqtt_bridge", settings, tmp_path, name)
+        bridge = _Bridge("connectors.doors.mqtt_bridge", settings, tmp_path, name)
         started.append(bridge)
         return bridge
 

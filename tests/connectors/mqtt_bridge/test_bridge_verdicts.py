@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from connectors.gateway_client.verdict_stream import VerdictStream
-from connectors.job_tools.job_registry import register_job
+from connectors.doors.mqtt_bridge.bridge_records import job_event_record
 from connectors.log.publisher import Publisher
-from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
+from connectors.tools.job_tools.job_registry import register_job
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.wire.partitions import Position
 from tests.broker_processes import program_environment, wait_until, with_mqtt

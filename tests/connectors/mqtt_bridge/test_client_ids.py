@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from connectors.mqtt_bridge.session_ids import has_session, session_ids
-from connectors.tls_keys.master_keys import rotate
+from connectors.doors.mqtt_bridge.session_ids import has_session, session_ids
+from connectors.plumbing.tls_keys.master_keys import rotate
 from schemas.settings.settings import MqttSettings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.mqtt_wire import publish_all

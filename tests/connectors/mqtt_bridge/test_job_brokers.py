@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 from pydantic import SecretStr
 
-from connectors.job_tools.job_registry import register_job
-from connectors.local_stack import free_port
+from connectors.doors.mqtt_accounts.mosquitto_files import password_line
 from connectors.log.publisher import Publisher
-from connectors.mqtt_accounts.mosquitto_files import password_line
-from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
+from connectors.plumbing.mqtt_link.broker_settings import resolve_mqtt, same_broker
+from connectors.programs.local_stack import free_port
+from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import broker_password_purpose
 from schemas.settings.settings import MqttSettings
 from schemas.streams.job.job_registry import BrokerOverlay

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from connectors.doors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.log.publisher import Publisher
-from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.wire.record import OutgoingRecord

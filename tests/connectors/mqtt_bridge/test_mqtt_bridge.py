@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 from pydantic import SecretStr
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.log_access.kafka_clients import client_options
 from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import listening, publish_all

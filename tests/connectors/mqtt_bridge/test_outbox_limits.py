@@ -8,8 +8,8 @@ import threading
 import msgspec
 import pytest
 
-from connectors.gateway_client.verdict_stream import VerdictStream, _Line
-from connectors.mqtt_bridge.outbox_limits import OutboxLimits
+from connectors.doors.mqtt_bridge.outbox_limits import OutboxLimits
+from connectors.plumbing.gateway_client.verdict_stream import VerdictStream, _Line
 from schemas.settings.settings import Settings
 from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord

@@ -9,8 +9,8 @@ import pytest
 
 from connectors.cli.doctor.findings import OK, WARN
 from connectors.cli.doctor.mqtt_sessions import check_queue
-from connectors.gateway.services.bridge_watch import BridgeWatch
-from connectors.mqtt_link.broker_figures import dropped_messages, read_figure
+from connectors.hub.services.bridge_watch import BridgeWatch
+from connectors.plumbing.mqtt_link.broker_figures import dropped_messages, read_figure
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until
 from tests.mqtt_wire import publish_all

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from connectors.launcher.launcher_file import LaunchRule, read_launchers
-from connectors.organism import agent_definitions
-from connectors.organism.agent_definitions import (
+from connectors.hub.launcher.launcher_file import LaunchRule, read_launchers
+from connectors.hub.organism import agent_definitions
+from connectors.hub.organism.agent_definitions import (
     AgentDefinition,
     Definitions,
     DefinitionWatch,
@@ -238,7 +238,7 @@ def test_the_launchers_that_come_with_us_have_a_command_for_each_agent() -> None
     agents = read_definitions(PROJECT_ROOT / "conf" / "agents").agents.values()
     assert {agent.image for agent in agents} == set(rules) - {Settings().agent_mcp.spawn_image}
     echo = rules["trunkline/echo"]
-    assert echo.filled_command() == [sys.executable, "-m", "connectors.samples.hub_agent"]
+    assert echo.filled_command() == [sys.executable, "-m", "connectors.tools.samples.hub_agent"]
     assert echo.filled_environment() == {"PYTHONPATH": str(PROJECT_ROOT)}
     assert echo.folder() == PROJECT_ROOT
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.organism.handler_descriptions import describe_handlers
-from connectors.organism.organism_file import OrganismError, load_organism
+from connectors.hub.organism.handler_descriptions import describe_handlers
+from connectors.hub.organism.organism_file import OrganismError, load_organism
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.out_of_band.sample_handlers import MODULE, NAMESPACE
@@ -113,8 +113,8 @@ def test_the_digest_is_another_when_the_file_or_a_handlers_class_is(
     module = tmp_path / "own_handlers_of_this_test.py"
     text = (
         "from dataclasses import dataclass\n"
-        "from connectors.xml_pump.handlers import handles\n"
-        "from connectors.xml_payloads.payload_types import payload\n"
+        "from connectors.doors.xml_pump.handlers import handles\n"
+        "from connectors.plumbing.xml_payloads.payload_types import payload\n"
         "@payload('ask', namespace='urn:example:1')\n@dataclass\nclass Ask:\n    text: str\n"
         "@handles(Ask)\nasync def f(message): pass\n"
     )

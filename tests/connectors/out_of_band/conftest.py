@@ -16,10 +16,10 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from connectors.doors.out_of_band.client import post_command
+from connectors.doors.out_of_band.command_document import Action, AddListener, command_bytes
+from connectors.doors.out_of_band.command_keys import key_id, load_private_key, private_key_file, sign
 from connectors.log.kafka_topic import ensure_topic
-from connectors.out_of_band.client import post_command
-from connectors.out_of_band.command_document import Action, AddListener, command_bytes
-from connectors.out_of_band.command_keys import key_id, load_private_key, private_key_file, sign
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import GatewaySettings, Settings, XmlPumpSettings
 from tests.broker_processes import BrokerProcess, kafka_at, wait_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from connectors.xml_payloads.payload_types import payload, to_xml
-from connectors.xml_pump.handlers import handles
+from connectors.doors.xml_pump.handlers import handles
+from connectors.plumbing.xml_payloads.payload_types import payload, to_xml
 
 MODULE = "tests.connectors.out_of_band.sample_handlers"
 NAMESPACE = "urn:example:sums:1"

@@ -8,14 +8,14 @@ import stat
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from connectors.out_of_band.command_document import (
+from connectors.doors.out_of_band.command_document import (
     AddListener,
     GetStatus,
     HotReload,
     ListListeners,
     RemoveListener,
 )
-from connectors.out_of_band.command_keys import key_id, sign
+from connectors.doors.out_of_band.command_keys import key_id, sign
 from tests.broker_processes import wait_until
 from tests.connectors.out_of_band.conftest import CommandStack
 from tests.connectors.out_of_band.sample_handlers import MODULE, NAMESPACE

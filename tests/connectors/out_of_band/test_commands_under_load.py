@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.out_of_band.client import give_command
-from connectors.out_of_band.command_document import AddListener, HotReload, RemoveListener
+from connectors.doors.out_of_band.client import give_command
+from connectors.doors.out_of_band.command_document import AddListener, HotReload, RemoveListener
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.xml_pump.pump_stack import PumpStack, document, element, listener, pump_stack
 
@@ -19,8 +19,8 @@ RATE = 100
 # Each waits for its answers, which on a busy machine may take a while.
 SENDERS = 24
 _HANDLERS = """
-from connectors.xml_pump.handlers import handles
-from connectors.xml_payloads.payload_types import to_xml
+from connectors.doors.xml_pump.handlers import handles
+from connectors.plumbing.xml_payloads.payload_types import to_xml
 from tests.connectors.xml_pump.pump_handlers import Work, Worked, note
 
 RELEASE = {release}

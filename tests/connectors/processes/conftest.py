@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.processes.session_host import SessionHost
+from connectors.programs.processes.session_host import SessionHost
 from tests.connectors.processes.session_processes import session_host
 
 

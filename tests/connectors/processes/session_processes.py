@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.processes.process_tree import clean_environment
-from connectors.processes.session_host import SessionHost
-from connectors.processes.session_runner import HANDLE_VARIABLE
+from connectors.plumbing.machine.process_tree import clean_environment
+from connectors.programs.processes.session_host import SessionHost
+from connectors.programs.processes.session_runner import HANDLE_VARIABLE
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import SessionRow
 from tests.broker_processes import wait_until

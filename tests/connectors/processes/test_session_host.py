@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.processes.process_tree import clean_environment, process_handle
-from connectors.processes.session_host import SessionHost
+from connectors.plumbing.machine.process_tree import clean_environment, process_handle
+from connectors.programs.processes.session_host import SessionHost
 from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
@@ -80,7 +80,7 @@ def test_the_command_of_a_session_has_its_users_umask_and_our_files_stay_private
 def test_the_command_begins_only_when_it_is_released(host: SessionHost) -> None:
     began = host.folder("s1") / "began"
     spec = host.prepare("s1", ["touch", str(began)], folder=Path.cwd(), environment=clean_environment())
-    module = "connectors.processes.session_runner"
+    module = "connectors.programs.processes.session_runner"
     code = f"import sys, {module} as r; r.RELEASE_S = 0.3; sys.exit(r.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, str(spec), "tmux/none/none"]
     done = subprocess.run(command, cwd=PROJECT_ROOT, timeout=30, capture_output=True)
@@ -211,7 +211,7 @@ def test_of_a_log_that_has_grown_large_only_the_end_is_read_and_the_next_run_beg
 
 STOP_AS_ANOTHER_USER = f"""
 import os, sys
-from connectors.processes.session_host import SessionHost
+from connectors.programs.processes.session_host import SessionHost
 from trunkline_agent.errors import TrunklineError
 from schemas.settings.settings import Settings
 host = SessionHost(Settings(data_dir=sys.argv[1]), use_tmux=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.processes.session_host import SessionHost
-from connectors.processes.session_keeper import SessionKeeper
+from connectors.programs.processes.session_host import SessionHost
+from connectors.programs.processes.session_keeper import SessionKeeper
 from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -174,8 +174,8 @@ def test_thousands_of_old_sessions_are_looked_at_together(host: SessionHost, tmp
 
 AS_ANOTHER_USER = f"""
 import os, sys
-from connectors.processes.session_host import SessionHost
-from connectors.processes.session_keeper import SessionKeeper
+from connectors.programs.processes.session_host import SessionHost
+from connectors.programs.processes.session_keeper import SessionKeeper
 from schemas.settings.settings import Settings
 from tests.connectors.processes.session_processes import session_row
 settings = Settings(data_dir=sys.argv[1])

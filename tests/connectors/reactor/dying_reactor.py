@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from connectors.live.live_view import LiveView
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.reactor.reactor import Reactor
 from connectors.log.kafka_topic import ensure_topic
-from connectors.reactor.reactor import Reactor
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import program_environment, with_kafka

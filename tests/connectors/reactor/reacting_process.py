@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from connectors.live.live_view import LiveView
-from connectors.reactor.reactor import Reactor
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.reactor.reactor import Reactor
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import load_settings
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from connectors.reactor.derived_records import derived_records
+from connectors.hub.reactor.derived_records import derived_records
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.fold.view_rows import Row

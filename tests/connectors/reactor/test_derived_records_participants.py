@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.reactor.derived_records import derived_records, stopped_with_task
+from connectors.hub.reactor.derived_records import derived_records, stopped_with_task
 from schemas.fold.settled import Settled
 from schemas.streams.agents.participants import AGENT_STOPPED, AgentJoined, ParticipantRow
 from schemas.streams.task.task_registry import (

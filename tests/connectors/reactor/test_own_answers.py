@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
-import connectors.reactor.own_answers as module
+import connectors.hub.reactor.own_answers as module
+from connectors.hub.reactor.own_answers import OwnAnswers
 from connectors.log.publisher import Append
-from connectors.reactor.own_answers import OwnAnswers
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import HandledMessage, MailboxLease, MessagesHandled

@@ -11,9 +11,9 @@ import pytest
 from deltalake import write_deltalake
 from kafka.admin import KafkaAdminClient
 
-import connectors.reactor.reactor as reactor_module
-from connectors.live.live_view import LiveView
-from connectors.reactor.derived_records import DOOR, derived_id, derived_records
+import connectors.hub.reactor.reactor as reactor_module
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.reactor.derived_records import DOOR, derived_id, derived_records
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import (
     REGISTRY_JOBS,

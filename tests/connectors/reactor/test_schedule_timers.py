@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from connectors.reactor.schedule_records import is_run, messages_of_run
-from connectors.reactor.schedule_timers import ScheduleTimers, has_lost_owner
+from connectors.hub.reactor.schedule_records import is_run, messages_of_run
+from connectors.hub.reactor.schedule_timers import ScheduleTimers, has_lost_owner
 from schemas.fold.settled import AppliedChange, Settled
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.principal.principals import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from connectors.live.log_clock import LogClock
-from connectors.live.settled_feed import SettledRecord
-from connectors.reactor.message_timers import MessageTimers
+from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.reactor.message_timers import MessageTimers
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.partitions import Position

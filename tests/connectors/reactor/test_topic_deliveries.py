@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.reactor.derived_records import derived_records
-from connectors.reactor.topic_deliveries import (
+from connectors.hub.reactor.derived_records import derived_records
+from connectors.hub.reactor.topic_deliveries import (
     Delivery,
     TopicsBySubscriber,
     delivery_of,

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-import connectors.reactor.reactor as reactor_module
-from connectors.live.live_view import LiveView
-from connectors.reactor.topic_deliveries import TOPIC_DOOR, Delivery
+import connectors.hub.reactor.reactor as reactor_module
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.reactor.topic_deliveries import TOPIC_DOOR, Delivery
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, AgentStopped

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from connectors.mqtt_bridge.bridge_records import incoming
-from connectors.reactor.few_notices import FewNotices
-from connectors.reactor.limits_of_principals import limits_of
-from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
+from connectors.doors.mqtt_bridge.bridge_records import incoming
+from connectors.hub.reactor.few_notices import FewNotices
+from connectors.hub.reactor.limits_of_principals import limits_of
+from connectors.hub.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import job_secret_purpose, mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.reactor.known_recipients import has_mailbox
-from connectors.reactor.topic_deliveries import ended_subscriptions
-from connectors.reactor.webhook_records import webhook_records
+from connectors.hub.reactor.known_recipients import has_mailbox
+from connectors.hub.reactor.topic_deliveries import ended_subscriptions
+from connectors.hub.reactor.webhook_records import webhook_records
 from schemas.keys.sealing import webhook_secret_purpose
 from schemas.streams.principal.principals import (
     PrincipalAddition,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.samples import hub_agent
+from connectors.tools.samples import hub_agent
 from tests.connectors.agent_sdk.small_server import Heard, answer, serving
 from trunkline_agent import Agent, Credentials
 from trunkline_agent.errors import Refused, TrunklineError

@@ -15,10 +15,10 @@ from pydantic import SecretStr
 
 from connectors.cli.keys import keys_command
 from connectors.cli.main import main
-from connectors.gateway.services.conversations import child_thread
-from connectors.gateway.services.task_credentials import task_token
-from connectors.local_stack import LocalStack
-from connectors.tls_keys.master_keys import activate, add_key, rotate
+from connectors.hub.services.conversations import child_thread
+from connectors.hub.services.task_credentials import task_token
+from connectors.plumbing.tls_keys.master_keys import activate, add_key, rotate
+from connectors.programs.local_stack import LocalStack
 from schemas.keys.sealing import Keyring, ensure_keyring, load_keyring, sealed_by
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import token_hash

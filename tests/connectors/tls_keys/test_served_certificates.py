@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from connectors.cli.doctor.certificates import check_certificates
-from connectors.tls_keys.served_certificates import (
+from connectors.plumbing.tls_keys.served_certificates import (
     CertificateMetrics,
     CertificateWatch,
     certificate_ends,
     reload_chain,
 )
-from connectors.tls_keys.tls_files import create
+from connectors.plumbing.tls_keys.tls_files import create
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import START_S, GatewayProcess
@@ -69,7 +69,7 @@ def test_doctor_warns_three_weeks_before_the_end_of_a_certificate(
         def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
             return first - timedelta(days=days)
 
-    monkeypatch.setattr("connectors.tls_keys.served_certificates.datetime", Clock)
+    monkeypatch.setattr("connectors.plumbing.tls_keys.served_certificates.datetime", Clock)
     found = check_certificates(settings)
     assert found.level == level
     assert f"{first:%Y-%m-%d}" in found.found

@@ -15,8 +15,8 @@ import pytest
 from cryptography import x509
 
 from connectors.cli.main import main
-from connectors.tls_keys.tls_authority import new_authority, new_leaf, why_not_good
-from connectors.tls_keys.tls_files import SERVERS, client_name, create
+from connectors.plumbing.tls_keys.tls_authority import new_authority, new_leaf, why_not_good
+from connectors.plumbing.tls_keys.tls_files import SERVERS, client_name, create
 from trunkline_agent.errors import Refused, TrunklineError, UsageError
 
 pytestmark = pytest.mark.requirement("JE-23")

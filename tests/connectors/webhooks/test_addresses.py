@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from connectors.webhooks.addresses import AddressRefusedError, AddressRule
-from connectors.webhooks.webhook_client import Target, WebhookClient
+from connectors.hub.webhooks.addresses import AddressRefusedError, AddressRule
+from connectors.hub.webhooks.webhook_client import Target, WebhookClient
 from schemas.settings.settings import WebhookSettings
 from tests.connectors.webhooks.receiver import receiving
 from tests.connectors.webhooks.webhook_hub import SECRET

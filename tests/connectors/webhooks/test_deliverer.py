@@ -11,9 +11,9 @@ import structlog
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
-from connectors.dashboard.shown_rows import record_as_json
-from connectors.gateway.fairness.byte_budget import ByteBudget
-from connectors.gateway.feed.settled_stream import settled_as_json
+from connectors.doors.dashboard.shown_rows import record_as_json
+from connectors.hub.fairness.byte_budget import ByteBudget
+from connectors.hub.lists.settled_stream import settled_as_json
 from schemas.keys.sealing import webhook_secret_purpose
 from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,

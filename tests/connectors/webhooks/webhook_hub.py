@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from connectors.gateway.webhooks.webhook_calls import WebhookMailboxes
-from connectors.live.settled_feed import SettledRecord
-from connectors.reactor.message_timers import MessageTimers
-from connectors.webhooks.deliverer import Deliverer
-from connectors.webhooks.webhook_client import WebhookClient
-from connectors.webhooks.webhook_health import WebhookHealth
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.reactor.message_timers import MessageTimers
+from connectors.hub.webhooks.deliverer import Deliverer
+from connectors.hub.webhooks.webhook_client import WebhookClient
+from connectors.hub.webhooks.webhook_health import WebhookHealth
+from connectors.operations.webhooks.webhook_calls import WebhookMailboxes
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.settings.settings import Settings, WebhookSettings

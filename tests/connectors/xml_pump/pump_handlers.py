@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connectors.xml_pump import payload, to_xml
-from connectors.xml_pump.handlers import HandlerContext, ListenerMessage, handles
-from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
+from connectors.doors.xml_pump import payload, to_xml
+from connectors.doors.xml_pump.handlers import HandlerContext, ListenerMessage, handles
+from connectors.doors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
 
 FOLDER_VARIABLE = "PUMP_TEST_FOLDER"
 SPACE = "urn:example:pump:1"

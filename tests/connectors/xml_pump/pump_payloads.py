@@ -8,7 +8,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Literal
 
-from connectors.xml_pump import payload
+from connectors.doors.xml_pump import payload
 
 THREAD = "0b5e7c1e-2f7b-4f0e-9f1c-1234567890ab"
 HEAD = '<message xmlns="urn:trunkline:envelope:1">'

@@ -99,7 +99,9 @@ class PumpStack:
     def start_pump(self, settings: Settings | None = None, *, wait: bool = True) -> ProgramProcess:
         """One more pump."""
         number = next(self._numbers)
-        pump = ProgramProcess("connectors.xml_pump", settings or self.settings, self.folder, f"pump{number}")
+        pump = ProgramProcess(
+            "connectors.doors.xml_pump", settings or self.settings, self.folder, f"pump{number}"
+        )
         self.pumps.append(pump)
         if wait:
             pump.wait_ready()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from connectors.xml_pump import payload
-from connectors.xml_pump.handlers import HandlerError, handler_in, handles, imported, load_handler
+from connectors.doors.xml_pump import payload
+from connectors.doors.xml_pump.handlers import HandlerError, handler_in, handles, imported, load_handler
 
 
 @payload("thing", namespace="urn:example:handlers:1")
@@ -99,8 +99,8 @@ def test_what_cannot_be_a_handler_is_refused_where_it_is_written():
 
 SOURCE = """
 from dataclasses import dataclass
-from connectors.xml_pump import payload
-from connectors.xml_pump.handlers import handles
+from connectors.doors.xml_pump import payload
+from connectors.doors.xml_pump.handlers import handles
 
 @payload("thing", namespace="urn:example:handlers:1")
 @dataclass

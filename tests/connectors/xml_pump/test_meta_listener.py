@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from connectors.xml_payloads.deliveries import ListenerInfo, listener_from
-from connectors.xml_pump.handlers import ListenerMessage
-from connectors.xml_pump.special_listeners import META_NAMESPACE, answer_meta
-from connectors.xml_wire.faults import Faulty, XmlLimits
+from connectors.doors.xml_pump.handlers import ListenerMessage
+from connectors.doors.xml_pump.special_listeners import META_NAMESPACE, answer_meta
+from connectors.plumbing.xml_payloads.deliveries import ListenerInfo, listener_from
+from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits
 
 LIST, DESCRIBE = "<list/>", '<describe listener="calculator"/>'
 

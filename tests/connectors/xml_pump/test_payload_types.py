@@ -13,8 +13,8 @@ from typing import Any, Literal
 import pytest
 from lxml import etree
 
-from connectors.xml_payloads.payload_types import PayloadType, from_element
-from connectors.xml_pump import Pipeline, payload, payload_type_of, to_xml
+from connectors.doors.xml_pump import Pipeline, payload, payload_type_of, to_xml
+from connectors.plumbing.xml_payloads.payload_types import PayloadType, from_element
 from tests.connectors.xml_pump.pump_payloads import SPACE, Calculate, EveryKind, Part
 
 pytestmark = pytest.mark.requirement("XP-01")

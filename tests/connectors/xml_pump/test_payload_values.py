@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from connectors.xml_payloads.payload_types import from_element
-from connectors.xml_pump import Pipeline, payload, payload_type_of, to_xml
-from connectors.xml_wire.faults import Faulty
-from connectors.xml_wire.safe_xml import canonical_bytes
+from connectors.doors.xml_pump import Pipeline, payload, payload_type_of, to_xml
+from connectors.plumbing.xml_payloads.payload_types import from_element
+from connectors.plumbing.xml_wire.faults import Faulty
+from connectors.plumbing.xml_wire.safe_xml import canonical_bytes
 from tests.connectors.xml_pump.pump_payloads import Calculate, Colour, EveryKind, Part
 
 pytestmark = [pytest.mark.requirement("XP-01"), pytest.mark.requirement("XP-02")]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connectors.xml_payloads.huh import huh
-from connectors.xml_pump import Pipeline, payload_type_of
-from connectors.xml_wire.envelope import open_answer, text_payload, wrapped
-from connectors.xml_wire.faults import Faulty, XmlRefused
-from connectors.xml_wire.safe_xml import canonical_bytes, repair
+from connectors.doors.xml_pump import Pipeline, payload_type_of
+from connectors.plumbing.xml_payloads.huh import huh
+from connectors.plumbing.xml_wire.envelope import open_answer, text_payload, wrapped
+from connectors.plumbing.xml_wire.faults import Faulty, XmlRefused
+from connectors.plumbing.xml_wire.safe_xml import canonical_bytes, repair
 from tests.connectors.xml_pump.hostile_documents import DOCUMENTS
 from tests.connectors.xml_pump.pump_payloads import Calculate, calculate, enveloped
 

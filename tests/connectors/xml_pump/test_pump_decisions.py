@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
-from connectors.xml_pump import payload, to_xml
-from connectors.xml_pump.dispatcher import Dispatcher
-from connectors.xml_pump.gateway_link import Leased, NotTaken
-from connectors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
-from connectors.xml_pump.listener_table import TableMaker
-from connectors.xml_pump.pump import Pump
-from connectors.xml_pump.settling import Settler
-from connectors.xml_wire.faults import XmlLimits
+from connectors.doors.xml_pump import payload, to_xml
+from connectors.doors.xml_pump.dispatcher import Dispatcher
+from connectors.doors.xml_pump.gateway_link import Leased, NotTaken
+from connectors.doors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
+from connectors.doors.xml_pump.listener_table import TableMaker
+from connectors.doors.xml_pump.pump import Pump
+from connectors.doors.xml_pump.settling import Settler
+from connectors.plumbing.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
+from connectors.plumbing.xml_wire.faults import XmlLimits
 from trunkline_agent.errors import BackboneUnreachable
 
 SPACE = "urn:example:decisions:1"

@@ -182,7 +182,7 @@ def test_what_was_done_while_the_gateway_was_away_is_told_when_it_is_back(stack:
     (stack.folder / RELEASE).touch()
     wait_until(lambda: '"what": "settle"' in pump.log(), what="it cannot tell")
     stack.gateway.program = ProgramProcess(
-        "connectors.gateway_program", stack.gateway.settings, stack.folder, "back"
+        "connectors.programs.gateway_program", stack.gateway.settings, stack.folder, "back"
     )
     stack.gateway.program.wait_ready()
     assert [one["type"] for one in asker.answers(1)] == ["found"]
@@ -193,8 +193,8 @@ def test_what_was_done_while_the_gateway_was_away_is_told_when_it_is_back(stack:
 GREETING = f'''
 import asyncio
 from dataclasses import dataclass
-from connectors.xml_pump import payload, to_xml
-from connectors.xml_pump.handlers import handles
+from connectors.doors.xml_pump import payload, to_xml
+from connectors.doors.xml_pump.handlers import handles
 from tests.connectors.xml_pump.pump_handlers import RELEASE, Worked, folder, note
 
 @payload("greet", namespace="{SPACE}")

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.local_stack.part import Part
-from connectors.local_stack.part_plan import ALL_PARTS, STOP_ORDER, XML_PUMP
-from connectors.local_stack.program_plans import xml_pump_plan
-from connectors.local_stack.stack import plans_of
-from connectors.xml_pump.pump_program import take_name
+from connectors.doors.xml_pump.pump_program import take_name
+from connectors.programs.local_stack.part import Part
+from connectors.programs.local_stack.part_plan import ALL_PARTS, STOP_ORDER, XML_PUMP
+from connectors.programs.local_stack.program_plans import xml_pump_plan
+from connectors.programs.local_stack.stack import plans_of
 from schemas.settings.settings import Settings, XmlPumpSettings
 from tests.broker_processes import wait_until
 

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from connectors.xml_payloads.deliveries import leased_from
-from connectors.xml_pump.dispatcher import limit_in, task_name
-from connectors.xml_pump.gateway_link import HttpAnswer, HttpConnections
-from connectors.xml_pump.pump_program import EXIT_BLOCKED, LoopWatchdog
+from connectors.doors.xml_pump.dispatcher import limit_in, task_name
+from connectors.doors.xml_pump.gateway_link import HttpAnswer, HttpConnections
+from connectors.doors.xml_pump.pump_program import EXIT_BLOCKED, LoopWatchdog
+from connectors.plumbing.xml_payloads.deliveries import leased_from
 from tests.broker_processes import LOOPBACK, free_port
 from tests.connectors.agent_sdk.small_proxy import dropping, resolving
 from trunkline_agent.errors import BackboneUnreachable, UsageError

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from connectors.xml_wire.faults import XmlRefused
-from connectors.xml_wire.safe_xml import canonical_bytes, repair
+from connectors.plumbing.xml_wire.faults import XmlRefused
+from connectors.plumbing.xml_wire.safe_xml import canonical_bytes, repair
 from tests.programs import run_program
 
 # Documents from which libxml2's recovery loses something, changes it, or doubles it.
@@ -100,8 +100,8 @@ def test_a_document_that_is_not_worth_it_is_not_repaired() -> None:
 # In a process of its own: it would wait for ever if it opened the pipe.
 _SHOWN = """
 import sys
-from connectors.xml_wire.faults import Faulty, XmlRefused
-from connectors.xml_wire.envelope import open_answer
+from connectors.plumbing.xml_wire.faults import Faulty, XmlRefused
+from connectors.plumbing.xml_wire.envelope import open_answer
 from tests.connectors.xml_pump.test_pipeline_corpus import CORPUS, PIPELINE
 opened = []
 sys.addaudithook(lambda event, args: opened.append(event) if event in ("open", "socket.connect") else None)

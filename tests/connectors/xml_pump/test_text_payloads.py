@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.xml_payloads.deliveries import Done, leased_from, listener_from
-from connectors.xml_pump import payload, to_xml
-from connectors.xml_pump.dispatcher import Dispatcher
-from connectors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
-from connectors.xml_pump.listener_table import TableMaker
-from connectors.xml_wire.faults import XmlLimits
+from connectors.doors.xml_pump import payload, to_xml
+from connectors.doors.xml_pump.dispatcher import Dispatcher
+from connectors.doors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
+from connectors.doors.xml_pump.listener_table import TableMaker
+from connectors.plumbing.xml_payloads.deliveries import Done, leased_from, listener_from
+from connectors.plumbing.xml_wire.faults import XmlLimits
 
 SPACE = "urn:example:texts:1"
 

@@ -1,7 +1,7 @@
 """A gateway with a planted bug: it answers for messages before Kafka has them. For the test of the harness.
 
-It runs in the place of `connectors.gateway`. An acknowledged message stays in memory for a while, as in a
-careless buffer. A kill in that time loses it.
+It runs in the place of `connectors.doors.http_api`. An acknowledged message stays in memory for a while, as in
+a careless buffer. A kill in that time loses it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import runpy
 import threading
 from typing import Final
 
-from connectors.gateway.services.log_appender import LogAppender
-from connectors.live.settled_feed import SettledRecord
+from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.services.log_appender import LogAppender
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
@@ -52,4 +52,4 @@ def install() -> None:
 
 if __name__ == "__main__":
     install()
-    runpy.run_module("connectors.gateway_program", run_name="__main__", alter_sys=True)
+    runpy.run_module("connectors.programs.gateway_program", run_name="__main__", alter_sys=True)

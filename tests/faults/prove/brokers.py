@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.log_access.event_topic import admin_client
 from tests.broker_processes import LOOPBACK, BrokerProcess, accepts, kafka_at, make_kafka, make_mosquitto
 from tests.tcp_proxy import PASS, TcpProxy

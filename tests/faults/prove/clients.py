@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from connectors.file_bridge.queue_root import queue_root
-from connectors.gateway_client.operator_token import ensure_operator_token
+from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages
 from tests.faults.prove.client_faults import ClientFault, ClientFaults

@@ -43,7 +43,7 @@ def install_ack_points(points: Points) -> None:
 
 def install_reactor_steps(points: Points) -> None:
     """At each step that the reactor tells."""
-    from connectors.gateway_program import program
+    from connectors.programs.gateway_program import program
 
     program.Reactor = partial(program.Reactor, step=lambda name: points.hit(f"reactor_{name}"))  # type: ignore
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pyarrow as pa
 
-from connectors.file_bridge.queue_root import queue_root
-from connectors.live.live_view import LiveView
+from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from connectors.local_stack.part_plan import BRIDGE, GATEWAY
+from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY
 from tests.faults.prove import store_faults
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.client_faults import ClientFault

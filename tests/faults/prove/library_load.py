@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from connectors.local_stack import child_process
+from connectors.programs.local_stack import child_process
 from schemas.settings.settings import PROJECT_ROOT
 from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED, Finding, Line, Mail
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, is_armed

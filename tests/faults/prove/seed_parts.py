@@ -20,13 +20,13 @@ from typing import Final
 import psutil
 import yaml
 
-from connectors.gateway_client.operator_token import ensure_operator_token
-from connectors.launcher.local_processes import stop_all
-from connectors.local_stack import Part, child_process, free_port
-from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
-from connectors.local_stack.program_plans import READY_FILE
-from connectors.local_stack.stack import PLANS
+from connectors.hub.launcher.local_processes import stop_all
 from connectors.log.kafka_topic import ensure_topic
+from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.programs.local_stack import Part, child_process, free_port
+from connectors.programs.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
+from connectors.programs.local_stack.program_plans import READY_FILE
+from connectors.programs.local_stack.stack import PLANS
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import (
     PROJECT_ROOT,
@@ -50,11 +50,11 @@ from tests.tcp_proxy import PASS, TcpProxy
 
 PARTS: Final = (GATEWAY, PEER, BRIDGE, FILES, XML_PUMP, STREAMS)
 MODULES: Final = {
-    GATEWAY: "connectors.gateway_program",
-    PEER: "connectors.gateway_program",
-    BRIDGE: "connectors.mqtt_bridge",
-    FILES: "connectors.file_bridge",
-    XML_PUMP: "connectors.xml_pump",
+    GATEWAY: "connectors.programs.gateway_program",
+    PEER: "connectors.programs.gateway_program",
+    BRIDGE: "connectors.doors.mqtt_bridge",
+    FILES: "connectors.doors.file_bridge",
+    XML_PUMP: "connectors.doors.xml_pump",
 }
 LISTENER: Final = "worker"
 IDLE: Final = "idle"

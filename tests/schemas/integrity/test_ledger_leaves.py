@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connectors.audit.ledger_files_reader import LedgerFiles, LedgerPart
-from connectors.audit.statistics_check import StatisticsCheck
+from connectors.tools.audit.ledger_files_reader import LedgerFiles, LedgerPart
+from connectors.tools.audit.statistics_check import StatisticsCheck
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, NO_LEAF, encoded_rows, ledger_leaves

@@ -8,8 +8,8 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
-from connectors.gateway.web import answers
-from connectors.job_tools.job_registry import register_job
+from connectors.hub.serving import answers
+from connectors.tools.job_tools.job_registry import register_job
 from schemas.streams.job.job_registry import DESCRIPTION_LIMIT
 from schemas.wire.wire_body import Note, Printable, first_fault
 from tests.schemas.job_records import KEYRING

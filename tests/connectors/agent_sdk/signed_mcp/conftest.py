@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from tests.connectors.agent_sdk.signed_mcp.signed_door import SignedDoor
 from trunkline_agent.mcp.signing import new_key_pair
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mcp import Client, MCPError
 from mcp.types import REQUEST_TIMEOUT
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.agent_sdk.signed_mcp.conftest import key_pair, write_key
 from tests.connectors.agent_sdk.signed_mcp.signed_door import SignedDoor

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from connectors.launcher.launcher_file import read_launchers
-from connectors.local_stack import free_port
-from connectors.samples.mcp_agent import FINISH, OPERATOR, main
+from connectors.hub.launcher.launcher_file import read_launchers
+from connectors.programs.local_stack import free_port
+from connectors.tools.samples.mcp_agent import FINISH, OPERATOR, main
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_sdk.signed_mcp.conftest import key_pair, write_key
@@ -33,7 +33,7 @@ def agent(url: str, key: Path | str, command: list[str] | None = None) -> Iterat
     """The agent `ann`, gone when the block ends; with the command of `RULE` as the launcher would start it."""
     names = {"AGENT_ID": "ann", "AGENT_KEY_PATH": str(key), "MCP_SERVER_URL": url}
     process = start_program(
-        command or forked_command("connectors.samples.mcp_agent"),
+        command or forked_command("connectors.tools.samples.mcp_agent"),
         cwd=RULE.folder(),
         env={"PATH": os.environ["PATH"], **RULE.filled_environment(), **names},
     )
@@ -144,7 +144,7 @@ def test_it_ends_when_its_key_is_gone_or_is_refused_or_its_gateway_is_away_for_t
             4,
             "mcp agent: the gateway answers 403: not signed\n",
         )
-    program = "import sys, connectors.samples.mcp_agent as a; a.GIVE_UP_S = 0.5; sys.exit(a.main())"
+    program = "import sys, connectors.tools.samples.mcp_agent as a; a.GIVE_UP_S = 0.5; sys.exit(a.main())"
     with agent(f"http://127.0.0.1:{free_port()}", other, [sys.executable, "-c", program]) as process:
         assert process.wait(20) == 5
         assert process.communicate()[1] == (

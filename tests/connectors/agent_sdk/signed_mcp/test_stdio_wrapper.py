@@ -20,7 +20,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED
 
-from connectors.local_stack import free_port
+from connectors.programs.local_stack import free_port
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_sdk.signed_mcp.conftest import key_pair, write_key

@@ -1,0 +1,114 @@
+"""The dashboard's rejected records: the count of each reason, and the newest records of each reason."""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from connectors.doors.dashboard.past_records_reader import newest_rejected, rejected_before
+from connectors.doors.dashboard.shown_rows import is_shown
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.settled_feed import SettledRecord
+from schemas.settings.settings import Settings
+from schemas.wire.partitions import Position
+from trunkline_agent.errors import TrunklineError
+from trunkline_agent.wire.verdicts import FOLD_FAILED, REJECTED
+
+log = structlog.stdlib.get_logger(__name__)
+
+# The number of records that are kept of each reason. All are counted.
+KEPT: Final = 200
+# Larger values are not kept. They are read from the ledger when a caller asks for them.
+_VALUE_BYTES: Final = 8192
+_LOADED: Final = 1000
+
+
+class Rejections:
+    """Counts of rejected records by reason, and the newest 200 records of each reason. Thread-safe.
+
+    `settled` adds records from the start of the gateway on. `load` adds the earlier ones from the ledger.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: dict[int, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._newest: dict[str, list[SettledRecord]] = {}
+
+    def settled(self, records: Sequence[SettledRecord]) -> None:
+        """Count and keep the rejected records of a batch.
+
+        The live view's thread calls this method with each batch of settled records.
+        """
+        with self._lock:
+            for record in records:
+                self._first.setdefault(record.position.partition, record.position.offset)
+                if record.verdict == REJECTED:
+                    self._counts[record.reason or FOLD_FAILED] += 1
+                    self._keep(record)
+
+    def load(self, settings: Settings, live_view: LiveView) -> None:
+        """Add the ledger's rejected records that are older than the first record that `settled` received.
+
+        All are counted. Only the newest 1,000 are read in full, and of each reason at most the newest 200 are
+        kept. Blocks while it reads the ledger, so call it once in a thread of its own. If the ledger cannot be
+        read, it logs a warning and adds nothing.
+        """
+        with self._lock:
+            before = {**live_view.next_offsets(), **self._first}
+        try:
+            counts = rejected_before(settings, before)
+            newest = newest_rejected(settings, _LOADED)
+        except TrunklineError as error:
+            log.warning("rejections_not_loaded", why=str(error))
+            return
+        with self._lock:
+            self._counts.update(counts)
+            for record in newest:
+                if record.position.offset < before.get(record.position.partition, 0):
+                    self._keep(record)
+
+    def by_reason(self, role: str) -> list[dict[str, Any]]:
+        """Return `reason`, `count` and `last_ms` of each reason, the most frequent reason first.
+
+        `count` is the same for all roles. `last_ms` is the log time of the reason's newest record that this
+        role may see, in milliseconds since 1970 UTC. It is None if there is no such record in memory.
+        """
+        with self._lock:
+            return [
+                {"reason": reason, "count": count, "last_ms": self._last_ms(reason, role)}
+                for reason, count in self._counts.most_common()
+            ]
+
+    def newest(self, reason: str | None, role: str, limit: int) -> list[SettledRecord]:
+        """Return at most `limit` rejected records that this role may see, newest first.
+
+        `reason` is a reason such as `bad_signature`; None means all reasons. An unknown reason gives an empty
+        list. A record whose value has more than 8,192 bytes has the value None.
+        """
+        with self._lock:
+            kept = self._newest.values() if reason is None else [self._newest.get(reason, [])]
+            held = sorted(chain.from_iterable(kept), key=_when, reverse=True)
+        return [record for record in held if is_shown(record, role)][:limit]
+
+    def _last_ms(self, reason: str, role: str) -> int | None:
+        newest_first = reversed(self._newest.get(reason, []))
+        return next((record.logged_at_us // 1000 for record in newest_first if is_shown(record, role)), None)
+
+    def _keep(self, record: SettledRecord) -> None:
+        if len(record.value or b"") > _VALUE_BYTES:
+            record = msgspec.structs.replace(record, value=None)
+        kept = self._newest.setdefault(record.reason or FOLD_FAILED, [])
+        insort(kept, record, key=_when)
+        del kept[:-KEPT]
+
+
+def _when(record: SettledRecord) -> tuple[int, Position]:
+    return record.logged_at_us, record.position

@@ -1,0 +1,131 @@
+"""The file bridge, `python -m connectors.doors.file_bridge`, between file queue and mailboxes (FQ-15 to FQ-17).
+
+A queue has one bridge at a time. A second bridge waits until the first one has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Final
+
+import structlog
+
+from connectors.doors.file_bridge.bridge import Consumers, FileBridge
+from connectors.doors.file_bridge.long_bodies import GatewayBlobs
+from connectors.doors.file_bridge.mailbox_follower import MailboxFollower
+from connectors.doors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRules
+from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.records import DOOR
+from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
+from connectors.plumbing.terminal.json_log import configure_json_log
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import Settings, SettingsError, load_settings
+from trunkline_agent.errors import TrunklineError
+
+log = structlog.stdlib.get_logger("connectors.doors.file_bridge")  # __name__ is __main__ when it runs
+
+LOCK: Final = ".bridge.lock"
+_TICK_S: Final = 0.2
+_STOP_S: Final = 5.0
+
+
+def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
+    """Wait until no other bridge serves this queue, and take the lock that keeps others out.
+
+    It waits without a time limit, until `stop` is set.
+
+    Returns:
+        The open lock file, whose closing releases the lock; None if `stop` was set before the lock was free.
+
+    Raises:
+        OSError: The lock file in the queue's folder cannot be opened.
+    """
+    root = queue_root(settings)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Never follow a link, and do not block on a pipe in place of the file.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    lock = os.fdopen(os.open(root / LOCK, flags, 0o600), "r+b", buffering=0)
+    is_logged = False
+    while not stop.is_set():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_logged:
+                log.info("standby", root=str(root))
+                is_logged = True
+            stop.wait(_TICK_S)
+        else:
+            return lock
+    lock.close()
+    return None
+
+
+def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
+    """Wait until no other bridge serves the queue, then pass messages in both directions until `stop` is set.
+
+    While Kafka, the gateway or a file is unavailable, the bridge logs that and tries again.
+
+    Args:
+        settings: The settings of the queue, the log and the gateway.
+        stop: Ends the bridge when it is set. The bridge sets it itself when it fails.
+        ready_file: A file to create or touch whenever no message waits in the files; None for no such file.
+
+    Raises:
+        TrunklineError: The topic does not match the settings.
+        OSError: The lock file in the queue's folder cannot be opened.
+    """
+    lock = wait_alone(settings, stop)
+    if lock is None:
+        return
+    consumers = Consumers()
+    verdicts = VerdictStream(settings, VERDICT_WAIT_S, DOOR)
+    rules = BridgeRules(verdicts)
+    blobs = GatewayBlobs(settings, lambda: verdicts.up)
+    ready = (lambda: None) if ready_file is None else ready_file.touch
+    follower = MailboxFollower(settings, stop, consumers, rules)
+    with lock:
+        verdicts.start()
+        follower.start()
+        try:
+            FileBridge(settings, stop, consumers, rules, blobs, follower.agents, ready).run()
+        finally:
+            stop.set()
+            verdicts.close()
+            follower.join(_STOP_S)
+
+
+def main() -> int:
+    """Run the bridge until SIGTERM or SIGINT, and return the process's exit code.
+
+    The exit code is 0 after a signal, 1 for an unusable queue folder, and 2 for invalid settings. Otherwise it
+    is that of the TrunklineError that ended the bridge.
+    """
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"file_bridge: {error}", file=sys.stderr)
+        return 2
+    configure_json_log("file_bridge", [])
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ready = os.environ.get("TRUNKLINE_READY_FILE")
+    try:
+        run(settings, stop, Path(ready) if ready else None)
+    except (TrunklineError, SettingsError, OSError) as error:
+        log.error("refused_to_start", error=str(error))
+        if isinstance(error, OSError):
+            return 1
+        return error.exit_code if isinstance(error, TrunklineError) else 2
+    log.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    keep_files_private()
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The limits of the messages that agents publish over MQTT (LM-05), as the bridge enforces them.
+
+A message beyond a limit is not appended to the log. Its sender gets a receipt with the reason, and the broker
+the acknowledgement. The bridge reads the rates of the agents from the gateway. It learns from a verdict that a
+mailbox is full, and then refuses messages to this mailbox for a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from connectors.plumbing.mqtt_link.payloads import read_payload
+from connectors.plumbing.network.few_refusals import FewRefusals
+from connectors.plumbing.network.token_buckets import TokenBuckets
+from schemas.streams.refused.refusal import RefusalReason
+from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.verdicts import MAILBOX_FULL, RATE_LIMITED, REJECTED
+
+ROUTE: Final = "MQTT outbox"
+FULL_S: Final = 1.0
+_MOST: Final = 10_000
+
+
+class Answer(NamedTuple):
+    """The receipt of a message that is not appended. `retry_after_s` is at least 1, or None."""
+
+    verdict: str | None
+    reason: str | None
+    retry_after_s: int | None
+
+
+class _Said(msgspec.Struct):
+    to: str | None = None
+    body: msgspec.Raw = msgspec.Raw(b"")
+
+
+_said = msgspec.json.Decoder(_Said)
+
+
+class OutboxLimits:
+    """The limits of the agents of one broker. Thread-safe.
+
+    A message that is in the log already is never refused, because its sender would believe that it is not
+    there. So the bridge appends what the broker delivers again. For bytes that are among the newest 10,000
+    appended, and beyond a limit now, it repeats the receipt.
+
+    Args:
+        record: Appends a record of a refusal to the log.
+        clock: Returns seconds and never goes back.
+    """
+
+    def __init__(
+        self, record: Callable[[OutgoingRecord], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._refusals = FewRefusals(record, clock, door="mqtt")
+        self._rates: TokenBuckets[tuple[str, str]] = TokenBuckets(1, 1, clock, _MOST)
+        self._per_minute: dict[str, tuple[int | None, int | None]] = {}
+        self._full_until: OrderedDict[str, float] = OrderedDict()
+        # The messages appended last by the id of their record, with their receipts; None: not settled yet.
+        self._appended: OrderedDict[str, Answer | None] = OrderedDict()
+
+    def learn(self, agents: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the rates of all agents. `agents` are the objects of the gateway's list of MQTT agents."""
+        found = {
+            str(one["agent_name"]): (one.get("messages_per_minute"), one.get("bytes_per_minute"))
+            for one in agents
+        }
+        with self._lock:
+            self._per_minute = {name: rates for name, rates in found.items() if rates != (None, None)}
+
+    def admit(self, agent: str, ce_id: str, payload: bytes, *, is_repeated: bool) -> Answer | None:
+        """Count a message of an agent. Return None if it is to be appended, otherwise the receipt to send.
+
+        A refusal is recorded, at a bounded rate. `ce_id` is the id of the message's record. `is_repeated` is
+        whether the broker marks the message as delivered again.
+        """
+        said = read_payload(_said, payload) or _Said()
+        with self._lock:
+            known = self._appended.get(ce_id)
+            refusal = None
+            if not is_repeated and known is not None:
+                refusal = self._too_often(agent, said)
+            elif not is_repeated and ce_id not in self._appended:
+                refusal = self._full(said) or self._too_often(agent, said)
+            if refusal is None:
+                self._remember(ce_id, known)
+                return None
+            reason: RefusalReason = "mailbox_full" if refusal.reason == MAILBOX_FULL else "rate_limited"
+            self._refusals.record(reason, _WHY[reason], agent, ROUTE)
+            return refusal if known is None else known
+
+    def settled(self, ce_id: str, payload: bytes, verdict: str | None, reason: str | None) -> int | None:
+        """Note the verdict on an appended message. Return after how many seconds it may be sent again.
+
+        Returns None if no limit refused the message. `verdict` is None if it did not come in time, and `reason`
+        is None if the message was not rejected.
+        """
+        said = read_payload(_said, payload) if reason == MAILBOX_FULL else None
+        return self._settled(ce_id, None if said is None else said.to, verdict, reason)
+
+    def late(self, ce_id: str, payload: bytes) -> Callable[[str | None, str | None], int | None]:
+        """Return a function that notes a verdict on a message when its receipt has been sent without one.
+
+        The function does not keep the payload, because there may be many that wait.
+        """
+        said = read_payload(_said, payload)
+        return partial(self._settled, ce_id, None if said is None else said.to)
+
+    def _settled(self, ce_id: str, to: str | None, verdict: str | None, reason: str | None) -> int | None:
+        wait_s = _whole(FULL_S) if reason == MAILBOX_FULL else None
+        with self._lock:
+            self._remember(ce_id, Answer(verdict, reason, wait_s))
+            if wait_s is not None and to is not None:
+                self._full_until[to] = self._clock() + FULL_S
+                self._full_until.move_to_end(to)
+                if len(self._full_until) > _MOST:
+                    self._full_until.popitem(last=False)
+        return wait_s
+
+    def _remember(self, ce_id: str, answer: Answer | None) -> None:
+        self._appended[ce_id] = answer
+        self._appended.move_to_end(ce_id)
+        if len(self._appended) > _MOST:
+            self._appended.popitem(last=False)
+
+    def _full(self, said: _Said) -> Answer | None:
+        until = None if said.to is None else self._full_until.get(said.to)
+        left_s = 0.0 if until is None else until - self._clock()
+        return Answer(REJECTED, MAILBOX_FULL, _whole(left_s)) if left_s > 0 else None
+
+    def _too_often(self, agent: str, said: _Said) -> Answer | None:
+        for what, count, per_minute in zip(
+            ("messages", "bytes"), (1, len(said.body)), self._per_minute.get(agent, ()), strict=False
+        ):
+            if per_minute is None:
+                continue
+            wait_s = self._rates.take((agent, what), count, per_minute)
+            if wait_s:
+                return Answer(REJECTED, RATE_LIMITED, _whole(wait_s))
+        return None
+
+
+_WHY: Final[dict[RefusalReason, str]] = {
+    "mailbox_full": "the mailbox is full",
+    "rate_limited": "the agent publishes more messages or bytes a minute than it may",
+}
+
+
+def _whole(seconds: float) -> int:
+    return max(1, round(seconds))

@@ -1,5 +1,0 @@
-"""Operations on agent definitions, participants and MQTT agents.
-
-May import the tasks of `connectors.gateway.work`, because spawning an agent starts a task. No other route
-packages.
-"""

@@ -1,0 +1,178 @@
+"""The thread that writes the live view's changes to its local store, every five seconds.
+
+Delivers: entries, rows and the place in the log up to which the store has them, in one synced transaction.
+Acknowledges when: never; no request waits for the store, because the log has every record.
+Loses when: the process is killed. The next start reads the records after the store's place from the log again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import lmdb
+import structlog
+
+from connectors.hub.live.live_state import LiveState
+from connectors.plumbing.network.backoff import Backoff
+from schemas.state_store.gateway_store import GatewayStore
+from schemas.state_store.local_store import StoreDamaged, StoreMoved
+from trunkline_agent.errors import TrunklineError
+
+log = structlog.stdlib.get_logger(__name__)
+T = TypeVar("T")
+
+# A message that is posted and read in this time is written once.
+_EVERY_S: Final = 5.0
+# After so many changes the thread rests, because all threads of the gateway share one interpreter.
+_AT_ONCE: Final = 50
+_REST_S: Final = 0.002
+# Write earlier, and without rests, if this much waits.
+_SOON_RECORDS: Final = 20_000
+_SOON_BYTES: Final = 32 * 1024 * 1024
+# The view waits while this much waits, and ends if the store cannot be written then.
+MOST_RECORDS: Final = 200_000
+MOST_BYTES: Final = 256 * 1024 * 1024
+MAPPED_MOST: Final = 64 * 1024 * 1024
+_STOP_S: Final = 10.0
+_STATM: Final = Path("/proc/self/statm")
+# LMDB reports these when the file is not as it was written. It reports a full disk as another error.
+_DAMAGE: Final = (StoreDamaged, StoreMoved, lmdb.PanicError, lmdb.BadTxnError)
+
+
+class StoreWriter:
+    """A thread that writes the changes of a LiveState to its store.
+
+    Args:
+        state: The state.
+        store: Its store.
+        on_written: Called on the thread after each write.
+        on_failure: Called on the thread with the error that ended it: the store is damaged.
+
+    Attributes:
+        trouble: The reason why the last write failed, such as a full disk; None after a write that succeeded.
+    """
+
+    def __init__(
+        self,
+        state: LiveState,
+        store: GatewayStore,
+        on_written: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._on_written = on_written
+        self._on_failure = on_failure
+        self._wake = threading.Event()
+        self._closing = False
+        self._backoff = Backoff(most_s=10.0)
+        self._written = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="live-store", daemon=True)
+        self.trouble: str | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def keep_up(self) -> None:
+        """Wake the thread if much waits to be written, and wait for it if too much does.
+
+        The live view's thread calls this after it has applied records.
+
+        Raises:
+            TrunklineError: The store cannot be written, and the changes do not fit into memory any more.
+        """
+        records, size = self._state.waiting()
+        if records < _SOON_RECORDS and size < _SOON_BYTES:
+            return
+        # After a failed write the thread tries again when its pause is over.
+        if self.trouble is None:
+            self._wake.set()
+        while records > MOST_RECORDS or size > MOST_BYTES:
+            if self._closing or not self._thread.is_alive():
+                return
+            if self.trouble is not None:
+                raise TrunklineError(
+                    f"the state store cannot be written ({self.trouble}), and {records} records wait for it: "
+                    "free space on its disk, or set storage.state to a folder on another one"
+                )
+            with self._written:
+                self._written.wait(1.0)
+            records, size = self._state.waiting()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread, within ten seconds."""
+        self._closing = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        try:
+            # The first write comes even if there is nothing to write: it shows that the store is usable.
+            is_last, is_first, mapped = False, True, _mapped_bytes()
+            while not is_last:
+                self._wake.wait(_EVERY_S)
+                self._wake.clear()
+                is_last = self._closing
+                if is_first or self._state.waiting()[0]:
+                    self._write()
+                is_first = False
+                # Pages of the store that were read count as memory of this process, until they are unmapped.
+                if _mapped_bytes() > mapped + MAPPED_MOST:
+                    self._store.reopen()
+        except Exception as error:
+            log.exception("state_store_failed")
+            self._on_failure(error)
+        finally:
+            self._notify()
+
+    def _write(self) -> None:
+        """Write what waits. Tries again while the disk is full, until `close`."""
+        taken, place = self._state.take()
+        while True:
+            try:
+                entries, rows = self._rested(taken.entry_changes()), self._rested(taken.row_changes())
+                self._store.advance(self._state.place, place, entries, rows)
+                break
+            except _DAMAGE:
+                raise
+            except (lmdb.Error, OSError) as error:
+                self.trouble = str(error)
+                self._notify()
+                if self._backoff.is_to_log(self.trouble):
+                    log.error("state_store_not_written", why=self.trouble, records=self._state.waiting()[0])
+                if isinstance(error, lmdb.MapFullError):
+                    self._store.reopen()  # with room for a larger file
+            if self._closing:
+                return
+            self._wake.wait(self._backoff.next_s())
+            self._wake.clear()
+        self._state.flushed(taken, place)
+        self._backoff.reset()
+        self.trouble = None
+        self._notify()
+        self._on_written()
+
+    def _rested(self, changes: Iterator[T]) -> Iterator[T]:
+        for number, change in enumerate(changes, 1):
+            yield change
+            if number % _AT_ONCE == 0 and not self._closing and self._state.waiting()[0] < _SOON_RECORDS:
+                time.sleep(_REST_S)
+
+    def _notify(self) -> None:
+        with self._written:
+            self._written.notify_all()
+
+
+def _mapped_bytes() -> int:
+    """Return how much of this process's resident memory are pages of files; 0 if the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[2]) * mmap.PAGESIZE
+    except OSError:
+        return 0

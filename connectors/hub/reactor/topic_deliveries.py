@@ -1,0 +1,232 @@
+"""Copies of a message to a topic for its subscribers, and ends of subscriptions (DL-24).
+
+A settled publication has the names of its recipients in its row. The reactor posts a copy to each of them, and
+appends `topic.delivered` when all copies have a verdict, with those that mailboxes refused. So while a copy may
+be missing, the row has the status `publishing`. A reactor that starts again posts all copies again, with the
+same ids, and the mailboxes recognise what they have. After `topic.delivered` nothing is derived any more.
+
+The functions use only the settled record and the rows of the live view.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from connectors.hub.reactor.derived_records import BY_REACTOR, derived_id
+from connectors.hub.reactor.known_recipients import GetRow, has_mailbox
+from connectors.hub.reactor.limits_of_principals import limits_of
+from connectors.hub.reactor.webhook_records import ENDS_OF_MAILBOX
+from schemas.fold.settled import AppliedChange
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.topic.topic_registry import (
+    PUBLISHING,
+    REFUSED_NAMED_MOST,
+    TOPIC_DELIVERED,
+    TOPIC_PUBLISHED,
+    TOPIC_UNSUBSCRIBED,
+    Publication,
+    SubscriptionRow,
+    TopicDelivery,
+    TopicMessageRow,
+    Unsubscription,
+)
+from schemas.streams.webhook.webhook_registry import WEBHOOK_REMOVED
+from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
+from trunkline_agent.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, WEBHOOK, parse_stream_key
+from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical_plain, decode
+
+# The door of the copies. They are far more than all that the reactor derives otherwise, so they are apart.
+TOPIC_DOOR: Final = "topic"
+_ENDS: Final = ENDS_OF_MAILBOX | {WEBHOOK_REMOVED}
+_PUBLISHED: Final = TOPIC_PUBLISHED.encode()
+
+TopicsOf = Callable[[str], Iterable[str]]
+"""`topics_of(subscriber)`: the names of the topics of a subscriber. Earlier ones may be among them."""
+
+
+class Delivery:
+    """The delivery of one published message: its copies, and the record that says that all have a verdict.
+
+    Attributes:
+        row: The row of the message.
+        recipients: The names of the recipients, sorted. There is at least one.
+    """
+
+    def __init__(self, body: Publication, row: TopicMessageRow, get: GetRow) -> None:
+        self.row = row
+        self._get = get
+        self.recipients: list[str] = row.recipients or []
+        # After a week another message may have the same id.
+        self._cause = f"{row.topic}/{row.message_id}/{row.published_at}"
+        self._sender = body.sender
+        # One validated message for all copies, because they differ in two names that are valid.
+        self._content = self._copy_for_first(body)
+
+    def copy_id(self, recipient: str) -> str:
+        """Return the id of the copy for a recipient. It depends on the publication and the recipient alone."""
+        return derived_id(self._cause, f"{MESSAGE_POSTED}/{recipient}")
+
+    def copies(self) -> Iterator[OutgoingRecord]:
+        """Yield the record `message.posted` of each copy, in the order of the recipients.
+
+        They are built one after the other, because all of them may be larger than the memory. Each has the
+        present limits of its mailbox, which are no part of its content.
+        """
+        for recipient in self.recipients:
+            own = {"to": recipient, "message_id": self.copy_id(recipient)}
+            most = limits_of(self._get, recipient).of_mailbox
+            limits = {name: limit for name, limit in most.items() if limit is not None}
+            content = {**self._content, **own, **limits}
+            yield OutgoingRecord(
+                stream=f"{MAILBOX}/{DEFAULT_REALM}/{recipient}",
+                ce_id=own["message_id"],
+                door=TOPIC_DOOR,
+                principal=self._sender,
+                type=MESSAGE_POSTED,
+                value=canonical_plain(content),
+            )
+
+    def delivered(self, refused: Sequence[str] = ()) -> OutgoingRecord:
+        """Return the record `topic.delivered`. Append it when all copies have a verdict.
+
+        `refused` are the names of the recipients whose mailboxes refused their copies.
+        """
+        body = TopicDelivery(
+            topic=self.row.topic,
+            message_id=self.row.message_id,
+            refused_count=len(refused) or None,
+            refused=sorted(refused)[:REFUSED_NAMED_MOST] or None,
+        )
+        return body.record(ce_id=derived_id(self._cause, TOPIC_DELIVERED), **BY_REACTOR)
+
+    def _copy_for_first(self, body: Publication) -> dict[str, Any]:
+        """Return the content of the copy for the first recipient."""
+        published = body.model_dump(mode="json", by_alias=True, exclude_none=True)
+        expiry = published.pop("expires_in_ms", None)
+        if expiry is not None:
+            # The same copy may be appended twice, so its expiry must not depend on the time of its append.
+            published["expires_at"] = iso_moment(self.row.published_at + expiry * 1000)
+        first = self.recipients[0]
+        own = {"message_id": self.copy_id(first), "to": first, "broadcast_id": self.row.message_id}
+        message = Message.model_validate({**published, **own})
+        content: dict[str, Any] = message.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return content
+
+
+def recipient_of(copy: OutgoingRecord) -> str:
+    """Return the name of the recipient of a copy."""
+    return copy.stream.rpartition("/")[2]
+
+
+def delivery_of(record: Record, get: GetRow) -> Delivery | None:
+    """Return the delivery of a message to a topic that `record` has published; `None` if there is none.
+
+    The result is `None` for any other record, for a publication that was not accepted, and for one that is
+    delivered already. It depends on the accepted record alone.
+
+    Args:
+        record: A settled record of any type.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
+    """
+    if _PUBLISHED not in record.header_values or record.value is None:
+        return None
+    stream = parse_stream_key(record.key)
+    if stream is None or stream[0] != TOPIC:
+        return None
+    try:
+        body = Publication.model_validate(decode(record.value)[0])
+    except (ValidationError, MalformedJsonError):
+        return None
+    row = get(TopicMessageRow, f"{stream[1]}/{body.message_id}")
+    # The offset tells the accepted record from one with the same id that was refused or a duplicate.
+    if row is None or row.published_offset != record.offset or row.status != PUBLISHING:
+        return None
+    return Delivery(body, row, get)
+
+
+def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> list[OutgoingRecord]:
+    """Return the records that end the subscriptions of a name whose mailbox `record` has ended.
+
+    Such a record stops a participant, removes an agent or a webhook, or revokes a principal. The list is empty
+    if the name has a mailbox all the same. A subscription that begins later is not ended, even if the records
+    come late.
+
+    Args:
+        record: A settled record of any type.
+        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
+        topics_of: Returns the topics of a subscriber.
+    """
+    stream = parse_stream_key(record.key)
+    if stream is None or stream[0] not in (AGENT, PRINCIPAL, WEBHOOK):
+        return []
+    try:
+        envelope = read_envelope(record)
+    except BadEnvelopeError:
+        return []
+    if envelope.type not in _ENDS or has_mailbox(get, stream[1]):
+        return []
+    rows = [get(SubscriptionRow, f"{topic}/{stream[1]}") for topic in sorted(topics_of(stream[1]))]
+    return [_end_of(row, envelope.ce_id) for row in rows if row is not None and row.is_live]
+
+
+def _end_of(row: SubscriptionRow, cause: str) -> OutgoingRecord:
+    ce_id = derived_id(f"{cause}/{row.key}/{row.since}", TOPIC_UNSUBSCRIBED)
+    body = Unsubscription(topic=row.topic, subscriber=row.subscriber, request_id=ce_id, since=row.since)
+    return body.record(ce_id=ce_id, **BY_REACTOR)
+
+
+class TopicsBySubscriber:
+    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe.
+
+    Register `changed` with the live view before it opens, and call `load` once it is open.
+    """
+
+    follows = (SubscriptionRow,)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._topics: dict[str, set[str]] = {}
+        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
+        self._changed: set[str] | None = set()
+
+    def topics_of(self, subscriber: str) -> list[str]:
+        """Return the names of the topics of a subscriber, in no order."""
+        with self._lock:
+            return list(self._topics.get(subscriber, ()))
+
+    def count(self, subscriber: str) -> int:
+        """Return the number of topics of a subscriber."""
+        with self._lock:
+            return len(self._topics.get(subscriber, ()))
+
+    def load(self, rows: Iterable[SubscriptionRow]) -> None:
+        """Note the subscriptions that the live view contains when it is open. Call it once."""
+        for row in rows:
+            with self._lock:
+                if self._changed is None or row.key not in self._changed:
+                    self._add(row)
+        with self._lock:
+            self._changed = None
+
+    def changed(self, change: AppliedChange) -> None:
+        """Note a subscription, or its end, when the live view's thread reports it. Ignore any other row."""
+        if not isinstance(change.row, SubscriptionRow):
+            return
+        with self._lock:
+            if self._changed is not None:
+                self._changed.add(change.key)
+            self._add(change.row)
+
+    def _add(self, row: SubscriptionRow) -> None:
+        topics = self._topics.setdefault(row.subscriber, set())
+        if row.is_live:
+            topics.add(row.topic)
+        else:
+            topics.discard(row.topic)
+        if not topics:
+            del self._topics[row.subscriber]

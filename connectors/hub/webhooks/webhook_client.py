@@ -1,0 +1,184 @@
+"""One call of a webhook: a signed CloudEvent by POST, and how it ended. No redirect is followed.
+
+The calls use neither a proxy nor cookies, and nothing of the environment. Connections are kept some seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import httpcore2
+
+from connectors.hub.webhooks.addresses import AddressRefusedError, AddressRule, CheckedBackend
+from connectors.hub.webhooks.signatures import signature_headers
+from schemas.settings.settings import PROJECT_ROOT, WebhookSettings
+from schemas.streams.webhook.webhook_registry import UrlParts, url_parts
+from trunkline_agent.wire.retry_after import retry_after_s
+
+CLOUD_EVENT: Final = "application/cloudevents+json"
+GONE: Final = 410
+_MULTIPLE_CHOICES: Final = 300
+_BAD_REQUEST: Final = 400
+# More of an answer is not read, and nothing of it is stored.
+ANSWER_BYTES_MOST: Final = 4096
+_ANSWER_S: Final = 1.0
+_KEEP_S: Final = 15.0
+_KEPT_MOST: Final = 100
+_CALL_IDS: Final = uuid.UUID("4a0f7a52-6f0e-4a53-9a57-3a3a1f0c8d11")
+
+
+class Target(NamedTuple):
+    """An address to call.
+
+    Attributes:
+        webhook: the name of the webhook.
+        revision: the revision of the webhook.
+        url: the address.
+        secrets: the secrets that sign the calls, the newest first.
+    """
+
+    webhook: str
+    revision: int
+    url: str
+    secrets: Sequence[str]
+
+
+class CallResult(NamedTuple):
+    """The result of one call.
+
+    Attributes:
+        status: the HTTP status; None without an answer.
+        why: why the call has failed, without anything that the address has answered. "": it succeeded.
+        seconds: how long it took.
+        retry_after_s: the seconds until the next attempt that the address wants; None if it wants none.
+    """
+
+    status: int | None
+    why: str
+    seconds: float
+    retry_after_s: float | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """True if the address has answered with a status of 200 to 299."""
+        return not self.why
+
+
+class WebhookClient:
+    """Calls webhooks, for coroutines of one event loop. `now_s` returns seconds since 1970 UTC."""
+
+    def __init__(self, settings: WebhookSettings, now_s: Callable[[], float] = time.time) -> None:
+        self.rule = AddressRule(settings)
+        self._settings = settings
+        self._now_s = now_s
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+
+    async def call(self, target: Target, message_id: str, event: bytes) -> CallResult:
+        """Call an address with one event. Takes at most `webhooks.timeout_s` seconds, and raises no error.
+
+        Args:
+            target: the address and its secrets.
+            message_id: the id of the event in its mailbox, from which `call_id` makes the header `webhook-id`.
+            event: the event as JSON, a CloudEvent in structured form.
+        """
+        started, total_s = time.monotonic(), self._settings.timeout_s
+        status: int | None = None
+        retry_after_s: float | None = None
+        try:
+            self.rule.check_url(target.url)
+            async with asyncio.timeout(total_s):
+                status, retry_after_s = await self._post(target, message_id, event)
+            why = _why(status)
+        except TimeoutError:
+            why = f"no answer within {total_s:g} s"
+        except AddressRefusedError as error:
+            why = str(error)
+        except httpcore2.TimeoutException:
+            why = f"no connection within {self._settings.connect_timeout_s:g} s"
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, ssl.SSLError, OSError, ValueError) as error:
+            # Without the error's text, which may quote what the other side has sent.
+            why = f"no answer: {type(error).__name__}"
+        return CallResult(status, why, time.monotonic() - started, retry_after_s)
+
+    async def _post(self, target: Target, message_id: str, event: bytes) -> tuple[int, float | None]:
+        parts = url_parts(target.url)
+        headers = {
+            "Host": _host_header(parts),
+            "User-Agent": "Trunkline-Webhooks/1",
+            "Content-Type": CLOUD_EVENT,
+            "Accept": "*/*",
+            **signature_headers(target.secrets, call_id(target.webhook, message_id), int(self._now_s()), event),
+        }
+        url = httpcore2.URL(
+            scheme=parts.scheme.encode(),
+            host=parts.host.encode(),
+            port=parts.port,
+            target=parts.target.encode(),
+        )
+        connect_s = self._settings.connect_timeout_s
+        asked = self._open_pool().stream(
+            "POST",
+            url,
+            headers=[(name.encode(), text.encode()) for name, text in headers.items()],
+            content=event,
+            extensions={"timeout": {"connect": connect_s}},
+        )
+        async with asked as response:
+            answered = {name.decode().lower(): text.decode("latin-1") for name, text in response.headers}
+            with suppress(TimeoutError, httpcore2.NetworkError, httpcore2.ProtocolError):
+                async with asyncio.timeout(_ANSWER_S):
+                    await _read(response)
+            return response.status, retry_after_s(answered, self._now_s()) or None
+
+    def _open_pool(self) -> httpcore2.AsyncConnectionPool:
+        # Made with the first call, because reading the authorities takes some time.
+        if self._pool is None:
+            trusted = self._settings.ca_certs
+            context = ssl.create_default_context(cafile=None if trusted is None else PROJECT_ROOT / trusted)
+            self._pool = httpcore2.AsyncConnectionPool(
+                ssl_context=context,
+                max_connections=None,
+                max_keepalive_connections=_KEPT_MOST,
+                keepalive_expiry=_KEEP_S,
+                network_backend=CheckedBackend(self.rule),
+            )
+        return self._pool
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._pool is not None:
+            await self._pool.aclose()
+
+
+def call_id(webhook: str, message_id: str) -> str:
+    """Return the id by which a receiver knows a repeated call: the same in each attempt, of this event alone.
+
+    A sender over MQTT or by the file queue chooses the id of a message, which is unique in one mailbox only.
+    """
+    return f"msg_{uuid.uuid5(_CALL_IDS, f'{webhook}/{message_id}').hex}"
+
+
+def _host_header(parts: UrlParts) -> str:
+    host = f"[{parts.host}]" if ":" in parts.host else parts.host
+    return host if parts.port == {"http": 80, "https": 443}[parts.scheme] else f"{host}:{parts.port}"
+
+
+async def _read(response: httpcore2.Response) -> None:
+    """Read an answer, so that its connection can be kept. A longer answer is not read to its end."""
+    count = 0
+    async for part in response.aiter_stream():
+        count += len(part)
+        if count > ANSWER_BYTES_MOST:
+            return
+
+
+def _why(status: int) -> str:
+    if _MULTIPLE_CHOICES <= status < _BAD_REQUEST:
+        return f"HTTP status {status}: redirects are not followed"
+    return "" if status < _MULTIPLE_CHOICES else f"HTTP status {status}"

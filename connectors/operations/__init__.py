@@ -1,0 +1,1 @@
+"""The operations of the hub by family: declaration, plan and answer. They import the hub and below."""

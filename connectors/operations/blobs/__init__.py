@@ -1,0 +1,1 @@
+"""The blobs that messages refer to."""

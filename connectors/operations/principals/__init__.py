@@ -1,0 +1,1 @@
+"""Operations of principals, their limits, and their mailboxes for an operator."""

@@ -1,0 +1,1 @@
+"""Operations of topics, and messages to many recipients."""

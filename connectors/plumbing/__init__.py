@@ -1,0 +1,1 @@
+"""Network, machine, terminal, TLS, and formats of XML and MQTT, for all floors. It imports `schemas`."""

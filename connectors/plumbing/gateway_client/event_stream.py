@@ -1,0 +1,192 @@
+"""A reader of the gateway's streams: server-sent events, received on a thread of their own.
+
+A lost connection is made again with `Last-Event-ID`, after a back-off. So no event is missed as long as the
+gateway still has it in memory; events that it no longer has are announced by an event `gap`.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.gateway_client.gateway_tls import explained
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.hub.plans import Request
+from trunkline_agent.hub.server_events import EventParser
+
+if TYPE_CHECKING:
+    from trunkline_agent.hub.sync_client import HubClient
+
+SNAPSHOT: Final = "snapshot"
+SETTLED: Final = "settled"
+MESSAGE: Final = "message"
+GAP: Final = "gap"
+# The gateway sends a comment at least this often; a connection that is silent for longer is dead.
+_SILENCE_S: Final = 45.0
+# A pause is between half of it and all of it, at random, so that not all readers come back in the same moment.
+_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+_WAITING: Final = 1000
+_TICK_S: Final = 0.25
+_STOP_S: Final = 5.0
+
+
+class ServerEvent(NamedTuple):
+    """One server-sent event of the gateway: its name, its JSON as Python values, and the id to resume from.
+
+    The name is `snapshot` (state at the start), `settled` (one settled record), or `gap` (events were missed);
+    on the stream of a mailbox, `message`.
+    """
+
+    name: str
+    data: Any
+    id: str | None
+
+
+class EventStream:
+    """A stream of server-sent events from the gateway, read and reconnected by a thread of its own.
+
+    Open it with `with`. Then call `next` for each event.
+
+    Args:
+        client: the gateway to read from, or several that have the same events. When a connection is lost, the
+            next one is made to the next gateway.
+        path: the path of the stream, such as `/api/hub/events`.
+        parameters: query parameters that choose the events. None values are left out.
+        give_up_s: after so many seconds without a connection, `next` raises BackboneUnreachable.
+        lost: called on the thread, with a reason when a connection is lost, and with None when there is one
+            again. Failed attempts in between are not reported.
+        last_id: the id of the last event that was received before; None begins as the gateway does without one.
+    """
+
+    def __init__(
+        self,
+        client: GatewayClient | Sequence[GatewayClient],
+        path: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        give_up_s: float = 60.0,
+        lost: Callable[[str | None], object] = lambda _why: None,
+        last_id: str | None = None,
+    ) -> None:
+        self._clients = [client] if isinstance(client, GatewayClient) else list(client)
+        self._client = self._clients[0]
+        self._path = path
+        self._parameters = {k: v for k, v in (parameters or {}).items() if v is not None}
+        self._give_up_s = give_up_s
+        self._on_lost = lost
+        self._found: queue.Queue[ServerEvent | Exception] = queue.Queue(_WAITING)
+        self._closed = threading.Event()
+        self._hub: HubClient | None = None
+        self._last_id = last_id
+        self._thread = threading.Thread(target=self._run, name="event-stream", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def next(self, timeout_s: float) -> ServerEvent | None:
+        """Wait for the next event and return it, or None if none arrives within `timeout_s` seconds.
+
+        The thread reconnects a lost connection, which is no error here. Raises the TrunklineError that ended
+        the stream, such as BackboneUnreachable (no connection for `give_up_s`) or Refused (the gateway refused
+        the token).
+        """
+        try:
+            found = self._found.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def first(self, timeout_s: float) -> ServerEvent:
+        """Wait for the stream's first event, which is the snapshot, and return it. Call it before `next`.
+
+        Raises BackboneUnreachable when no event arrives within `timeout_s` seconds, and the error that ended
+        the stream, such as Refused.
+        """
+        found = self.next(timeout_s)
+        if found is None:
+            raise self._client.unreachable("it sends no snapshot")
+        return found
+
+    def close(self) -> None:
+        """Close the connection and stop the thread, for which it waits at most 5 s.
+
+        `with` calls it at the end.
+        """
+        self._closed.set()
+        if self._hub is not None:
+            self._hub.close()
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001  passed to the reader
+            self._put(error)
+
+    def _follow(self) -> None:
+        since, failures, is_lost = time.monotonic(), 0, False
+        while not self._closed.is_set():
+            try:
+                for event in self._connection():
+                    if is_lost:
+                        self._on_lost(None)
+                    since, failures, is_lost = time.monotonic(), 0, False
+                    if event is not None:
+                        self._last_id = event.id or self._last_id
+                        self._put(event)
+                why = "it ended the stream"
+            except BackboneUnreachable as error:
+                why = explained(error.__cause__ or error)
+            except TrunklineError:
+                if not self._closed.is_set():
+                    raise
+            if self._closed.is_set():
+                return
+            if not is_lost:
+                self._on_lost(why)
+                is_lost = True
+            if time.monotonic() - since > self._give_up_s:
+                raise self._client.unreachable(why)
+            failures += 1
+            self._client = self._clients[(self._clients.index(self._client) + 1) % len(self._clients)]
+            # Each gateway is asked once before the next pause is longer.
+            rounds = (failures - 1) // len(self._clients)
+            longest_s = _BACKOFF_S[min(rounds, len(_BACKOFF_S) - 1)]
+            self._closed.wait(longest_s * random.uniform(0.5, 1.0))  # noqa: S311  no secret depends on it
+
+    def _connection(self) -> Iterator[ServerEvent | None]:
+        """Yield None when a connection is made, then its events."""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache"}
+        if self._last_id is not None:
+            headers["Last-Event-ID"] = self._last_id
+        request = Request("GET", self._path, self._parameters, headers)
+        # A client of its own, because another thread closes its connection.
+        with self._client.new_hub() as hub:
+            self._hub = hub
+            if self._closed.is_set():
+                return
+            parser = EventParser()
+            with closing(hub.parts(request, _SILENCE_S, self._client.error_of)) as parts:
+                for part in parts:
+                    if not part:  # the answer has begun
+                        yield None
+                    for event in parser.feed(part):
+                        yield ServerEvent(event.name, event.json(), event.id)
+
+    def _put(self, found: ServerEvent | Exception) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._found.put(found, timeout=_TICK_S)
+                return

@@ -1,0 +1,1 @@
+"""Processes and services of this machine, and the state of its stack."""

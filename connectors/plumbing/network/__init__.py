@@ -1,0 +1,1 @@
+"""Sockets, rates, and the pauses between attempts."""

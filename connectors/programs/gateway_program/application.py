@@ -1,0 +1,157 @@
+"""The hub's FastAPI application: all its routes, its access check, and its error handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
+from starlette.types import ASGIApp
+
+from connectors.doors.http_api.contracts.contract_routes import add_contract_routes
+from connectors.doors.http_api.feed.stream_routes import add_stream_routes
+from connectors.doors.http_api.pump.pump_routes import LISTENERS, THREADS, add_pump_routes
+from connectors.doors.http_api.pump.xml_routes import add_xml_routes
+from connectors.doors.http_api.routes.api_routes import add_api_page
+from connectors.doors.http_api.routes.blob_routes import add_blob_routes
+from connectors.doors.http_api.routes.endpoint_routes import EndpointRoutes
+from connectors.doors.http_api.routes.mailbox_stream import add_follow_route
+from connectors.hub.engine.engine import Engine
+from connectors.hub.engine.family import Family
+from connectors.hub.engine.operation import Operation
+from connectors.hub.engine.operation_routes import add_operation
+from connectors.hub.services.hub import Hub
+from connectors.hub.serving.access_log import AccessLog
+from connectors.hub.serving.admission import AdmittedRoute, Gate, Routes, open_to_all
+from connectors.hub.serving.answers import NOT_READY, add_error_handlers, json_answer, unavailable
+from connectors.hub.serving.api_document import documented
+from connectors.hub.serving.bounded_http import HeadRequests
+from connectors.hub.serving.metrics import CONTENT_TYPE
+from connectors.hub.serving.models import ERRORS, HealthAnswer, ReadyAnswer
+from connectors.operations.agents.agent_operations import AGENTS, CONTAINERS
+from connectors.operations.agents.mqtt_agent_operations import MQTT_AGENTS, OF_AGENTS
+from connectors.operations.agents.participant_operations import PARTICIPANTS
+from connectors.operations.messages.lease_operations import lease_operations
+from connectors.operations.messages.message_operations import MESSAGES, message_operations
+from connectors.operations.principals.dead_messages import DEAD_MESSAGES, ReplayMessage
+from connectors.operations.principals.limit_operations import LIMITS
+from connectors.operations.principals.principal_operations import MAILBOXES, PRINCIPALS
+from connectors.operations.schedules.schedule_operations import SCHEDULES
+from connectors.operations.topics.broadcast_operations import AUDIT, BroadcastMessage
+from connectors.operations.topics.topic_operations import topic_operations
+from connectors.operations.webhooks.webhook_operations import WEBHOOKS
+from connectors.operations.work.job_operations import BROKERS, JOBS, add_event_route
+from connectors.operations.work.session_operations import SESSIONS
+from connectors.operations.work.task_operations import TASKS, TOKENS
+
+TITLE: Final = "Trunkline hub"
+VERSION: Final = "1"
+# A drain is a GET that takes messages.
+_TAKING_PATHS: Final = frozenset({MESSAGES})
+
+
+def build_application(hub: Hub) -> FastAPI:
+    """Return the hub's FastAPI application, with all routes of the HTTP API and their access check.
+
+    The hub need not be open yet, but must be open before the first request.
+    """
+    # Not the documentation pages of FastAPI, because they load scripts from other hosts.
+    gate = Gate(
+        hub.identities,
+        hub.refusals,
+        hub.settings.limits.payload_bytes,
+        hub.prune_token,
+        hub.turns,
+        hub.pace,
+    )
+    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+    app = HubApplication(hub, gate, title=TITLE, version=VERSION, **pages)
+    app.router.route_class = AdmittedRoute
+    app.state.gate = gate
+    add_error_handlers(app)
+    _add_health_routes(app, hub)
+    add_api_page(app)
+    add_contract_routes(app, hub.settings)
+    routes = Routes(app)
+    operations: list[Operation] = []
+
+    def add(*found: Operation) -> None:
+        operations.extend(found)
+        for operation in found:
+            add_operation(routes, gate, operation)
+
+    def add_families(*families: Family) -> None:
+        for family in families:
+            add(*family.operations(hub))
+
+    # Starlette tries the routes in this order, so the most used ones come first.
+    send, *others = message_operations(hub)
+    add(send, BroadcastMessage(hub), *AUDIT.operations(hub), *others, *lease_operations(hub))
+    add_follow_route(routes, hub, gate)
+    register, pick, *of_jobs = JOBS.operations(hub)
+    add(register, pick)
+    add_event_route(routes, hub)
+    add(*of_jobs, *BROKERS.operations(hub))
+    add_stream_routes(routes, hub, gate)
+    add_families(SESSIONS, PRINCIPALS, MAILBOXES, LIMITS, DEAD_MESSAGES)
+    add(ReplayMessage(hub))
+    add_blob_routes(routes, hub)
+    add(*topic_operations(hub))
+    add_families(SCHEDULES, WEBHOOKS, AGENTS, CONTAINERS, TASKS, TOKENS, PARTICIPANTS, OF_AGENTS, MQTT_AGENTS)
+    add_xml_routes(routes, hub)
+    add_pump_routes(routes, hub)
+    add_families(LISTENERS, THREADS)
+    app.state.engine = Engine(hub, gate, operations)
+    app.openapi = lambda: documented(app)  # type: ignore[method-assign]
+    return app
+
+
+class HubApplication(FastAPI):
+    """The hub's FastAPI application, whose routes `EndpointRoutes` serves."""
+
+    def __init__(self, hub: Hub, gate: Gate, **options: Any) -> None:
+        # FastAPI would look for an SDK of OpenTelemetry at each request.
+        super().__init__(telemetry={"tracing": False, "metrics": False, "logs": False}, **options)
+        self._hub = hub
+        self._gate = gate
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the ASGI application behind this object. Starlette calls it before the first request."""
+        served = EndpointRoutes(super().build_middleware_stack(), self.routes, self._gate)
+        hub, heads = self._hub, HeadRequests(served, _TAKING_PATHS)
+        return AccessLog(heads, hub.metrics, hub.request_lines, hub.answer_memory)
+
+
+def _add_health_routes(app: FastAPI, hub: Hub) -> None:
+    @app.get("/healthz", response_model=HealthAnswer, responses=ERRORS)
+    @open_to_all
+    async def check_health() -> Response:
+        """Return status 200, which shows that the gateway answers requests."""
+        return json_answer({"status": "ok"})
+
+    @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
+    @open_to_all
+    async def check_readiness() -> Response:
+        """Return status 200 if the live view follows the log and Kafka accepts records, otherwise 503.
+
+        With status 200, `lag` is the number of records behind the log's end by partition. With status 503, the
+        message names the first part that does not work.
+        """
+        appender = hub.appender
+        for is_missing, why in (
+            (hub.stopping.is_set(), "the gateway is stopping"),
+            (hub.live_view.failure is not None, "the live view has stopped"),
+            (appender.is_topic_gone, "the topic of the log does not exist in Kafka"),
+            (appender.away is not None, "Kafka is away"),
+        ):
+            if is_missing:
+                raise unavailable(why, NOT_READY)
+        lag = {str(number): records for number, records in hub.live_view.lag().items()}
+        return json_answer({"status": "ready", "lag": lag})
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
+    @open_to_all
+    async def show_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)

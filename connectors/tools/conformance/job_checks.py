@@ -1,0 +1,196 @@
+"""Checks of job events over HTTP: signature, order, the outbox across kills, repetitions and rejections."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+from connectors.tools.conformance.check import Checks
+from connectors.tools.conformance.client_process import ClientProcess, ClientRefused
+from connectors.tools.conformance.http_proxy import Fault
+from connectors.tools.conformance.scene import (
+    CALL_S,
+    CheckFailed,
+    Registered,
+    Scene,
+    expect,
+    expect_error,
+    wait_hit,
+)
+from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
+
+CHECKS: Final = Checks()
+HTTP: Final = "http"
+# Long enough for a second process to do wrong.
+_OTHER_S: Final = 1.0
+_AFTER_END: Final = "after_terminal"
+LIFE: Final = (("started", "begins"), ("progress", "größer 𝄞"), ("progress", ""), ("completed", "done"))
+
+
+def events_path(job: Registered) -> str:
+    """Return the path at which the hub takes the events of a job."""
+    return f"/api/hub/jobs/{job.job_id}/events"
+
+
+def published(client: ClientProcess, job: Registered, event: str, detail: str, **data: Any) -> dict[str, Any]:
+    """Let the client publish an event, and return its receipt. Raises CheckFailed for an incomplete one."""
+    given = {"job_id": job.job_id, "event": event, "detail": detail, "data": data}
+    receipt = client.call("job_publish", CALL_S, **given).get("receipt")
+    if not isinstance(receipt, dict) or receipt.get("verdict") not in (ACCEPTED, DUPLICATE, None):
+        raise CheckFailed(f"{event}: expected the receipt of a stored event, found {receipt!r}")
+    return receipt
+
+
+def expect_log(job: Registered, *details: str) -> None:
+    """Check that the log has these events of a job once and in this order, with rising seq from 1 on."""
+    found = job.settled(len(details))
+    expect([one["detail"] for one in found], list(details), "the details of the accepted events")
+    expect([one["seq"] for one in found], list(range(1, len(details) + 1)), "the seq of the accepted events")
+
+
+def resent(client: ClientProcess, job: Registered) -> int:
+    """Let the client send what is in its outbox, and return how many events it says that there were."""
+    count = client.call("job_resend", CALL_S, job_id=job.job_id).get("count")
+    if type(count) is not int:
+        raise CheckFailed(f"job_resend: expected a count, found {count!r}")
+    return count
+
+
+def check_receipts(receipts: list[dict[str, Any]], sent: list[bytes], subject: str) -> None:
+    """Check that receipts belong to the payloads that were sent. `subject` is the stream, or the topic."""
+    expected = [content_id(subject.encode(), payload) for payload in sent]
+    expect([one.get("ce_id") for one in receipts], expected, "the ce_id of the receipts")
+    expect([one.get("seq") for one in receipts], list(range(1, len(sent) + 1)), "the seq of the receipts")
+    if any(not isinstance(one.get("position"), dict) for one in receipts):
+        raise CheckFailed(f"receipts without a position: {receipts!r}")
+
+
+def check_rejected(client: ClientProcess, job: Registered) -> None:
+    """Check that an event of a cancelled job is reported as rejected, and that the outbox then is empty."""
+    given = {"job_id": job.job_id, "event": "progress", "detail": "too late", "data": {}}
+    error = expect_error(
+        "rejected", lambda: client.call("job_publish", CALL_S, **given), "an event of a cancelled job"
+    )
+    expect(error.reason, _AFTER_END, "the reason")
+    expect(resent(client, job), 0, "the events in the outbox after a rejection")
+
+
+def _sent(scene: Scene, job: Registered) -> list[bytes]:
+    return [one.body for one in scene.http.exchanges("POST", events_path(job))]
+
+
+@CHECKS.add("job_http")
+def job_http_life(scene: Scene) -> None:
+    """Check that a job's events over HTTP are accepted in order, with receipts that belong to their bytes."""
+    job = scene.job()
+    client = scene.job_client(job, HTTP)
+    receipts = [published(client, job, event, detail, n=1.0) for event, detail in LIFE]
+    check_receipts(receipts, _sent(scene, job), f"job/{job.job_id}")
+    expect_log(job, *(detail for _, detail in LIFE))
+    client.leave()
+
+
+@CHECKS.add("job_http")
+def job_http_repeats_the_same_bytes(scene: Scene) -> None:
+    """Check that an event whose answer was lost or was 503 is repeated with the same bytes within the call."""
+    job = scene.job()
+    client = scene.job_client(job, HTTP)
+    path = events_path(job)
+    scene.http.plant(Fault("POST", path, forward=True))
+    published(client, job, "started", "one")
+    scene.http.plant(Fault("POST", path, answer=(503, {"Retry-After": "1"}, {"reason": "unreachable"})))
+    published(client, job, "progress", "two")
+    by_seq: dict[int, set[bytes]] = {}
+    for body in _sent(scene, job):
+        by_seq.setdefault(json.loads(body)["seq"], set()).add(body)
+    expect({seq: len(bodies) for seq, bodies in by_seq.items()}, {1: 1, 2: 1}, "different payloads of each seq")
+    expect_log(job, "one", "two")
+
+
+@CHECKS.add("job_http")
+def job_http_killed_before_send(scene: Scene) -> None:
+    """Check that an event is in the outbox before it is sent: it survives a kill before the hub has it."""
+    job = scene.job()
+    client = scene.job_client(job, HTTP)
+    published(client, job, "started", "one")
+    _killed(scene, job, client, forward=False)
+    again = scene.job_client(job, HTTP)
+    expect(resent(again, job), 1, "the events in the outbox after the kill")
+    published(again, job, "progress", "three")
+    expect_log(job, "one", "two", "three")
+
+
+@CHECKS.add("job_http")
+def job_http_killed_before_answer(scene: Scene) -> None:
+    """Check that an event is not changed by a kill after it was sent: it is there once."""
+    job = scene.job()
+    client = scene.job_client(job, HTTP)
+    published(client, job, "started", "one")
+    _killed(scene, job, client, forward=True)
+    again = scene.job_client(job, HTTP)
+    # Without a call of job_resend: the next event sends the earlier one first.
+    published(again, job, "progress", "three")
+    expect_log(job, "one", "two", "three")
+
+
+def _killed(scene: Scene, job: Registered, client: ClientProcess, *, forward: bool) -> None:
+    """Kill the client while it publishes the event `two`, before or after the hub has it."""
+    fault = scene.http.plant(Fault("POST", events_path(job), forward=forward, hold=True))
+    client.begin("job_publish", CALL_S, job_id=job.job_id, event="progress", detail="two", data={})
+    wait_hit(fault.hit, "the event")
+    client.kill()
+    fault.release()
+
+
+@CHECKS.add("job_http")
+def job_http_unreachable_keeps_events(scene: Scene) -> None:
+    """Check that events of a call that ended as `unreachable` are sent by the next call, in order."""
+    job = scene.job()
+    client = scene.job_client(job, HTTP, patience_s=1.0)
+    published(client, job, "started", "one")
+    scene.http.plant(Fault("POST", events_path(job), times=1000))
+    given = {"job_id": job.job_id, "event": "progress", "detail": "two", "data": {}}
+    expect_error("unreachable", lambda: client.call("job_publish", CALL_S, **given), "an event without a hub")
+    scene.http.heal()
+    published(client, job, "progress", "three")
+    expect_log(job, "one", "two", "three")
+
+
+@CHECKS.add("job_http")
+def job_http_rejections_are_reported(scene: Scene) -> None:
+    """Check that an event with the verdict `rejected` is reported with its reason, and not sent again."""
+    job = scene.job()
+    client = scene.job_client(job, HTTP)
+    published(client, job, "started", "one")
+    scene.cancel(job.job_id)
+    before = len(_sent(scene, job))
+    check_rejected(client, job)
+    expect(len(_sent(scene, job)) - before, 1, "how often the rejected event was sent")
+
+
+@CHECKS.add("job_http")
+def job_http_outbox_has_one_writer(scene: Scene) -> None:
+    """Check that two processes with one state folder do not use a seq twice: one waits, or is `outbox_busy`."""
+    job = scene.job()
+    one, other = scene.job_client(job, HTTP), scene.job_client(job, HTTP)
+    fault = scene.http.plant(Fault("POST", events_path(job), hold=True))
+    one.begin("job_publish", CALL_S, job_id=job.job_id, event="started", detail="one", data={})
+    wait_hit(fault.hit, "the event")
+    other.begin("job_publish", CALL_S, job_id=job.job_id, event="progress", detail="two", data={})
+    time.sleep(_OTHER_S)
+    expect(len(_sent(scene, job)), 1, "the requests while the first process has the outbox")
+    fault.release()
+    one.finish()
+    _finish_or_repeat(other, job)
+    expect_log(job, "one", "two")
+
+
+def _finish_or_repeat(client: ClientProcess, job: Registered) -> None:
+    try:
+        client.finish()
+    except ClientRefused as error:
+        if error.kind != "outbox_busy":
+            raise
+        published(client, job, "progress", "two")
