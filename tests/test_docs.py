@@ -19,8 +19,6 @@ from schemas.tables import ledger
 from tests.source_files import ROOT, files_with_tests, text_of, tree_of
 from trunkline_agent.wire.verdicts import REASONS
 
-DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")
-
 
 @cache
 def docs() -> str:
@@ -44,8 +42,8 @@ def jobs() -> list[str]:
 
 
 def doors() -> list[str]:
-    """The doors: files and folders of connectors/ named `<system>_bridge`, `<system>_hub` and the like."""
-    return sorted({p.stem for p in (ROOT / "connectors").iterdir() if p.stem.endswith(DOORS)})
+    """The doors: the packages directly below connectors/doors/."""
+    return sorted(path.parent.name for path in (ROOT / "connectors" / "doors").glob("*/__init__.py"))
 
 
 def tables() -> list[str]:
