@@ -76,6 +76,12 @@ class DirectHttp(BoundedHttp):
                 phase = Phase.IDLE
         return phase, request
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait of the present request. asyncio calls it once the connection has ended."""
+        if self._exchange is not None:
+            self._engine.leave(self._exchange)
+        super().connection_lost(exc)
+
     def shutdown(self) -> None:
         """Close the connection, after the answer that is under way. uvicorn calls it when the server ends."""
         if self._exchange is None:

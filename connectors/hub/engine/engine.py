@@ -37,6 +37,8 @@ _PARAMETER: Final = re.compile(rb"{\w+}")
 _JSON: Final = (b"application/json", b"application/json; charset=utf-8")
 _KEY: Final = re.compile(rb"[!-~]{1,255}").fullmatch
 _HEAD: Final = b"content-length: %d\r\ncontent-type: application/json\r\n"
+# In metrics and request lines, for a client that has left during its wait.
+_CLIENT_LEFT: Final = 499
 _VERDICT: Final = VERDICT_HEADER.lower().encode() + b": %b\r\n"
 # The validated queries that are kept.
 _QUERIES: Final = 256
@@ -164,6 +166,14 @@ class Engine:
             exchange.asked.is_gone = exchange.connection.has_left()
             self._carry_out(exchange)
 
+    def leave(self, exchange: Exchange) -> None:
+        """End a request that waits for messages, because its connection has ended. Another one goes on."""
+        if exchange.timer is not None:
+            exchange.timer.cancel()
+            exchange.timer = None
+            self._end_wait(exchange)
+            self._note(exchange, _CLIENT_LEFT, "left")
+
     async def _probe(self, exchange: Exchange) -> None:
         is_there = await exchange.connection.answers()
         exchange.asked.is_gone, exchange.asked.is_heard = not is_there, lambda: is_there
@@ -177,6 +187,7 @@ class Engine:
             await self._refused(exchange, error)
         else:
             exchange.asked.is_fresh = True
+            exchange.asked.is_gone = exchange.connection.has_left()
             self._carry_out(exchange)
 
     def _end_wait(self, exchange: Exchange) -> None:

@@ -112,3 +112,6 @@ class DoorEngine(Protocol):
 
     def begin(self, exchange: Exchange) -> None:
         """Begin an admitted request when it is its principal's turn."""
+
+    def leave(self, exchange: Exchange) -> None:
+        """End a request that waits for messages, because its connection has ended. Another one goes on."""

@@ -106,7 +106,7 @@ class Metrics:
         self._count(self._calls, tool, result)
 
     def direct(self, result: str) -> None:
-        """Count a request that the engine began. `result` is `answered`, `refused` or `passed_on`."""
+        """Count a request that the engine began. `result` is `answered`, `refused`, `passed_on` or `left`."""
         self._count(self._direct, result)
 
     def readers(self, door: str, more: int) -> None:

@@ -30,6 +30,7 @@ class HeldEngine:
 
     def __init__(self, do: Callable[[Exchange], None] | None = None) -> None:
         self.begun: list[Exchange] = []
+        self.left: list[Exchange] = []
         self._do = do
 
     def find(self, line: bytes) -> tuple[Any, tuple[bytes, ...], bytes]:
@@ -45,6 +46,10 @@ class HeldEngine:
         self.begun.append(exchange)
         if self._do is not None:
             self._do(exchange)
+
+    def leave(self, exchange: Exchange) -> None:
+        """As of the engine."""
+        self.left.append(exchange)
 
 
 def answer(exchange: Exchange, body: bytes = b"direct") -> None:
@@ -186,6 +191,7 @@ def test_an_answer_for_a_client_that_left_goes_nowhere() -> None:
             wait_until(lambda: engine.begun, what="the request")
             held = server.only_connection()
         wait_until(lambda: not server.connections, what="the end of the connection")
+        assert engine.left == engine.begun
         assert not engine.begun[0].connection.is_heard()
         for late in (held.pass_on, answer):
             held.loop.call_soon_threadsafe(late, engine.begun[0])

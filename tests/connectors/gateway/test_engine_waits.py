@@ -159,6 +159,24 @@ def test_a_message_goes_to_the_next_when_the_first_client_has_left_during_its_wa
     run(test)
 
 
+def test_a_wait_ends_when_its_connection_does_and_a_request_under_the_log_goes_on() -> None:
+    async def test(hub: HeldHub) -> None:
+        left, there = Asking(hub, "bo", TAKE, query=LONG), Asking(hub, "bo", TAKE, query=LONG)
+        await steps()
+        for _ in range(2):
+            hub.engine.leave(left.exchange)
+        assert hub.mailbox_waits.count() == 1 and not left.answered
+        assert [line[2] for line in hub.request_lines.added] == [499]
+        sending = Asking(hub, "ada")
+        hub.engine.leave(sending.exchange)
+        hub.settle_held()
+        assert sending.statuses == [200]
+        await settled(hub)
+        assert messages(there) == 1 and not left.answered and hub.mailbox_waits.count() == 0
+
+    run(test)
+
+
 def test_who_waits_for_a_lease_is_not_probed_but_gets_none_after_it_has_left() -> None:
     async def test(hub: HeldHub) -> None:
         left, silent = (Asking(hub, "bo", TAKE, query=LONG + b"&lease=60") for _ in range(2))
@@ -238,6 +256,22 @@ def test_a_wait_after_a_lost_race_catches_up_again_in_the_end() -> None:
         while not taking.answered:
             await steps()
         assert messages(taking) == 0 and looks == [0, 1]
+
+    run(test)
+
+
+def test_a_client_that_has_left_when_its_race_is_lost_waits_no_more() -> None:
+    async def test(hub: HeldHub) -> None:
+        async def catch_up() -> None:
+            taking.has_ended = True
+
+        hub.catch_up = catch_up  # type: ignore[method-assign]
+        sent(hub)
+        await steps()
+        taking = Asking(hub, "bo", TAKE, query=LONG)
+        hub.add(other_claim(0))
+        await settled(hub)
+        assert messages(taking) == 0 and hub.mailbox_waits.count() == 0
 
     run(test)
 

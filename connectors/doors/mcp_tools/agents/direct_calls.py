@@ -130,6 +130,9 @@ class DirectCalls:
         """Begin an admitted call when it is its agent's turn."""
         self._hub.turns.begin(f"{DOOR}/{exchange.caller.principal}", partial(self._start, exchange))
 
+    def leave(self, exchange: Exchange) -> None:
+        """Do nothing, because no usual call waits."""
+
     def _start(self, exchange: Exchange) -> None:
         try:
             call = self._asked(exchange)
