@@ -73,7 +73,7 @@ EXEMPT = (
         "the example of the Standard Webhooks specification",
     ),
     Exempt(
-        "tests/(connectors/doors/http_api/test_hub_webhooks|schemas/streams/test_webhook_fold).py",
+        "tests/(connectors/gateway/test_hub_webhooks|schemas/streams/test_webhook_fold).py",
         (BASIC_AUTH,),
         "made-up addresses with a login, which are refused",
     ),
@@ -84,7 +84,7 @@ EXEMPT = (
     ),
     Exempt("tests/schemas/hub_records.py", (HEX,), "sixteen digits, four times", "[0-9a-f]{16}"),
     Exempt(
-        "tests/(schemas/wire/test_ids|connectors/doors/mqtt_bridge/test_mqtt_bridge).py",
+        "tests/(schemas/wire/test_ids|connectors/mqtt_bridge/test_mqtt_bridge).py",
         (HEX,),
         "job ids that are none",
         ".{1,9}",
