@@ -11,6 +11,10 @@ here, the peer does. Limits that were not held are in `not_held`, and the exit c
 for a roundtrip, of which `load` is this program; `peer_...` are those of the peer. They do not depend on which
 program has the machine. `ratio_cpu` compares gateway and broker with the peer's front and NATS.
 
+A Kafka that has just started needs two to three times as much for a send as after a minute of load, because
+Java compiles meanwhile. With the default lengths the medians show little of it, with `--seconds 5` much. The
+sends with Spark busy are the first of a new Kafka.
+
     ./trunkline bench hub --json
 
 With `--against COMMIT` the gateway of that commit takes the turns of the peer (`before_...`), each with a Kafka
