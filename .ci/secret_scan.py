@@ -60,7 +60,6 @@ EXEMPT = (
         "the SHA-256 of an example's content",
         "[0-9a-f]{64}",
     ),
-    Exempt("docs/reference/contracts.sha256", (HEX,), "the SHA-256 of the contracts", "[0-9a-f]{64}"),
     Exempt(
         "tests/connectors/gateway/test_asyncapi_document.py",
         (BASE64,),
