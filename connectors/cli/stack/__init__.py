@@ -1,1 +1,1 @@
-"""Commands about the stack: up, down, status, logs, topic, fold, demo, benchmarks."""
+"""Commands about the stack: up, down, status, logs, log, fold, demo, benchmarks."""

@@ -1,1 +1,1 @@
-"""The HTTP hub: jobs, sessions, principals, what is settled, and the one place that decides who may do what."""
+"""The HTTP door: contracts, feeds, routes for pumps, and the other routes that are no operation."""

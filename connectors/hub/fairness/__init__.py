@@ -1,1 +1,1 @@
-"""Fairness among principals that use the gateway at once. It imports only `plumbing.network` of ours."""
+"""Fairness among the principals that use the gateway at once: turns, shares of budgets, and pauses."""

@@ -1,4 +1,4 @@
 """The live view: the fold in memory over the log, with rows, feeds of settled records, and waits.
 
-Imports `log`, `ledger_files` and `retry`, but nothing that serves clients.
+Of the hub it imports nothing else.
 """

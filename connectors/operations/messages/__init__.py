@@ -1,4 +1,4 @@
-"""Operations on messages, mailboxes and principals.
+"""Operations on messages and their leases, and the answers that show messages.
 
-Must not import other route packages.
+Of the other families it imports `blobs` and `rules` alone.
 """

@@ -1,1 +1,1 @@
-"""Operations of principals, their limits, and their mailboxes for an operator."""
+"""Operations of principals and their limits, and on mailboxes and dead messages for an operator."""

@@ -1,4 +1,4 @@
-"""Rules and bodies that several route modules share: owners, recipients, names, limits and the hub's policy.
+"""Rules and bodies that several families share: owners, recipients, names, limits and the hub's policy.
 
-Must not import route modules.
+It imports no family.
 """

@@ -1,4 +1,4 @@
 """Webhooks at the gateway: their operations, their metrics, and the messages that the deliverer gets.
 
-Imports how messages are leased from `gateway/messages`, but no other routes.
+Of the other families it imports `messages` and `rules` alone.
 """

@@ -1,4 +1,1 @@
-"""Operations on jobs, sessions, tasks and tokens.
-
-Must not import other route packages.
-"""
+"""Operations on jobs, sessions, tasks and tokens. Of the other families it imports `rules` alone."""

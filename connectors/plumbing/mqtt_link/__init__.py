@@ -1,1 +1,1 @@
-"""The MQTT settings of the product's own programs: per-job brokers, and the accounts of the roles."""
+"""The MQTT settings of the product's own programs, and the payloads of the bridge."""
