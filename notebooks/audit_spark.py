@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.programs.local_stack.java_programs import java_home
-from connectors.programs.local_stack.programs import JARS, JVM_LOCALE
-from connectors.programs.local_stack.spark_command import DELTA_CONF, place_options
+from connectors.programs.local_stack.part_plan import DELTA_CONF, JARS, JVM_LOCALE, place_options
 from notebooks.audit_tables import Audit
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.tables.ledger import LEDGER

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from connectors.programs.local_stack import free_port
 from connectors.programs.local_stack.java_programs import find_java
-from connectors.programs.local_stack.programs import jar_files
+from connectors.programs.local_stack.part_plan import jar_files
 from schemas.settings.kafka_settings import USERNAME
 from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
 from tests.forked_programs import ForkedProcess

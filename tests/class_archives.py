@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 
 from connectors.programs.local_stack.java_programs import find_java
-from connectors.programs.local_stack.programs import jar_files
-from connectors.programs.local_stack.spark_command import class_path
+from connectors.programs.local_stack.part_plan import class_path, jar_files
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.tables.ledger import LEDGER

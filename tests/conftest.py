@@ -33,7 +33,7 @@ from _pytest.assertion.rewrite import (
     try_makedirs,
 )
 
-from connectors.programs.local_stack.spark_command import DELTA_CONF
+from connectors.programs.local_stack.part_plan import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, Settings

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deltalake import DeltaTable
 
-from connectors.log.kafka_records import repair_kafka_client, to_record
+from connectors.log.kafka_libraries import repair_kafka_client, to_record
 from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of
 from jobs.views.view_tables import open_tables

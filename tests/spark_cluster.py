@@ -17,7 +17,7 @@ import psutil
 
 from connectors.programs.local_stack import free_port
 from connectors.programs.local_stack.java_programs import java_home
-from connectors.programs.local_stack.programs import spark_home
+from connectors.programs.local_stack.part_plan import spark_home
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
 

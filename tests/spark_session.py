@@ -11,8 +11,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from connectors.programs.local_stack.java_programs import java_home
-from connectors.programs.local_stack.programs import JVM_LOCALE
-from connectors.programs.local_stack.spark_command import class_path
+from connectors.programs.local_stack.part_plan import JVM_LOCALE, class_path
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from tests.broker_processes import KAFKA_PASSWORD
 

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from connectors.programs.local_stack.spark_command import class_path
+from connectors.programs.local_stack.part_plan import class_path
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until

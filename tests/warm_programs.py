@@ -22,7 +22,7 @@ def warm_gateway() -> None:
     """Build the applications of all doors of a gateway: half of the processor time of its start."""
     from connectors.hub.live.live_view import LiveView
     from connectors.hub.services.hub import Hub
-    from connectors.programs.gateway_program.doors import doors_of
+    from connectors.programs.gateway_program.application import doors_of
     from schemas.keys.sealing import ensure_keyring
 
     with tempfile.TemporaryDirectory(prefix="warm-") as name:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
 from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
 
-from connectors.log.kafka_records import repair_kafka_client, to_record
+from connectors.log.kafka_libraries import repair_kafka_client, to_record
 from connectors.log.publisher import Publisher
 from schemas.keys.record_macs import GATEWAY, load_mac_key
 from schemas.keys.sealing import Keyring, load_keyring

@@ -16,9 +16,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from connectors.log.client_options import client_options
+from connectors.log.kafka_libraries import client_options
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError
-from connectors.plumbing.network.backoff import Backoff
+from connectors.plumbing.network.rates import Backoff
 from schemas.log_access.event_topic import check_topic, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings, Settings

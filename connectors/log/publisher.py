@@ -23,8 +23,8 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.log.client_options import BATCH_BYTES, OUTSTANDING_LIMIT_BYTES, producer_options
-from connectors.log.own_records import OwnRecord, OwnRecords
+from connectors.log.kafka_libraries import BATCH_BYTES, OUTSTANDING_LIMIT_BYTES, producer_options
+from connectors.log.shared_records import OwnRecord, OwnRecords
 from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable

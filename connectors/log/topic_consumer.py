@@ -16,8 +16,7 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import TopicPartition as Partition
 
-from connectors.log.client_options import client_options
-from connectors.log.kafka_records import message_record, with_all_headers
+from connectors.log.kafka_libraries import client_options, message_record, with_all_headers
 from connectors.log.shared_records import SharedRecords
 from schemas.log_access.event_topic import reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable

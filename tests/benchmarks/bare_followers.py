@@ -17,8 +17,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from connectors.log.client_options import client_options, producer_options
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.log.kafka_libraries import client_options, producer_options
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.programs.local_stack.program_plans import READY_FILE
 from schemas.settings.settings import Settings, load_settings
 from tests.benchmarks.pump_log import LINGER_MS, make_topic

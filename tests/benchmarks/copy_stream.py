@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from connectors.programs.local_stack import Part
-from connectors.programs.local_stack.part_plan import STREAMS
+from connectors.programs.local_stack.part_plan import DELTA_CONF, STREAMS
 from connectors.programs.local_stack.program_plans import READY_FILE
-from connectors.programs.local_stack.spark_command import DELTA_CONF
 from connectors.programs.local_stack.stack import PLANS
 from jobs import settle_events
 from jobs.run_streams import prepare_session

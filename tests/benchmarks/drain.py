@@ -28,8 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.programs.local_stack.part_plan import KAFKA
-from connectors.programs.local_stack.spark_command import DELTA_CONF
+from connectors.programs.local_stack.part_plan import DELTA_CONF, KAFKA
 from jobs import settle_events
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.tables.ledger import LEDGER

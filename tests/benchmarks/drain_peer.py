@@ -14,7 +14,7 @@ import uuid
 from confluent_kafka import Consumer
 from deltalake import write_deltalake
 
-from connectors.log.kafka_records import message_record
+from connectors.log.kafka_libraries import message_record
 from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import load_keyring

@@ -26,7 +26,7 @@ import orjson
 from pydantic import SecretStr
 
 from connectors.doors.file_bridge.queue_root import queue_root
-from connectors.programs.local_stack.part_monitor import set_niceness
+from connectors.programs.local_stack.child_process import set_niceness
 from schemas.settings.settings import Settings
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes
 from tests.benchmarks.mcp_load import signed_call

@@ -37,7 +37,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack, free_port
 from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY, MOSQUITTO, STREAMS
 from schemas.settings.settings import KafkaSettings, Settings, ViewSettings

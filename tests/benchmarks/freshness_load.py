@@ -9,7 +9,7 @@ import time
 import httpx
 import orjson
 
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord

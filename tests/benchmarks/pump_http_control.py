@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from confluent_kafka import Producer
 
-from connectors.log.client_options import producer_options
+from connectors.log.kafka_libraries import producer_options
 from connectors.programs.local_stack.program_plans import READY_FILE
 from schemas.settings.settings import KafkaSettings, load_settings
 from tests.benchmarks.lean_http import complete_request

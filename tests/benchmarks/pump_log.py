@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import NewTopic  # type: ignore[import-untyped]
 
-from connectors.log.client_options import client_options, producer_options
+from connectors.log.kafka_libraries import client_options, producer_options
 from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import KafkaSettings
 

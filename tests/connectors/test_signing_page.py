@@ -26,7 +26,7 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
     write_lines,
 )
 from connectors.log.publisher import Publisher
-from connectors.plumbing.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import DELEGATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
 from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import Keyring

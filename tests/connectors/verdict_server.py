@@ -13,7 +13,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from connectors.log.kafka_records import to_record
+from connectors.log.kafka_libraries import to_record
 from connectors.programs.local_stack import free_port
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader

@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from connectors.log.kafka_records import to_record
+from connectors.log.kafka_libraries import to_record
 from connectors.log.publisher import Publisher
 from connectors.tools.job_tools.job_registry import register_job
 from schemas.fold.entries import Entries

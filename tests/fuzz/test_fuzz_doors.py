@@ -16,8 +16,7 @@ from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
 from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.idempotency import IdempotencyKey, request_uuid
 from connectors.hub.serving.strict_request import StrictRequest
-from connectors.plumbing.mqtt_link.bridge_presence import encode_presence, read_presence
-from connectors.plumbing.mqtt_link.payloads import encode_receipt
+from connectors.plumbing.mqtt_link.payloads import encode_presence, encode_receipt, read_presence
 from schemas.settings.settings import MqttSettings
 from tests.connectors.gateway_client.test_gateway_client import parsed
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from connectors.log.kafka_records import records_between
+from connectors.log.kafka_libraries import records_between
 from connectors.log.topic_consumer import LogTail
 from jobs.spark.kafka_columns import SEPARATOR, record_columns, records_of
 from schemas.fold.entries import Entries

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from connectors.programs.local_stack.spark_command import class_path
+from connectors.programs.local_stack.part_plan import class_path
 from connectors.tools.audit.verification import verify
 from jobs.views.view_lock import views_lock
 from schemas.keys.sealing import Keyring

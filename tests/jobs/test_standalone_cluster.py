@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.log.kafka_records import to_record
+from connectors.log.kafka_libraries import to_record
 from connectors.log.ledger_files.ledger_reader import LedgerReader
 from connectors.programs.local_stack.part import Part, PartFailed
 from connectors.programs.local_stack.program_plans import streams_plan

@@ -14,6 +14,11 @@ QUOTED_CHARACTERS = 60
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
+def is_coloured() -> bool:
+    """Return whether to use colours: standard output is a terminal, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
 def prepare_output() -> None:
     """Let the process print any text in UTF-8, whatever the locale; lone surrogates become escapes.
 

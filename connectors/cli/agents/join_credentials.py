@@ -82,7 +82,7 @@ def _available(call: Call, kept: Credentials | None) -> tuple[tuple[str, ...], d
 
 
 def _broker_answers(settings: Settings) -> bool:
-    from connectors.programs.local_stack.readiness import mqtt_answers
+    from connectors.programs.local_stack.ports import mqtt_answers
     from trunkline_agent.mqtt.mqtt_tls import mqtt_context
 
     mqtt = settings.mqtt

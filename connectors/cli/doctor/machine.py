@@ -16,11 +16,18 @@ from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok
 from connectors.plumbing.gateway_client.gateway_tls import open_plain_listeners
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.broker_plans import kafka_port, mqtt_port
+from connectors.programs.local_stack.data_files import find_open, named
 from connectors.programs.local_stack.java_programs import SERVING, find_java, java_version, passed_over_home
-from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA, MOSQUITTO
+from connectors.programs.local_stack.part_plan import (
+    ALL_PARTS,
+    GATEWAY,
+    JARS,
+    KAFKA,
+    MOSQUITTO,
+    find_mosquitto,
+    jar_files,
+)
 from connectors.programs.local_stack.ports import port_is_free, port_owner
-from connectors.programs.local_stack.private_data import find_open, named
-from connectors.programs.local_stack.programs import JARS, find_mosquitto, jar_files
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 from trunkline_agent.errors import UsageError
 

@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import Final
 
 from connectors.cli.doctor.findings import START, Checks, Finding, ok, warn
-from connectors.plumbing.mqtt_link.broker_figures import dropped_messages
-from connectors.plumbing.mqtt_link.mqtt_credentials import DELEGATOR, OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import DELEGATOR, OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.payloads import dropped_messages
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection

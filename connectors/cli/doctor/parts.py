@@ -28,10 +28,10 @@ from connectors.cli.doctor.findings import (
 )
 from connectors.plumbing.gateway_client.gateway_tls import explained as explained_http
 from connectors.plumbing.gateway_client.gateway_tls import trust
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, load_role_passwords, role_file
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
-from connectors.programs.local_stack.readiness import mqtt_answers
+from connectors.programs.local_stack.ports import mqtt_answers
 from schemas.settings.kafka_settings import missing_login
 from schemas.settings.settings import MqttSettings, Settings
 from trunkline_agent.errors import TrunklineError

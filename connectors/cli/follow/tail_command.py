@@ -27,9 +27,9 @@ from connectors.log.ledger_files.ledger_lines import (
     json_line,
     text_line,
 )
-from connectors.plumbing.terminal.colours import is_coloured
 from schemas.streams.kinds import RECORD_TYPES
 from trunkline_agent.errors import UsageError
+from trunkline_agent.terminal_text import is_coloured
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 

@@ -20,8 +20,7 @@ from pydantic import SecretStr, ValidationError
 from connectors.cli.shared.notes import Notes
 from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, reachable
-from connectors.plumbing.mqtt_link.broker_settings import same_broker
-from connectors.plumbing.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import DELEGATOR, role_mqtt, same_broker
 from connectors.tools.job_tools.event_subscription import EventSubscription, Message
 from connectors.tools.job_tools.job_files import (
     JobBroker,

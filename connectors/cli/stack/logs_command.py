@@ -11,7 +11,7 @@ from typing import Final
 
 from connectors.cli.shared.actions import Argument, argument
 from connectors.cli.shared.call import Call
-from connectors.programs.local_stack.log_files import last_lines
+from connectors.programs.local_stack.data_files import last_lines
 from connectors.programs.local_stack.part_plan import ALL_PARTS, XML_PUMP
 from trunkline_agent.errors import NotFound, UsageError
 

@@ -19,9 +19,8 @@ from connectors.cli.shared.actions import argument
 from connectors.cli.shared.arguments import duration_s
 from connectors.cli.shared.call import Call
 from connectors.programs.local_stack import control, memory
-from connectors.programs.local_stack.log_files import last_lines
+from connectors.programs.local_stack.data_files import describe_repair, find_open, last_lines
 from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
-from connectors.programs.local_stack.private_data import describe_repair, find_open
 from connectors.programs.local_stack.stack import check_folders
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError

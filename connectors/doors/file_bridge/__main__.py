@@ -22,7 +22,7 @@ from connectors.doors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRul
 from connectors.doors.file_bridge.queue_root import queue_root
 from connectors.doors.file_bridge.records import DOOR
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from trunkline_agent.errors import TrunklineError

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from connectors.hub.reactor.limits_of_principals import Limits, limits_of
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.plumbing.network.token_buckets import TokenBuckets
+from connectors.plumbing.network.rates import TokenBuckets
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import PrincipalRow

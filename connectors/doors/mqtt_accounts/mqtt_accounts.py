@@ -37,8 +37,7 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
     write_lines,
 )
 from connectors.hub.live.live_view import LiveView
-from connectors.plumbing.mqtt_link.broker_settings import socket_dir
-from connectors.plumbing.mqtt_link.mqtt_credentials import ensure_role_passwords
+from connectors.plumbing.mqtt_link.broker_settings import ensure_role_passwords, socket_dir
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings

@@ -21,7 +21,7 @@ from paho.mqtt.client import MQTTMessage
 
 from connectors.hub.live.live_view import LiveView
 from connectors.plumbing.machine.background_service import ThreadedService
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
 from trunkline_agent.errors import TrunklineError

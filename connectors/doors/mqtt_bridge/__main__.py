@@ -33,8 +33,8 @@ from connectors.doors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.doors.mqtt_bridge.job_brokers import JobBrokerBridges
 from connectors.doors.mqtt_bridge.publish_counts import LoadReports, PublishCounts
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
-from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
+from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, role_mqtt
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from trunkline_agent.errors import TrunklineError

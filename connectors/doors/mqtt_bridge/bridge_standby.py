@@ -18,7 +18,7 @@ import structlog
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
-from connectors.plumbing.mqtt_link.bridge_presence import (
+from connectors.plumbing.mqtt_link.payloads import (
     Presence,
     presence_topic,
     read_presence,

@@ -24,7 +24,7 @@ from connectors.doors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.doors.mqtt_bridge.session_ids import has_session, session_ids
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
-from connectors.plumbing.mqtt_link.bridge_presence import showing_interval_s
+from connectors.plumbing.mqtt_link.payloads import showing_interval_s
 from schemas.keys.record_macs import MQTT_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord

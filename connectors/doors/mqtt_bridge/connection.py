@@ -35,7 +35,7 @@ from connectors.doors.mqtt_bridge.publish_counts import PublishCounts
 from connectors.doors.mqtt_bridge.session_ids import session_ids
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.plumbing.gateway_client.verdict_stream import Answer, VerdictStream
-from connectors.plumbing.mqtt_link.bridge_presence import Presence, encode_presence, presence_topic
+from connectors.plumbing.mqtt_link.payloads import Presence, encode_presence, presence_topic
 from schemas.settings.settings import Settings
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable

@@ -10,7 +10,7 @@ import threading
 from collections import Counter, deque
 from typing import Final, Generic, TypeVar
 
-from connectors.plumbing.network.round_robin import RoundRobin
+from connectors.plumbing.network.rates import RoundRobin
 
 _T = TypeVar("_T")
 

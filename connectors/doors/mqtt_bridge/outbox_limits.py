@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from connectors.plumbing.mqtt_link.payloads import read_payload
-from connectors.plumbing.network.few_refusals import FewRefusals
-from connectors.plumbing.network.token_buckets import TokenBuckets
+from connectors.plumbing.network.rates import FewRefusals, TokenBuckets
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import MAILBOX_FULL, RATE_LIMITED, REJECTED

@@ -29,7 +29,7 @@ from connectors.doors.xml_pump.gateway_link import GatewayLink
 from connectors.doors.xml_pump.listener_table import TableMaker
 from connectors.doors.xml_pump.pump import Pump
 from connectors.doors.xml_pump.settling import Settler
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 from connectors.plumbing.xml_wire.faults import XmlLimits
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from trunkline_agent.errors import TrunklineError

@@ -17,7 +17,7 @@ from connectors.hub.engine.exchange import DoorEngine, Exchange
 from connectors.hub.serving.bounded_http import BoundedHttp
 from connectors.hub.serving.connection_budget import Phase
 from connectors.hub.serving.strict_http import HEAD_BYTES
-from connectors.plumbing.network.peer_probe import has_left, is_heard, is_near, peer_answers
+from connectors.plumbing.network.sockets import has_left, is_heard, is_near, peer_answers
 
 _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(rb"(?:\r\n[A-Za-z0-9-]{1,64}: [!-~](?:[ -~]*[!-~])?)+").fullmatch

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from connectors.plumbing.network.token_buckets import TokenBuckets
+from connectors.plumbing.network.rates import TokenBuckets
 
 # An account is paused when more messages than these, and than this part of its rate, exceed its rate within
 # `WINDOW_S` seconds.

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from connectors.plumbing.terminal.json_log import BLANK
+from connectors.plumbing.machine.json_log import BLANK
 from trunkline_agent.credentials import HUB_URL_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
 from trunkline_agent.environment import (
     AGENT_ID_VARIABLE,

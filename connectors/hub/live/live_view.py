@@ -32,10 +32,9 @@ from connectors.hub.live.settled_feed import SettledFeed, SettledRecord, Settled
 from connectors.hub.live.verdict_reader import verdict_in_ledger
 from connectors.hub.live.view_reader import progress_of_tables
 from connectors.log.log_end import LogEnd
-from connectors.log.own_records import OwnRecord, OwnRecords, settle_own
-from connectors.log.shared_records import SharedRecords
+from connectors.log.shared_records import OwnRecord, OwnRecords, SharedRecords, settle_own
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
-from connectors.plumbing.network.backoff import Backoff
+from connectors.plumbing.network.rates import Backoff
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring

@@ -18,7 +18,7 @@ import lmdb
 import structlog
 
 from connectors.hub.live.live_state import LiveState
-from connectors.plumbing.network.backoff import Backoff
+from connectors.plumbing.network.rates import Backoff
 from schemas.state_store.gateway_store import GatewayStore
 from schemas.state_store.local_store import StoreDamaged, StoreMoved
 from trunkline_agent.errors import TrunklineError

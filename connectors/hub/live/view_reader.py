@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.plumbing.network.backoff import retry
+from connectors.plumbing.network.rates import retry
 from schemas.fold.settled import FOLD_VERSION
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings

@@ -55,7 +55,7 @@ from connectors.hub.reactor.xml_records import XML_DOOR, acknowledged_by, may_ha
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.plumbing.mqtt_link.payloads import MQTT_DOOR as MQTT
-from connectors.plumbing.network.backoff import Backoff
+from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.schedule.schedule_registry import ScheduleRan

@@ -19,9 +19,18 @@ from prometheus_client.registry import Collector
 
 from connectors.hub.serving.metrics import counters, gauge, gauges
 from connectors.plumbing.machine.background_service import ThreadedService
-from connectors.plumbing.mqtt_link.bridge_presence import Presence, presence_topic, read_presence, silence_s
-from connectors.plumbing.mqtt_link.broker_figures import DROPPED, FIGURES, HEAP_BYTES, STORED_BYTES, read_figure
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.payloads import (
+    DROPPED,
+    FIGURES,
+    HEAP_BYTES,
+    STORED_BYTES,
+    Presence,
+    presence_topic,
+    read_figure,
+    read_presence,
+    silence_s,
+)
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client

@@ -22,7 +22,7 @@ from connectors.hub.reactor.limits_of_principals import Limits, limits_of
 from connectors.hub.reactor.topic_deliveries import TopicsBySubscriber
 from connectors.hub.services.mailboxes import MailboxIndex
 from connectors.hub.serving.answers import RETRY_AFTER_S, too_many
-from connectors.plumbing.network.token_buckets import TokenBuckets
+from connectors.plumbing.network.rates import TokenBuckets
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED

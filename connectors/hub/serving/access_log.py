@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.hub.fairness.byte_budget import ByteBudget, send_in_pieces
 from connectors.hub.serving.metrics import Metrics
-from connectors.plumbing.terminal.json_log import FrequentLines
-from connectors.plumbing.terminal.log_limit import LogLimit
+from connectors.plumbing.machine.json_log import FrequentLines, LogLimit
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -23,7 +23,7 @@ from connectors.hub.serving.answers import crowded
 from connectors.hub.serving.connection_budget import ConnectionBudget, Phase, Place
 from connectors.hub.serving.strict_http import StrictHttp
 from connectors.hub.serving.strict_request import BODY_TIMEOUT, WHOLE_BODY
-from connectors.plumbing.network.peer_probe import UNANSWERED_MS, peer_answers
+from connectors.plumbing.network.sockets import UNANSWERED_MS, peer_answers
 
 # The key of an ASGI scope for a function that ends the connection at once and drops unsent bytes.
 ABORT: Final = "trunkline_abort"

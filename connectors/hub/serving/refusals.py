@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from connectors.hub.serving.answers import ApiError
-from connectors.plumbing.network.few_refusals import FewRefusals
+from connectors.plumbing.network.rates import FewRefusals
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import POLICY
 

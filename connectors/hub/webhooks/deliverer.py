@@ -16,7 +16,7 @@ import structlog
 
 from connectors.hub.webhooks.webhook_client import GONE, CallResult, Target, WebhookClient
 from connectors.hub.webhooks.webhook_health import WebhookHealth
-from connectors.plumbing.network.backoff import Backoff
+from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import WebhookSettings
 
 log = structlog.stdlib.get_logger(__name__)

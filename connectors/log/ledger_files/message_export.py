@@ -27,7 +27,7 @@ from connectors.log.ledger_files.message_export_reader import (
     joined,
 )
 from connectors.plumbing.machine.background_service import ThreadedService
-from connectors.plumbing.network.backoff import retry
+from connectors.plumbing.network.rates import retry
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
 

@@ -1,1 +1,1 @@
-"""Processes and services of this machine, and the state of its stack."""
+"""Processes and services of this machine, the state of its stack, and the logs of programs."""

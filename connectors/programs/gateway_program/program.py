@@ -39,10 +39,10 @@ from connectors.operations.webhooks.webhook_calls import WebhookCalls
 from connectors.plumbing.gateway_client.gateway_tls import check_listeners, listener_context
 from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from connectors.plumbing.machine.background_service import BackgroundService
-from connectors.plumbing.network.claimed_socket import ClaimedSocket
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
+from connectors.plumbing.network.sockets import ClaimedSocket
 from connectors.plumbing.tls_keys.served_certificates import CertificateMetrics, CertificateWatch, reload_chain
-from connectors.programs.gateway_program.doors import Door, doors_of
+from connectors.programs.gateway_program.application import Door, doors_of
 from connectors.programs.gateway_program.http_server import Budgets, HttpServer, bound_socket
 from connectors.programs.processes.session_keeper import SessionKeeper
 from schemas.keys.sealing import Keyring, load_keyring

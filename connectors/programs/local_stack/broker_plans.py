@@ -23,8 +23,7 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
     write_acl,
     write_lines,
 )
-from connectors.plumbing.mqtt_link.broker_settings import socket_dir
-from connectors.plumbing.mqtt_link.mqtt_credentials import ensure_role_passwords
+from connectors.plumbing.mqtt_link.broker_settings import ensure_role_passwords, socket_dir
 from connectors.plumbing.tls_keys.tls_files import check_server_key
 from connectors.programs.local_stack.java_programs import find_java
 from connectors.programs.local_stack.kafka_login import (
@@ -34,10 +33,16 @@ from connectors.programs.local_stack.kafka_login import (
     ensure_password,
     ensure_scram_user,
 )
-from connectors.programs.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPlan
-from connectors.programs.local_stack.ports import LOOPBACK, free_port, require_free
-from connectors.programs.local_stack.programs import JVM_LOCALE, find_mosquitto, jar_files
-from connectors.programs.local_stack.readiness import kafka_answers, mqtt_answers
+from connectors.programs.local_stack.part_plan import (
+    ALL_PARTS,
+    JVM_LOCALE,
+    KAFKA,
+    MOSQUITTO,
+    PartPlan,
+    find_mosquitto,
+    jar_files,
+)
+from connectors.programs.local_stack.ports import LOOPBACK, free_port, kafka_answers, mqtt_answers, require_free
 from schemas.log_access.kafka_clients import kafka_context
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from trunkline_agent.broker import socket_name

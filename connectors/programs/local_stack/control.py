@@ -17,9 +17,9 @@ import psutil
 from connectors.plumbing.machine import state_file
 from connectors.plumbing.machine.process_tree import open_private_log, start_process
 from connectors.programs.local_stack import child_process
-from connectors.programs.local_stack.log_files import last_lines
+from connectors.programs.local_stack.child_process import processes_below
+from connectors.programs.local_stack.data_files import last_lines
 from connectors.programs.local_stack.part import child_environment
-from connectors.programs.local_stack.part_monitor import processes_below
 from connectors.programs.local_stack.part_plan import ALL_PARTS
 from connectors.programs.local_stack.stack import (
     StackRuns,

@@ -16,8 +16,8 @@ import psutil
 from connectors.plumbing.machine import state_file
 from connectors.plumbing.machine.state_file import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from connectors.programs.local_stack import child_process, memory
-from connectors.programs.local_stack.log_files import last_lines
-from connectors.programs.local_stack.part_monitor import AnswerProbe, StartProgress, set_idle, set_niceness
+from connectors.programs.local_stack.child_process import AnswerProbe, StartProgress, set_idle, set_niceness
+from connectors.programs.local_stack.data_files import last_lines
 from connectors.programs.local_stack.part_plan import PartPlan
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 from trunkline_agent.errors import TrunklineError

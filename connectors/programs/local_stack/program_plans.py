@@ -14,15 +14,23 @@ import psutil
 
 from connectors.doors.file_bridge.queue_root import queue_root
 from connectors.plumbing.gateway_client.gateway_tls import check_listeners
-from connectors.plumbing.mqtt_link.broker_settings import socket_dir
-from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE as BRIDGE_ROLE
-from connectors.plumbing.mqtt_link.mqtt_credentials import load_role_passwords
+from connectors.plumbing.mqtt_link.broker_settings import BRIDGE as BRIDGE_ROLE
+from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords, socket_dir
 from connectors.programs.local_stack.java_programs import java_home
-from connectors.programs.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
-from connectors.programs.local_stack.ports import LOOPBACK, require_free
-from connectors.programs.local_stack.programs import JVM_LOCALE, spark_home
-from connectors.programs.local_stack.readiness import http_answers
-from connectors.programs.local_stack.spark_command import class_path, log_option, place_options
+from connectors.programs.local_stack.part_plan import (
+    BRIDGE,
+    FILES,
+    GATEWAY,
+    JVM_LOCALE,
+    STREAMS,
+    XML_PUMP,
+    PartPlan,
+    class_path,
+    log_option,
+    place_options,
+    spark_home,
+)
+from connectors.programs.local_stack.ports import LOOPBACK, http_answers, require_free
 from schemas.keys.record_macs import FILE_BRIDGE, MQTT_BRIDGE, write_mac_key
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password

@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 from connectors.hub.launcher.local_processes import stop_all
 from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from connectors.plumbing.machine import state_file
-from connectors.programs.local_stack import child_process, log_files, memory
+from connectors.programs.local_stack import child_process, data_files, memory
 from connectors.programs.local_stack.broker_plans import BROKER_PLANS, accounts_dir
 from connectors.programs.local_stack.part import Part
 from connectors.programs.local_stack.part_plan import (
@@ -161,7 +161,7 @@ class LocalStack:
         self._detached = detached
         self._lock: IO[str] | None = None
         self._started_at = time.time()
-        self._disk = log_files.DiskTrouble()
+        self._disk = data_files.DiskTrouble()
         self._is_state_due = False
 
     def _made(self, names: Iterable[str]) -> dict[str, Part]:
@@ -282,7 +282,7 @@ class LocalStack:
         what = f"the log {path.name} cannot be kept bounded"
         if self._disk.is_due(what):
             with self._disk.tolerated(what):
-                log_files.keep_bounded(path)
+                data_files.keep_bounded(path)
 
     def _write_state_if_possible(self) -> None:
         with self._disk.tolerated("the state file cannot be written"):

@@ -18,7 +18,7 @@ from connectors.hub.live.table_progress_reader import ViewProgressReader
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.tools.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,

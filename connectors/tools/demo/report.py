@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.log.ledger_files.ledger_lines import LINE_HEADING, text_line
-from connectors.plumbing.terminal.colours import is_coloured
 from connectors.tools.demo.outcome import Row, job_states, stream_of
 from connectors.tools.demo.performance import Performance
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.tables.ledger import LEDGER
-from trunkline_agent.terminal_text import escaped
+from trunkline_agent.terminal_text import escaped, is_coloured
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED

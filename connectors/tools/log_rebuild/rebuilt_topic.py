@@ -15,8 +15,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka import TopicPartition as Partition
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
 
-from connectors.log.client_options import producer_options
-from connectors.log.kafka_records import message_record, with_all_headers
+from connectors.log.kafka_libraries import message_record, producer_options, with_all_headers
 from connectors.log.topic_consumer import TopicConsumer
 from schemas.log_access.event_topic import (
     REACH_TIMEOUT_S,

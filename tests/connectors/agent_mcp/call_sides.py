@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from connectors.plumbing.network.few_refusals import BURST
+from connectors.plumbing.network.rates import BURST
 from tests.agent_signatures import signed_headers
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, call_document

@@ -14,7 +14,7 @@ from kafka.admin import NewTopic
 from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.parts import check_kafka, check_replicas
 from connectors.cli.main import main
-from connectors.log.kafka_records import repair_kafka_client
+from connectors.log.kafka_libraries import repair_kafka_client
 from connectors.programs.local_stack import free_port
 from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import Settings, SettingsError, load_settings, settings_environment

@@ -11,8 +11,8 @@ from connectors.cli.follow.monitor_loop import DriftWatch, PlainLines
 from connectors.plumbing.gateway_client.event_stream import EventStream
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.gateway_client.registry_follower import RegistryFollower, follow_registries
-from connectors.programs.processes.registry_drift import JOB_WITHOUT_SESSION, Drift
 from connectors.programs.processes.session_host import SessionHost
+from connectors.programs.processes.session_registry_client import JOB_WITHOUT_SESSION, Drift
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine

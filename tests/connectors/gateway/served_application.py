@@ -13,7 +13,7 @@ from typing import Any
 
 from connectors.hub.serving.bounded_http import BoundedHttp
 from connectors.hub.serving.connection_budget import SWEEP_S
-from connectors.programs.gateway_program.doors import Door
+from connectors.programs.gateway_program.application import Door
 from connectors.programs.gateway_program.http_server import Budgets, HttpServer, bound_socket
 from schemas.settings.settings import GatewaySettings
 from tests.broker_processes import LOOPBACK, wait_until

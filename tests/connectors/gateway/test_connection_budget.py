@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from connectors.hub.serving.connection_budget import BudgetLimits, ConnectionBudget, Phase, Place
-from connectors.plumbing.terminal.log_limit import LogLimit, RepeatedLines
-from connectors.programs.gateway_program.descriptors import fitted, reserved
+from connectors.plumbing.machine.json_log import LogLimit, RepeatedLines
+from connectors.programs.gateway_program.http_server import fitted, reserved
 from schemas.settings.settings import PROJECT_ROOT
 from tests.programs import run_program
 from trunkline_agent.errors import TrunklineError
@@ -184,7 +184,7 @@ def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_budgets_need_it()
     said = """
 import resource
 from connectors.hub.serving.connection_budget import BudgetLimits
-from connectors.programs.gateway_program.descriptors import fit_to_descriptors
+from connectors.programs.gateway_program.http_server import fit_to_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 1500))
 found = fit_to_descriptors(BudgetLimits(256, 2000, 10, 30), 4, 10)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], found.anonymous + found.authenticated)
@@ -252,7 +252,7 @@ def test_the_number_left_out_is_due_when_the_time_is_over_and_only_once() -> Non
 
 _FLOODED = """
 import logging, socket
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 configure_json_log("tests", [])
 for number in range(50):
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")

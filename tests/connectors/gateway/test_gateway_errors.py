@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from connectors.hub.serving.strict_request import READ_LIMIT_BYTES
-from connectors.programs.gateway_program.doors import Door
+from connectors.programs.gateway_program.application import Door
 from connectors.programs.gateway_program.program import bound_socket
 from tests.broker_processes import LOOPBACK, free_port
 from tests.connectors.gateway.hub_access import JOBS, SESSIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from connectors.hub.serving.refusals import RefusalRecorder
-from connectors.plumbing.network.few_refusals import BURST
+from connectors.plumbing.network.rates import BURST
 
 
 def test_refusals_over_the_rate_are_counted_in_the_next_one_that_is_recorded():

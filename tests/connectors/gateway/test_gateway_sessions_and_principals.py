@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from connectors.plumbing.network.few_refusals import BURST
+from connectors.plumbing.network.rates import BURST
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, PRINCIPALS, SESSIONS, add_principal, register
 

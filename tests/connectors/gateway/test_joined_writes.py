@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connectors.programs.gateway_program.doors import Door
+from connectors.programs.gateway_program.application import Door
 from connectors.programs.gateway_program.http_server import Budgets, HttpServer, bound_socket
 from schemas.settings.settings import GatewaySettings
 from tests.broker_processes import LOOPBACK

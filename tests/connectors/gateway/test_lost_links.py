@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from connectors.plumbing.network.peer_probe import silent_ms
+from connectors.plumbing.network.sockets import silent_ms
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK, STOP_S, program_environment, wait_until
 from tests.network_namespaces import HUB, cabled_namespaces, may_make_namespaces, socket_in, unplug

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from connectors.plumbing.network.peer_probe import UNANSWERED_MS, peer_answers, probe_silent_peers, silent_ms
-from connectors.programs.gateway_program.doors import Door
+from connectors.plumbing.network.sockets import UNANSWERED_MS, peer_answers, probe_silent_peers, silent_ms
+from connectors.programs.gateway_program.application import Door
 from connectors.programs.gateway_program.http_server import bound_socket
 from tests.broker_processes import wait_until
 from tests.network_namespaces import HUB, cabled_namespaces, listener_in, may_make_namespaces, socket_in, unplug

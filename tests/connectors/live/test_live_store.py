@@ -18,7 +18,7 @@ import pytest
 from connectors.hub.live import live_store, store_writer
 from connectors.hub.live.live_store import LiveStore
 from connectors.hub.live.live_view import LiveView
-from connectors.log.kafka_records import to_record
+from connectors.log.kafka_libraries import to_record
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import SettledFeed
-from connectors.log.kafka_records import to_record
+from connectors.log.kafka_libraries import to_record
 from connectors.log.publisher import Publisher
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import FoldSwitched

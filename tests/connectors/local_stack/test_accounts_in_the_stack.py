@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from connectors.log.publisher import Publisher
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from connectors.plumbing.mqtt_link.mqtt_credentials import load_role_passwords
-from connectors.programs.local_stack import LocalStack, control, part_monitor
+from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords
+from connectors.programs.local_stack import LocalStack, child_process, control
 from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
@@ -39,7 +39,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     # A slow machine is no reason for a receipt without a verdict.
     settings = with_mqtt(settings_in(tmp_path_factory.mktemp("stack") / "data"), receipt_verdict_wait_s=10)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(part_monitor, "EVERY_S", 0.2)
+        patched.setattr(child_process, "EVERY_S", 0.2)
         with LocalStack(settings, PARTS) as running:
             yield running
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.programs.local_stack.log_files import DiskTrouble, keep_bounded, last_lines
+from connectors.programs.local_stack.data_files import DiskTrouble, keep_bounded, last_lines
 
 
 def test_the_last_lines_of_a_large_log_are_read_from_its_end(tmp_path: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.programs.local_stack.private_data import describe_repair, find_open
+from connectors.programs.local_stack.data_files import describe_repair, find_open
 from schemas.keys.umask import PRIVATE_UMASK, USER_UMASK_VARIABLE, user_umask
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.local_stack.conftest import Cli

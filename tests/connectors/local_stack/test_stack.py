@@ -18,8 +18,8 @@ from connectors.programs.local_stack import ALL_PARTS, LocalStack, PartFailed, f
 from connectors.programs.local_stack.broker_plans import mosquitto_plan
 from connectors.programs.local_stack.part import Part, child_environment
 from connectors.programs.local_stack.part_plan import STOP_ORDER
+from connectors.programs.local_stack.ports import kafka_answers, mqtt_answers
 from connectors.programs.local_stack.program_plans import streams_plan
-from connectors.programs.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.programs.local_stack.stack import PLANS
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import KafkaSettings, Settings

@@ -18,9 +18,9 @@ import pytest
 
 from connectors.plumbing.machine import state_file
 from connectors.programs.local_stack import child_process
-from connectors.programs.local_stack.log_files import LIMIT_BYTES
+from connectors.programs.local_stack.data_files import LIMIT_BYTES
 from connectors.programs.local_stack.part import child_environment
-from connectors.programs.local_stack.readiness import mqtt_answers
+from connectors.programs.local_stack.ports import mqtt_answers
 from connectors.programs.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings, ViewSettings
 from tests.connectors.local_stack.conftest import Cli, run_cli, still_running

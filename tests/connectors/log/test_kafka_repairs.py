@@ -6,7 +6,7 @@ import psutil
 from kafka import KafkaConsumer, TopicPartition
 from kafka.net.inet import KafkaNetSocket
 
-from connectors.log.kafka_records import repair_kafka_client
+from connectors.log.kafka_libraries import repair_kafka_client
 from schemas.log_access.event_topic import topic_reader
 from schemas.log_access.kafka_clients import client_options
 from tests.broker_processes import wait_until

@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from connectors.log.kafka_records import records_between
+from connectors.log.kafka_libraries import records_between
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from connectors.log import publisher as publishers
-from connectors.log.own_records import OwnRecord, OwnRecords
 from connectors.log.publisher import Publisher, RecordRefused
+from connectors.log.shared_records import OwnRecord, OwnRecords
 from connectors.log.topic_consumer import LogTail
 from schemas.settings.settings import Settings
 from schemas.wire.partitions import Position

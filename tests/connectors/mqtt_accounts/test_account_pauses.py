@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from connectors.doors.mqtt_accounts.account_pauses import AccountPauses
 from connectors.doors.mqtt_accounts.mosquitto_files import ACL
 from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
 from schemas.keys.sealing import mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings, Settings

@@ -18,7 +18,7 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
     reload_broker,
     write_lines,
 )
-from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, DELEGATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
 from connectors.tools.job_tools.event_subscription import EventSubscription, Message
 from schemas.settings.settings import MqttSettings, Settings

@@ -25,7 +25,7 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
     write_acl,
     write_lines,
 )
-from connectors.plumbing.mqtt_link.mqtt_credentials import (
+from connectors.plumbing.mqtt_link.broker_settings import (
     BRIDGE,
     DELEGATOR,
     OPERATOR,

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.plumbing.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
 from connectors.plumbing.tls_keys.tls_files import create
 from connectors.programs.local_stack import LocalStack, broker_plans
 from schemas.settings.settings import MqttSettings, Settings

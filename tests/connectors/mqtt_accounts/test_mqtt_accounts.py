@@ -15,7 +15,7 @@ import pytest
 
 from connectors.doors.mqtt_accounts.mosquitto_files import PASSWORDS, line_fits, read_lines
 from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.plumbing.mqtt_link.mqtt_credentials import (
+from connectors.plumbing.mqtt_link.broker_settings import (
     BRIDGE,
     DELEGATOR,
     OPERATOR,

@@ -8,7 +8,7 @@ import pytest
 
 from connectors.doors.mqtt_accounts import retained_ends
 from connectors.doors.mqtt_accounts.retained_ends import RetainedEnds
-from connectors.plumbing.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until, with_mqtt

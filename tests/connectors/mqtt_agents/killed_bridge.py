@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from connectors.doors.mqtt_bridge.__main__ import MqttBridge
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 from schemas.settings.settings import load_settings
 
 

@@ -10,7 +10,7 @@ import pytest
 from connectors.cli.doctor.findings import OK, WARN
 from connectors.cli.doctor.mqtt_sessions import check_queue
 from connectors.hub.services.bridge_watch import BridgeWatch
-from connectors.plumbing.mqtt_link.broker_figures import dropped_messages, read_figure
+from connectors.plumbing.mqtt_link.payloads import dropped_messages, read_figure
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until
 from tests.mqtt_wire import publish_all

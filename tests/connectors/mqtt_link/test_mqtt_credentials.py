@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from connectors.plumbing.mqtt_link.mqtt_credentials import (
+from connectors.plumbing.mqtt_link.broker_settings import (
     OPERATOR,
     ROLES,
     ensure_role_passwords,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.plumbing.network.claimed_socket import ClaimedSocket
+from connectors.plumbing.network.sockets import ClaimedSocket
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.unix_address import address_of
 

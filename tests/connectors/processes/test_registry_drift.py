@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connectors.programs.processes.registry_drift import (
+from connectors.programs.processes.session_registry_client import (
     DEAD_SESSION,
     JOB_IN_STOPPED_SESSION,
     JOB_WITHOUT_SESSION,

@@ -6,8 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from connectors.plumbing.network import backoff as backoff_module
-from connectors.plumbing.network.backoff import Backoff, retry
+from connectors.plumbing.network import rates as backoff_module
+from connectors.plumbing.network.rates import Backoff, retry
 
 
 def test_pauses_double_up_to_the_longest_and_start_again_after_a_reset() -> None:

@@ -14,7 +14,7 @@ from tests.programs import run_program, start_program
 
 _SAYS = """
 import logging
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 configure_json_log("tests", [])
 selector = logging.getLogger("kafka.net.selector")
 selector.warning("Slow callback")
@@ -33,7 +33,7 @@ def test_of_the_kafka_client_errors_are_logged_and_not_that_it_was_closed_while_
 _ON_A_FULL_DISK = """
 import logging, os, resource, signal
 import structlog
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 configure_json_log("tests", [])
 log = structlog.stdlib.get_logger("here")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -74,7 +74,7 @@ def test_a_log_on_a_full_disk_loses_lines_and_says_how_many_and_nothing_else_fai
 _WITHOUT_STDERR = """
 import os, sys
 import structlog
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 other = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 assert other == 2, other
 configure_json_log("tests", [])
@@ -97,7 +97,7 @@ def test_a_program_without_stderr_writes_its_lines_into_no_other_file(tmp_path: 
 _WITH_A_SIGNAL = """
 import os, signal
 import structlog
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 configure_json_log("tests", [])
 log = structlog.stdlib.get_logger("here")
 def handler(*_):
@@ -129,7 +129,7 @@ def test_a_signal_in_the_middle_of_a_long_line_cuts_nothing_off_and_its_handler_
 _BROKEN_OFF = """
 import os
 import structlog
-from connectors.plumbing.terminal.json_log import configure_json_log
+from connectors.plumbing.machine.json_log import configure_json_log
 configure_json_log("tests", [])
 log = structlog.stdlib.get_logger("here")
 write = os.write
@@ -152,7 +152,7 @@ def test_a_line_that_is_broken_off_keeps_no_other_back() -> None:
 
 _FREQUENT = """
 import asyncio, structlog
-from connectors.plumbing.terminal.json_log import FrequentLines, configure_json_log
+from connectors.plumbing.machine.json_log import FrequentLines, configure_json_log
 configure_json_log("tests", ["hidden-word"])
 lines = FrequentLines("request", "here", ("route", "principal", "omitted"))
 async def add():
@@ -190,7 +190,7 @@ def test_frequent_lines_are_complete_without_secrets_and_written_soon_or_at_the_
 
 _FREQUENT_ON_A_FULL_DISK = """
 import asyncio, os, resource, signal
-from connectors.plumbing.terminal.json_log import FrequentLines, configure_json_log
+from connectors.plumbing.machine.json_log import FrequentLines, configure_json_log
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 configure_json_log("tests")
 lines = FrequentLines("request", "here", ("route",))

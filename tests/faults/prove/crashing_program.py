@@ -11,8 +11,8 @@ import sys
 from functools import partial
 from typing import Any
 
-from connectors.log.own_records import OwnRecord
 from connectors.log.publisher import Append, Publisher
+from connectors.log.shared_records import OwnRecord
 from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.faults.prove.crash_points import Points

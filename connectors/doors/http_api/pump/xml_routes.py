@@ -31,7 +31,7 @@ from connectors.operations.rules.message_limits import check_limits, limited_pos
 from connectors.operations.rules.message_models import SentMessage
 from connectors.operations.rules.queue_room import check_room
 from connectors.operations.rules.xml_recipients import ROUTING, recipients_of
-from connectors.plumbing.network.token_buckets import TokenBuckets
+from connectors.plumbing.network.rates import TokenBuckets
 from connectors.plumbing.xml_payloads.huh import huh
 from connectors.plumbing.xml_wire.envelope import OpenedMessage, open_document
 from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits, XmlRefused
