@@ -39,9 +39,7 @@ RUNS: Final = (
     ("mailbox_depth",),
     ("long_lives",),
     ("warm_start",),
-    ("cold_start", "--registry", "100000", "--messages", "100000"),
     ("growth", "--rates", "", "--no-doors", "--jobs", "1000,1000000"),
-    ("audit",),
     ("agent_wheel",),
     ("endurance",),
 )

@@ -184,7 +184,7 @@ def test_each_benchmark_with_limits_is_one_of_all_and_those_to_compare_have_the_
         path = next(path for path in folder.glob("*.py") if path.stem.removesuffix("_bench") == name)
         assert '"--against"' in path.read_text()
     assert ("wake", "--against", "HEAD") in all_bench.runs_of(["wake"], "HEAD")
-    assert all_bench.runs_of(["audit"], None) == [("audit",)]
+    assert all_bench.runs_of(["drain"], None) == [("drain",)]
 
 
 def test_all_prints_each_limit_and_a_benchmark_that_fails_is_an_error(

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,52 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from connectors.hub.live.live_view import LiveView
+from schemas.fold.entries import Entries
 from schemas.fold.life_cycles import COMPLETED
+from schemas.fold.settled import FOLD_VERSION
+from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
+from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRegistration, JobRow
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress
 from tests.benchmarks.bench_report import Bench, teller
-from tests.benchmarks.cold_start import _KEYRING, TableRow, _folded
+from tests.jobs.topic_load import raw_event
+from tests.schemas.job_records import signed
+from tests.schemas.stream_records import as_read
+from trunkline_agent.wire.strict_json import canonical
 
+TableRow = tuple[object, ...]
+
+_KEYRING = Keyring({"bench": b"k" * 32}, "bench")
+_SECRET = "a-secret"
+_JOB = "0a1b2c3d"
+_KINDS = ("started", *["progress"] * 8, "completed")
 _JOBS_AT_ONCE = 50_000
 _STARTS = 3
 # The first fields of a row of either table that name the job.
 _NAMED_BY = {STREAM_ENTRIES: 1, REGISTRY_JOBS: 0}
 say = teller("warm_start")
+
+
+def _folded(events: int) -> tuple[Sequence[TableRow], TableRow]:
+    """Return the rows of `stream_entries` and the row of `registry_jobs` of one job."""
+    registration = JobRegistration(
+        sealed_secret=_KEYRING.seal(_SECRET.encode(), job_secret_purpose(_JOB)),
+        job_id=_JOB,
+        description=f"benchmark job {_JOB}: read, change, test",
+    )
+    records = [registration.record(door="cli", principal="operator")]
+    for seq, kind in enumerate(_KINDS[:events], start=1):
+        body = signed(seq, kind, _SECRET, job_id=_JOB, detail=f"{seq}/{events} of {_JOB}")
+        records.append(raw_event(_JOB, canonical(body)))
+    entries, row = Entries(), None
+    for offset, outgoing in enumerate(records):
+        row = settle(as_read(outgoing, offset, partition=0), entries, _KEYRING, Entries()).changes[0].row
+    assert row is not None
+    stored = [("job", _JOB, key, value, FOLD_VERSION, 0, events) for key, value in entries.stored().items()]
+    return stored, (*(getattr(row, name) for name in row.__struct_fields__), 0, events)
 
 
 def _copies(rows: list[TableRow], at: int, first: int, count: int) -> Iterator[TableRow]:
@@ -72,7 +104,7 @@ def write_life(folder: Path, ended: int, live: int) -> None:
     """Write the tables of a life below a folder."""
     settings, first = Settings(data_dir=folder), 0
     for events, count in ((10, ended), (3, live)):
-        entries, row, _ = _folded("0a1b2c3d", events, 0)
+        entries, row = _folded(events)
         for begin in range(0, count, _JOBS_AT_ONCE):
             some = min(_JOBS_AT_ONCE, count - begin)
             for table, rows in ((REGISTRY_JOBS, [row]), (STREAM_ENTRIES, list(entries))):
