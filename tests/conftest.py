@@ -9,6 +9,7 @@ from __future__ import annotations
 import compileall
 import functools
 import gc
+import hashlib
 import os
 import re
 import signal
@@ -131,6 +132,55 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 QUICK_EXAMPLES = 10
+NOT_QUICK = "trunkline/files_without_quick_tests"
+"""The entry of pytest's cache with the files from which `check` takes no test, and their digests."""
+_left_out: set[Path] = set()
+
+
+def is_quick() -> bool:
+    """Tell whether this run is that of `./trunkline check`."""
+    return os.environ.get("TRUNKLINE_TESTS") == "quick"
+
+
+@functools.cache
+def shared_digest() -> str:
+    """Return a digest of all modules that tests share. A fixture of theirs can give a test its marker."""
+    shared = (
+        path for path in PROJECT_ROOT.joinpath("tests").rglob("*.py") if not path.name.startswith("test_")
+    )
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(shared))).hexdigest()
+
+
+def file_digest(path: Path, config: pytest.Config) -> str:
+    """Return a digest of all that decides which tests of a file `-m` chooses."""
+    rest = shared_digest() + config.option.markexpr
+    return hashlib.sha256(path.read_bytes() + rest.encode()).hexdigest()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Let `check` import no file again from which it took no test: two of five."""
+    if not is_quick() or collection_path.suffix != ".py":
+        return None
+    known = config.cache.get(NOT_QUICK, {}).get(str(collection_path.relative_to(PROJECT_ROOT)))
+    return True if known is not None and known == file_digest(collection_path, config) else None
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Note the files of the tests that the markers leave out."""
+    _left_out.update(item.path for item in items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Remember the files from which `check` takes no test, unless it was asked for a part of a file."""
+    config = session.config
+    is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if not (is_quick() and is_first) or config.option.keyword or any("::" in word for word in config.args):
+        return
+    without = _left_out - {item.path for item in session.items}
+    if without:
+        found = {str(path.relative_to(PROJECT_ROOT)): file_digest(path, config) for path in without}
+        config.cache.set(NOT_QUICK, config.cache.get(NOT_QUICK, {}) | found)
+
 
 # The files that take longest, the longest first.
 LONGEST = ("test_demo.py", "test_prove_seeds.py")
@@ -152,7 +202,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return path.name not in LONGEST, not takes_spark(path), -limits[path]
 
     items.sort(key=lambda item: order(item.path))
-    if os.environ.get("TRUNKLINE_TESTS") == "quick":
+    if is_quick():
         for item in items:
             shorten(getattr(item, "obj", None))
 
