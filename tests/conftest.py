@@ -159,7 +159,11 @@ def file_digest(path: Path, config: pytest.Config) -> str:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Let `check` import no file again from which it took no test: two of five."""
-    if not is_quick() or collection_path.suffix != ".py":
+    if (
+        not is_quick()
+        or collection_path.suffix != ".py"
+        or not config.pluginmanager.has_plugin("cacheprovider")
+    ):
         return None
     known = config.cache.get(NOT_QUICK, {}).get(str(collection_path.relative_to(PROJECT_ROOT)))
     return True if known is not None and known == file_digest(collection_path, config) else None
@@ -174,7 +178,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Remember the files from which `check` takes no test, unless it was asked for a part of a file."""
     config = session.config
     is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
-    if not (is_quick() and is_first) or config.option.keyword or any("::" in word for word in config.args):
+    is_part = config.option.keyword or any("::" in word for word in config.args)
+    if not (is_quick() and is_first and config.pluginmanager.has_plugin("cacheprovider")) or is_part:
         return
     without = _left_out - {item.path for item in session.items}
     if without:
