@@ -26,6 +26,7 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
 from trunkline_agent.wire.job_event import PERMISSION_REQUIRED
 from trunkline_agent.wire.masking import MASK, mask_event
@@ -38,7 +39,7 @@ _PERMISSION: Final = PERMISSION_REQUIRED.encode()
 _MINUTE_US: Final = 60_000_000
 _OF_AGENTS: Final = frozenset({(AGENT, AGENT_SAID), (AGENT, AGENT_CONFIRMED), (MAILBOX, MESSAGE_POSTED)})
 # The fields that an agent's message has in the mailbox, too.
-_AS_SAID: Final = ("in_reply_to", "thread", "priority")
+_AS_SAID: Final = (*(one.name for one in MESSAGE_FIELDS), "priority")
 
 
 def depends_on_verdict(record: Record, get: GetRow) -> bool:

@@ -191,8 +191,6 @@ class SendMessage(Operation):
             body.recipient,
             *body.content(),
             from_task=caller.task_id,
-            in_reply_to=body.in_reply_to,
-            thread=body.thread,
             blob=blob,
             **body.in_the_log(),
         )

@@ -15,6 +15,7 @@ from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.message_text import shown_json
 from schemas.streams.task.task_registry import TaskRow
+from trunkline_agent.wire.agent_message import message_fields_of
 from trunkline_agent.wire.ids import MAILBOX, stream_key
 from trunkline_agent.wire.moments import iso_moment
 
@@ -51,8 +52,7 @@ def answer_bytes_of(hub: Hub, mailbox: Mailbox | None, limit: int, bytes_most: i
 def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message with its body as JSON; see `MessageAnswer` for the fields.
 
-    `in_reply_to`, `thread`, `topic`, `blob`, `replay_of`, `attempt` and `deadline` are left out of a message
-    without them.
+    The optional ones are left out of a message without them.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     shown = {
@@ -63,10 +63,7 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
         "type": row.kind,
         "payload": None if body is None else shown_json(body.body, body.content_type),
     }
-    if row.in_reply_to is not None:
-        shown["in_reply_to"] = row.in_reply_to
-    if row.thread is not None:
-        shown["thread"] = row.thread
+    shown |= message_fields_of(row)
     if row.topic is not None:
         shown["topic"] = row.topic
     if (blob := blob_of(row, body)) is not None:

@@ -38,6 +38,7 @@ from connectors.operations.rules.principal_models import MessagesAnswer
 from connectors.operations.rules.queue_room import check_room
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
@@ -48,8 +49,7 @@ _COPIED: Final = (
     "from_verified",
     "from_task",
     "priority",
-    "in_reply_to",
-    "thread",
+    *(one.name for one in MESSAGE_FIELDS),
     "broadcast_id",
     "topic",
     "sent_at",

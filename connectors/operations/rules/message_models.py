@@ -16,11 +16,17 @@ from connectors.hub.serving.models import (
     RequestBody,
 )
 from schemas.streams.mailboxes.mailbox_bodies import CLAIM_LIMIT, LIMIT_MOST
-from schemas.streams.mailboxes.message import DurationSeconds, check_times, milliseconds_of
+from schemas.streams.mailboxes.message import (
+    DurationSeconds,
+    check_times,
+    milliseconds_of,
+    with_message_fields,
+)
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Note, Printable
+from trunkline_agent.wire.agent_message import CONVERSATION, DESCRIPTION, MESSAGE_FIELDS, message_fields_of
 from trunkline_agent.wire.strict_json import canonical
 
 WAIT_S_MOST = 300
@@ -87,6 +93,7 @@ class BlobFilter(QueryFilter):
     """SHA-256 that the content must have, 64 lower-case hex digits."""
 
 
+@with_message_fields(DESCRIPTION)
 class SentMessage(RequestBody):
     """When and how urgently a message is handed out, and the blob that it refers to."""
 
@@ -111,6 +118,7 @@ class SentMessage(RequestBody):
             "priority": self.priority,
             "expires_in_ms": milliseconds_of(self.expires_in_s),
             "deliver_after_ms": milliseconds_of(self.deliver_after_s),
+            **message_fields_of(self),
         }
 
 
@@ -122,6 +130,7 @@ class JsonContent:
         return self.type, canonical(self.payload).decode("utf-8"), JSON_CONTENT
 
 
+@with_message_fields(CONVERSATION, NamedThing)
 class MessageEnvelope(SentMessage, JsonContent):
     """A message to send."""
 
@@ -131,12 +140,9 @@ class MessageEnvelope(SentMessage, JsonContent):
     """Kind of the message, a word that the sender chooses."""
     payload: Any = Field({})
     """Content of the message: any JSON."""
-    in_reply_to: NamedThing | None = None
-    """Id of the message that this one answers. Null: none."""
-    thread: NamedThing | None = None
-    """Id of the conversation. Null: none."""
 
 
+@with_message_fields(MESSAGE_FIELDS, str)
 class MessageAnswer(AnswerBody):
     """A message that was taken from a mailbox. A field of which the message has no value is left out."""
 
@@ -152,10 +158,6 @@ class MessageAnswer(AnswerBody):
     """Kind of the message, a word that the sender chose."""
     payload: Any
     """Content of the message: any JSON."""
-    in_reply_to: str | None = None
-    """Id of the message that this one answers."""
-    thread: str | None = None
-    """Id of the conversation."""
     topic: str | None = None
     """Topic to which the message was published."""
     blob: BlobAnswer | None = None

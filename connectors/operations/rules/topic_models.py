@@ -8,8 +8,11 @@ from pydantic import AwareDatetime, Field
 
 from connectors.hub.serving.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from connectors.operations.rules.message_models import JsonContent, MessageKind, SentMessage
+from schemas.streams.mailboxes.message import with_message_fields
+from trunkline_agent.wire.agent_message import CONVERSATION
 
 
+@with_message_fields(CONVERSATION, NamedThing)
 class PublishRequest(SentMessage, JsonContent):
     """A message to all subscribers of a topic. Times count from its publication."""
 
@@ -17,10 +20,6 @@ class PublishRequest(SentMessage, JsonContent):
     """Kind of the message, a word that the sender chooses."""
     payload: Any = Field({})
     """Content of the message: any JSON."""
-    in_reply_to: NamedThing | None = None
-    """Id of the message that this one answers. Null: none."""
-    thread: NamedThing | None = None
-    """Id of the conversation. Null: none."""
 
 
 class PublishedAnswer(AnswerBody):

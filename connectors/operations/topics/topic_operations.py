@@ -131,8 +131,6 @@ class PublishMessage(Operation):
                 "kind": kind,
                 "body": text,
                 "content_type": content_type,
-                "in_reply_to": body.in_reply_to,
-                "thread": body.thread,
                 "blob": blob,
                 **body.in_the_log(),
             }

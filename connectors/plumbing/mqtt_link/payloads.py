@@ -18,6 +18,7 @@ from paho.mqtt.client import MQTTMessage
 
 from schemas.settings.settings import MqttSettings
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt
 
 T = TypeVar("T")
@@ -31,8 +32,7 @@ INBOX_FIELDS: Final = (
     "body",
     "content_type",
     "priority",
-    "in_reply_to",
-    "thread",
+    *(one.name for one in MESSAGE_FIELDS),
     "broadcast_id",
     "topic",
     "blob",

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.agents.agent_registry import AgentRequest
-from schemas.streams.mailboxes.message import DurationSeconds, check_times
+from schemas.streams.mailboxes.message import DurationSeconds, check_times, with_message_fields
 from schemas.streams.principal.principals import FreeName
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Name
@@ -74,6 +74,7 @@ class AgentMqttRemoved(AgentRequest):
     TYPE: ClassVar = AGENT_MQTT_REMOVED
 
 
+@with_message_fields()
 class AgentSaid(BaseModel):
     """Body of `agent.said`: the payload that an agent publishes on its MQTT outbox, a message to one recipient.
 
@@ -94,8 +95,6 @@ class AgentSaid(BaseModel):
     priority: Literal["low", "normal", "high"] = "normal"
     expires_in_s: DurationSeconds | None = None
     deliver_after_s: DurationSeconds | None = None
-    in_reply_to: Name | None = None
-    thread: Name | None = None
     seq: Annotated[int, Field(ge=1, le=INT_MAX)]
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from schemas.streams.mailboxes.mailbox_entries import ENTRY_VERSION, MailboxEntr
 from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, MessageBodyRow
 from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MAILBOX_FULL, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
 
@@ -28,6 +29,19 @@ _OF_THE_GATEWAY: Final = (
     "on_behalf_of",
     "topic",
     "unlimited",
+    "hops",
+)
+# The optional fields that the message has in the mailbox as they were posted.
+_AS_POSTED: Final = (
+    *(one.name for one in MESSAGE_FIELDS),
+    "from_task",
+    "broadcast_id",
+    "sent_at",
+    "parent_thread",
+    "root_thread",
+    "on_behalf_of",
+    "replay_of",
+    "topic",
     "hops",
 )
 _OF_THE_DOOR: Final = frozenset({"opens_thread", "pending_most", "bytes_most", "unlimited"})
@@ -68,22 +82,12 @@ def settle_posting(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         sender=body["from"],
         from_verified=body.get("from_verified", False),
         kind=body["kind"],
-        from_task=body.get("from_task"),
-        in_reply_to=body.get("in_reply_to"),
-        thread=body.get("thread"),
-        broadcast_id=body.get("broadcast_id"),
-        sent_at=body.get("sent_at"),
         expires_at=body.get("expires_at") if expiry is None else iso_moment(expiry),
-        parent_thread=body.get("parent_thread"),
-        root_thread=body.get("root_thread"),
-        on_behalf_of=body.get("on_behalf_of"),
-        replay_of=body.get("replay_of"),
         deliver_at=deliver_at,
         body_bytes=body_bytes,
-        topic=body.get("topic"),
         blob=None if blob is None else blob["digest"],
         blob_bytes=blob_bytes,
-        hops=body.get("hops"),
+        **{name: body[name] for name in _AS_POSTED if name in body},
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)

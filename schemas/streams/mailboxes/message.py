@@ -9,16 +9,17 @@ A message whose lease has expired counts as unread. A delayed message is not in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Unpack
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS, MessageField
 from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"
@@ -56,6 +57,7 @@ MESSAGE_FINAL: Final = terminal_states(MESSAGE_TRANSITIONS)
 # The messages that are in the mailbox.
 MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL - {DELAYED}
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _Moment = Annotated[str, Field(max_length=40)]
 MessageKind = Annotated[str, Field(min_length=1, max_length=128)]
 """A word that the sender of a message chooses."""
@@ -76,6 +78,25 @@ def check_times(deliver_after: float | None, expires_in: float | None) -> None:
     """
     if expires_in is not None and (deliver_after or 0) >= expires_in:
         raise ValueError("the message would expire before it is delivered")
+
+
+def with_message_fields(
+    fields: Sequence[MessageField] = MESSAGE_FIELDS, name: Any = Name
+) -> Callable[[type[_Model]], type[_Model]]:
+    """Return a decorator that adds optional fields of a message to a model, at its end.
+
+    They have descriptions. `name` is the type of a name.
+    """
+
+    def add(model: type[_Model]) -> type[_Model]:
+        about: dict[str, Any] = {"__base__": model, "__doc__": model.__doc__, "__module__": model.__module__}
+        added: dict[str, Any] = {
+            one.name: (name | None, Field(None, description=f"{one.text} Null: none.")) for one in fields
+        }
+        found: type[_Model] = create_model(model.__name__, **about, **added)
+        return found
+
+    return add
 
 
 class MessageRow(Row, frozen=True, gc=False):

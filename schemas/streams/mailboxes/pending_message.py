@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -101,35 +102,16 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
         `ended_as` is the final status that the message has reached at the time `now_us` (microseconds since
         1970 UTC), or `None` if it has none.
         """
+        lease_until = self.lease_until if ended_as is None else None
+        ended_at = None if ended_as is None else now_us
+        ends = (lease_until, ended_at)
         return MessageRow(
-            realm=realm,
-            recipient=recipient,
-            message_id=self.message_id,
-            status=ended_as or self.status,
-            sender=self.sender,
-            from_verified=self.from_verified,
-            from_task=self.from_task,
-            kind=self.kind,
-            priority=self.priority,
-            in_reply_to=self.in_reply_to,
-            thread=self.thread,
-            broadcast_id=self.broadcast_id,
-            sent_at=self.sent_at,
-            expires_at=self.expires_at,
-            posted_at=self.posted_at,
-            attempts=self.attempts,
-            handed_to=self.handed_to,
-            handed_at=self.handed_at,
-            request_id=self.request_id,
-            lease_until=self.lease_until if ended_as is None else None,
-            ended_at=None if ended_as is None else now_us,
-            parent_thread=self.parent_thread,
-            root_thread=self.root_thread,
-            on_behalf_of=self.on_behalf_of,
-            last_reason=self.last_reason,
-            replay_of=self.replay_of,
-            deliver_at=self.deliver_at,
-            topic=self.topic,
-            blob=self.blob,
-            hops=self.hops,
+            realm, recipient, self.message_id, ended_as or self.status, *_before(self), *ends, *_after(self)
         )
+
+
+# The fields of the row, but for its first four and its two ends, are as the entry has them.
+_FIELDS: Final = MessageRow.__struct_fields__
+_ENDS: Final = _FIELDS.index("lease_until")
+_before: Final = attrgetter(*_FIELDS[4:_ENDS])
+_after: Final = attrgetter(*_FIELDS[_ENDS + 2 :])

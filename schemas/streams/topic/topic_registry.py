@@ -15,7 +15,13 @@ from pydantic import Field, model_validator
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, check_times
+from schemas.streams.mailboxes.message import (
+    ContentType,
+    DurationMs,
+    MessageKind,
+    check_times,
+    with_message_fields,
+)
 from schemas.wire.wire_body import Name, WireBody
 
 TOPIC_SUBSCRIBED: Final = "topic.subscribed"
@@ -170,6 +176,7 @@ class Unsubscription(_TopicBody):
     since: Annotated[int, Field(ge=0)] | None = None
 
 
+@with_message_fields()
 class Publication(_TopicBody):
     """Body of `topic.published`: one message for all present subscribers. `message_id` identifies it.
 
@@ -187,8 +194,6 @@ class Publication(_TopicBody):
     priority: Literal["low", "normal", "high"] = "normal"
     body: str
     content_type: ContentType = "application/json"
-    in_reply_to: Name | None = None
-    thread: Name | None = None
     expires_in_ms: DurationMs | None = None
     deliver_after_ms: DurationMs | None = None
     blob: BlobReference | None = None
