@@ -1,7 +1,7 @@
 // An agent, or a task, in the drawer.
 
-import { linkTo, openMailbox } from "/page/mailbox.js";
-import { age, button, count, duration, facts, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
+import { openMailbox } from "/page/mailbox.js";
+import { age, block, count, duration, facts, linkTo, make, moment, now, row, said, setText, shown, state } from "/page/text.js";
 
 export function openAgent(drawer, name, back = null) {
   const open = () => openAgent(drawer, name, back);
@@ -52,17 +52,10 @@ function definitionOf(definition) {
 }
 
 function taskRow(drawer, task, open) {
-  const row = button(
-    "row",
-    [
-      make("span", "row-name said", task.description || "(no description)"),
-      state(task.status),
-      make("span", "row-note said", [moment(task.submitted_ms), task.error].filter(Boolean).join(" · ")),
-    ],
-    () => openTask(drawer, task.task_id, open),
-  );
-  row.dataset.key = task.task_id;
-  return row;
+  const note = [moment(task.submitted_ms), task.error].filter(Boolean).join(" · ");
+  const found = row(task.description || "(no description)", state(task.status), note, () => openTask(drawer, task.task_id, open));
+  found.dataset.key = task.task_id;
+  return found;
 }
 
 function mailboxLink(drawer, box, open) {
@@ -131,12 +124,4 @@ function taskParts(drawer, found, open, ran, expiry) {
   if (task.error) parts.push(make("h3", "", "Error"), block(task.error, "error"));
   if (found.result !== null) parts.push(make("h3", "", "Result"), block(found.result, "result"));
   return parts;
-}
-
-function block(text, key) {
-  const found = make("pre", "block mono said");
-  found.textContent = shownLines(text);
-  found.tabIndex = 0;
-  found.dataset.key = key;
-  return found;
 }

@@ -2,9 +2,8 @@
 // and tasks in it.
 
 import { get } from "/page/api.js";
-import { button, count, duration, facts, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
+import { block, button, count, duration, facts, make, moment, now, row, said, setText, shown, state } from "/page/text.js";
 
-const AGAIN_MS = 150;
 // A followed view asks for its data again after this time at the earliest.
 const FOLLOW_MS = 300;
 const FAILED_MS = 2000;
@@ -16,26 +15,31 @@ export class Drawer {
     this.title = document.getElementById("drawer-title");
     this.body = document.getElementById("drawer-body");
     this.back = document.getElementById("drawer-back");
-    this.job = null;
     this.view = null;
     this.hash = "";
     this.asked = null;
-    this.timer = 0;
     document.getElementById("drawer-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("close", () => this.closed());
     this.dialog.addEventListener("click", (event) => {
       if (event.target === this.dialog) this.dialog.close(); // beside it
     });
-    store.on("drawer", () => this.jobChanged());
     setInterval(() => this.view?.tick?.(), 1000);
   }
 
-  // Show an empty view: its address, if it has one, and what the button Back does, if there is one.
-  show(title, hash = null, back = null) {
+  closed() {
+    if (this.dialog.open) return; // opened again since
+    this.asked?.abort();
+    this.view = null;
+    // The user may have changed the address meanwhile.
+    if (location.hash === this.hash) history.replaceState(null, "", location.pathname);
+  }
+
+  // Show a view that follows its subject: its title, its address, if it has one, and what the button Back does, if there
+  // is one. `source` has `path()`, the address of its data; `draw(data)`; and may have `concerns(stream)`, for records
+  // after which the data are asked for again; `tick()`, called each second; and `missing`, the data instead of a 404.
+  follow(title, hash, back, source) {
     this.asked?.abort();
     this.asked = new AbortController();
-    this.job = null;
-    this.view = null;
     setText(this.title, title);
     this.body.replaceChildren(make("p", "step-note", "…"));
     this.body.scrollTop = 0;
@@ -47,28 +51,13 @@ export class Drawer {
     }
     if (!this.dialog.open) this.dialog.showModal();
     this.title.focus();
-    return this.asked.signal;
-  }
-
-  closed() {
-    if (this.dialog.open) return; // opened again since
-    this.asked?.abort();
-    this.job = null;
-    this.view = null;
-    // The user may have changed the address meanwhile.
-    if (location.hash === this.hash) history.replaceState(null, "", location.pathname);
-  }
-
-  failed(error) {
-    if (error.name !== "AbortError") this.body.replaceChildren(make("p", "fault", error.message));
-  }
-
-  // Show a view that follows its subject. `source` has `path()`, the address of its data; `draw(data)`; and
-  // `concerns(stream)`, for records after which the data are asked for again. `tick()` is called each second.
-  follow(title, hash, back, source) {
-    const signal = this.show(title, hash, back);
-    this.view = Object.assign(source, { signal, isAsking: false, isOld: false, isDrawn: false });
+    this.view = Object.assign(source, { signal: this.asked.signal, isAsking: false, isOld: false, isDrawn: false });
     this.refresh();
+  }
+
+  // Ask again if records of these streams concern the view.
+  verdicts(found) {
+    if (found.some(({ stream }) => this.view?.concerns?.(stream))) this.refresh();
   }
 
   async refresh() {
@@ -94,10 +83,14 @@ export class Drawer {
       view.isDrawn = true;
     } catch (error) {
       if (this.view !== view) return;
+      if (view.missing && error.status === 404) {
+        view.draw(view.missing);
+        return;
+      }
       view.hasFailed = true;
       // Without an answer, or with 503, the gateway is away for a while: what is drawn stays.
       view.isOld = !error.status || error.status === 503;
-      if (!view.isDrawn || !view.isOld) this.failed(error);
+      if (!view.isDrawn || !view.isOld) this.body.replaceChildren(make("p", "fault", error.message));
     }
   }
 
@@ -112,61 +105,27 @@ export class Drawer {
 
   // One job
 
-  async openJob(id) {
-    const signal = this.show(`Job ${id}`, `#job/${id}`);
-    this.job = { id, records: [], last: -1, found: null };
-    await this.ask(`/api/jobs/${id}`, signal);
+  openJob(id) {
+    const records = [];
+    let isCut = false;
+    const last = () => records.at(-1)?.position[1] ?? -1;
+    this.follow(`Job ${id}`, `#job/${id}`, null, {
+      path: () => `/api/jobs/${id}${records.length ? `?after=${last()}` : ""}`,
+      concerns: (stream) => stream === `job/${id}`,
+      draw: (found) => {
+        isCut ||= found.older_left_out;
+        for (const record of found.records) if (record.position[1] > last()) records.push(record);
+        this.fill(this.jobParts(found, records, isCut));
+      },
+    });
   }
 
-  jobChanged() {
-    const found = this.job?.found;
-    const row = found && this.store.jobs.get(this.job.id);
-    if (row && row.offset > (found.offset ?? -1)) this.more();
-  }
-
-  // Also reload for records that change no row: events that were sent again, or rejected.
-  verdicts(found) {
-    if (this.view && found.some((verdict) => this.view.concerns(verdict.stream))) this.refresh();
-    if (this.job && found.some((verdict) => verdict.stream === `job/${this.job.id}`)) this.more();
-  }
-
-  more() {
-    if (this.timer || !this.job) return;
-    this.timer = setTimeout(() => {
-      this.timer = 0;
-      if (this.job) this.ask(`/api/jobs/${this.job.id}?after=${this.job.last}`, this.asked.signal);
-    }, AGAIN_MS);
-  }
-
-  async ask(path, signal) {
-    const job = this.job;
-    try {
-      const found = await get(path, signal);
-      if (this.job !== job) return;
-      job.found = { ...found, older_left_out: found.older_left_out || Boolean(job.found?.older_left_out) };
-      for (const record of found.records) {
-        if (record.position[1] > job.last) {
-          job.records.push(record);
-          job.last = record.position[1];
-        }
-      }
-      this.drawJob();
-    } catch (error) {
-      if (this.job === job) this.failed(error);
-    }
-  }
-
-  drawJob() {
-    const { found, records } = this.job;
-    const row = found.job;
-    const parts = [make("p", "lead said", found.description || "(no description)"), jobFacts(row, records)];
+  jobParts(found, records, isCut) {
+    const parts = [make("p", "lead said", found.description || "(no description)"), jobFacts(found.job, records)];
     if (found.why) parts.push(make("p", "fault", found.why));
-    if (found.older_left_out) parts.push(make("p", "step-note", "Older events are in the ledger: trunkline jobs export."));
+    if (isCut) parts.push(make("p", "step-note", "Older events are in the ledger: trunkline jobs export."));
     const steps = stepsOf(records).map((step) => this.step(step));
-    parts.push(make("h3", "", "Timeline"), make("ol", "timeline", steps));
-    const at = this.body.scrollTop;
-    this.body.replaceChildren(...parts);
-    this.body.scrollTop = at;
+    return [...parts, make("h3", "", "Timeline"), make("ol", "timeline", steps)];
   }
 
   step({ record, again }) {
@@ -175,7 +134,7 @@ export class Drawer {
     if (record.verdict === "rejected") {
       const back = () => this.openJob(this.jobOf(record));
       const tag = button("tag", record.reason, () => this.openRecord(record, back));
-      tag.dataset.tone = "bad";
+      Object.assign(tag.dataset, { tone: "bad", key: record.position.join() });
       head.push(tag);
     } else if (record.verdict === "duplicate") head.push(make("span", "tag", "sent again"));
     if (again) head.push(make("span", "tag", `sent again ${again === 1 ? "once" : `${again} times`}`));
@@ -193,43 +152,34 @@ export class Drawer {
 
   // The records that were rejected for one reason
 
-  async openReason(reason) {
-    const signal = this.show(`Rejected: ${reason.replaceAll("_", " ")}`, `#rejected/${reason}`);
-    try {
-      const { events, reasons } = await get(`/api/rejections?reason=${encodeURIComponent(reason)}`, signal);
-      const total = reasons.find((one) => one.reason === reason)?.count ?? events.length;
-      const note = events.length < total ? `The newest ${count(events.length)} of ${count(total)}.` : `${count(total)} in all.`;
-      const rows = events.map((event) => make("li", "", this.rejected(event, reason)));
-      this.body.replaceChildren(make("p", "step-note", note), make("ul", "rows", rows));
-    } catch (error) {
-      this.failed(error);
-    }
+  openReason(reason) {
+    this.follow(`Rejected: ${reason.replaceAll("_", " ")}`, `#rejected/${reason}`, null, {
+      path: () => `/api/rejections?reason=${encodeURIComponent(reason)}`,
+      draw: ({ events, reasons }) => {
+        const total = reasons.find((one) => one.reason === reason)?.count ?? events.length;
+        const note = events.length < total ? `The newest ${count(events.length)} of ${count(total)}.` : `${count(total)} in all.`;
+        const rows = events.map((event) => make("li", "", this.rejected(event, reason)));
+        this.fill([make("p", "step-note", note), make("ul", "rows", rows)]);
+      },
+    });
   }
 
   rejected(event, reason) {
-    const parts = [
-      make("span", "row-name said", event.stream),
-      make("span", "row-figure step-time", moment(event.logged_ms)),
-      make("span", "row-note said", event.why ?? event.type ?? ""),
-    ];
-    return button("row", parts, () => this.openRecord(event, () => this.openReason(reason)));
+    const time = make("span", "row-figure step-time", moment(event.logged_ms));
+    return row(event.stream, time, event.why ?? event.type ?? "", () => this.openRecord(event, () => this.openReason(reason)));
   }
 
-  // One event
+  // One event. It may be too new for the ledger and too old for memory. Then show what the list has.
 
-  async openRecord(known, back) {
-    const [partition, offset] = known.position;
-    const signal = this.show("Event", null, back);
-    try {
-      this.drawRecord(await get(`/api/records/${partition}/${offset}`, signal));
-    } catch (error) {
-      // The record may be too new for the ledger and too old for memory. Then show what the list has.
-      if (error.status === 404) this.drawRecord(known);
-      else this.failed(error);
-    }
+  openRecord(known, back) {
+    this.follow("Event", null, back, {
+      path: () => `/api/records/${known.position.join("/")}`,
+      draw: (record) => this.fill(this.recordParts(record)),
+      missing: known,
+    });
   }
 
-  drawRecord(record) {
+  recordParts(record) {
     const parts = [
       facts([
         ["Verdict", state(record.verdict)],
@@ -246,15 +196,8 @@ export class Drawer {
     if (/^job\/[0-9a-f]{8}$/.test(record.stream) && this.store.jobs.has(this.jobOf(record))) {
       parts.push(button("link", "Show this job's timeline", () => this.openJob(this.jobOf(record))));
     }
-    parts.push(make("h3", "", "What was sent, masked as in the ledger"));
-    const text = record.body === null ? record.raw : JSON.stringify(record.body, null, 2);
-    if (text) {
-      const block = make("pre", "block mono said");
-      block.textContent = shownLines(text);
-      block.tabIndex = 0;
-      parts.push(block);
-    } else parts.push(make("p", "step-note", "Nothing that may be shown to you."));
-    this.body.replaceChildren(...parts);
+    const text = record.body === null ? record.raw || null : JSON.stringify(record.body, null, 2);
+    return [...parts, make("h3", "", "What was sent, masked as in the ledger"), block(text, "body")];
   }
 }
 

@@ -3,17 +3,40 @@
 import { openAgent } from "/page/agents.js";
 import { change } from "/page/api.js";
 import { KeyedList } from "/page/keyed_list.js";
-import { age, button, count, countdown, facts, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
+import { age, block, button, count, countdown, facts, linkTo, make, moment, now, said, setText, shown, spans, state } from "/page/text.js";
 
 const FIRST = 100;
 // The server lists no more of a kind.
 const MOST = 1000;
 
-// The longest list comes last.
+// The three lists of a mailbox, the longest last: which messages a cut list has, what is said of a message, and its
+// figure, which changes with the time.
 const KINDS = [
-  { id: "leased", title: "Leased", nothing: "No message is leased." },
-  { id: "dead", title: "Dead", nothing: "No message is dead." },
-  { id: "waiting", title: "Waiting", nothing: "No message waits." },
+  {
+    id: "leased",
+    title: "Leased",
+    nothing: "No message is leased.",
+    order: "first to end",
+    parts: (message) => [`held by ${message.handed_to}`, `attempt ${count(message.attempts)}`],
+    figure: (message) => leaseLeft(message.lease_until_ms),
+  },
+  {
+    id: "dead",
+    title: "Dead",
+    nothing: "No message is dead.",
+    order: "newest",
+    parts: (message) => [`${count(message.attempts)} ${message.attempts === 1 ? "attempt" : "attempts"}`, message.last_reason],
+    figure: (message) => `died ${age(now() - message.ended_ms)} ago`,
+  },
+  {
+    id: "waiting",
+    title: "Waiting",
+    nothing: "No message waits.",
+    order: "next",
+    parts: ({ attempts, last_reason }) =>
+      attempts ? [`handed out ${attempts === 1 ? "once" : `${count(attempts)} times`}`, last_reason] : [],
+    figure: (message) => old(message),
+  },
 ];
 
 export function openMailbox(drawer, realm, recipient, back = null) {
@@ -66,19 +89,18 @@ class MailboxView {
       this.drawer.refresh();
       this.drawer.title.focus();
     });
-    const create = () => this.newRow(kind.id);
-    const rows = new KeyedList(list, create, (row) => this.update(kind.id, row), () => this.drawer.title.focus());
+    const rows = new KeyedList(list, () => this.newRow(kind), (row) => this.update(kind, row), () => this.drawer.title.focus());
     const element = make("section", "", [title, empty, list, cut, all]);
     element.setAttribute("aria-labelledby", title.id);
-    return { id: kind.id, element, total, list, empty, cut, all, rows };
+    return { kind, element, total, list, empty, cut, all, rows };
   }
 
   newRow(kind) {
-    const cells = { name: make("span", "row-name said"), figure: make("span", "row-figure"), note: make("span", "row-note said") };
+    const cells = spans({ name: "row-name said", figure: "row-figure", note: "row-note said" });
     const row = { ...cells };
     row.body = button("row", Object.values(cells), () => openMessage(this.drawer, this.realm, this.recipient, row.data.message_id, this.open));
     row.item = make("li", "message", row.body);
-    if (kind === "dead") {
+    if (kind.id === "dead") {
       row.replay = replayButton(this, () => row.data);
       row.item.append(row.replay);
     }
@@ -88,7 +110,7 @@ class MailboxView {
   draw(found) {
     this.mayReplay = found.may_replay;
     for (const section of this.sections) {
-      const { count: total, messages } = found[section.id];
+      const { count: total, messages } = found[section.kind.id];
       setText(section.total, count(total));
       section.rows.render(messages.map((message) => ({ ...message, key: message.message_id })));
       section.empty.hidden = total > 0;
@@ -96,8 +118,7 @@ class MailboxView {
       const hasMore = messages.length < total;
       section.cut.hidden = !hasMore;
       section.all.hidden = !hasMore || this.limit >= MOST;
-      const order = section.id === "waiting" ? "next" : section.id === "leased" ? "first to end" : "newest";
-      setText(section.cut, `The ${order} ${count(messages.length)} of ${count(total)}.`);
+      setText(section.cut, `The ${section.kind.order} ${count(messages.length)} of ${count(total)}.`);
       setText(section.all, `Show up to ${count(MOST)}`);
     }
     if (!this.root.isConnected) this.drawer.body.replaceChildren(this.root);
@@ -111,10 +132,7 @@ class MailboxView {
     const message = row.data;
     row.item.dataset.message = shown(message.message_id);
     setText(row.name, `${message.kind} from ${message.sender}`);
-    const parts = [message.priority === "normal" ? null : `${message.priority} priority`];
-    if (kind === "leased") parts.push(`held by ${message.handed_to}`, `attempt ${count(message.attempts)}`);
-    else if (kind === "dead") parts.push(attempts(message.attempts), message.last_reason);
-    else if (message.attempts) parts.push(`handed out ${times(message.attempts)}`, message.last_reason);
+    const parts = [message.priority === "normal" ? null : `${message.priority} priority`, ...kind.parts(message)];
     if (message.replay_of) parts.push(`repeats ${message.replay_of}`);
     if (message.replayed_as) parts.push("replayed");
     row.said = parts.filter(Boolean).join(" · ");
@@ -127,19 +145,16 @@ class MailboxView {
   }
 
   updateTimes(kind, row) {
-    const { lease_until_ms, posted_ms, ended_ms } = row.data;
-    const old = `${age(now() - posted_ms)} old`;
-    if (kind === "leased") setText(row.figure, leaseLeft(lease_until_ms));
-    else setText(row.figure, kind === "dead" ? `died ${age(now() - ended_ms)} ago` : old);
-    setText(row.note, [row.said, kind === "waiting" ? null : old].filter(Boolean).join(" · "));
+    setText(row.figure, kind.figure(row.data));
+    setText(row.note, [row.said, kind.id === "waiting" ? null : old(row.data)].filter(Boolean).join(" · "));
   }
 
   tick() {
     let hasEnded = false;
     for (const section of this.sections) {
       for (const row of section.rows.rows.values()) {
-        this.updateTimes(section.id, row);
-        hasEnded ||= section.id === "leased" && row.data.lease_until_ms <= now();
+        this.updateTimes(section.kind, row);
+        hasEnded ||= section.kind.id === "leased" && row.data.lease_until_ms <= now();
       }
     }
     // No record has to be settled for a lease to run out.
@@ -151,12 +166,8 @@ function leaseLeft(until) {
   return until > now() ? `${countdown(until - now())} left` : "lease over";
 }
 
-function times(number) {
-  return number === 1 ? "once" : `${count(number)} times`;
-}
-
-function attempts(number) {
-  return `${count(number)} ${number === 1 ? "attempt" : "attempts"}`;
+function old(message) {
+  return `${age(now() - message.posted_ms)} old`;
 }
 
 // One message
@@ -220,22 +231,9 @@ function messageParts(view, found, lease) {
     again.dataset.key = "replay";
     parts.push(again);
   }
-  parts.push(make("h3", "", "Body"));
-  if (found.body === null) parts.push(make("p", "step-note", "Nothing that may be shown to you."));
-  else {
-    const block = make("pre", "block mono said");
-    block.textContent = shownLines(found.body);
-    Object.assign(block, { tabIndex: 0 }).dataset.key = "body";
-    parts.push(block);
-    if (found.body_cut) parts.push(make("p", "step-note", "The rest is left out."));
-  }
+  parts.push(make("h3", "", "Body"), block(found.body, "body"));
+  if (found.body_cut) parts.push(make("p", "step-note", "The rest is left out."));
   return parts;
-}
-
-export function linkTo(key, text, pressed) {
-  const link = button("link", said(text), pressed);
-  link.dataset.key = key;
-  return link;
 }
 
 // The replay of a dead message

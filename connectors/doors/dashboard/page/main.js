@@ -37,6 +37,15 @@ drawer.logInAgain = (why) => {
   showLogin(why);
 };
 
+// The methods of the store for the events, by name without what is behind a colon.
+const TAKES = {
+  job: "takeJobs",
+  agent: "takeAgents",
+  task: "takeTasks",
+  message: "takeMessages",
+  verdict: "takeVerdicts",
+  pulse: "takePulse",
+};
 let waiting = null; // events that came before the snapshot they follow
 let loading = 0;
 const events = new Events(take, tell, () => showLogin("Log in again."));
@@ -57,17 +66,9 @@ function take(name, data) {
 }
 
 function apply(name, data) {
-  if (name === "job") store.takeJobs(data);
-  else if (name.startsWith("agent:")) store.takeAgents(data);
-  else if (name === "task") store.takeTasks(data);
-  else if (name === "message") store.takeMessages(data);
-  else if (name === "verdict") {
-    store.takeVerdicts(data);
-    drawer.verdicts(data);
-  } else if (name === "pulse") {
-    setClock(data.at_ms);
-    store.takePulse(data);
-  }
+  if (name === "pulse") setClock(data.at_ms);
+  store[TAKES[name.split(":")[0]]](data);
+  if (name === "verdict") drawer.verdicts(data);
 }
 
 async function loadSnapshot() {

@@ -66,7 +66,7 @@ export class Store {
       if (!known) this.place(row);
     }
     if (this.order.length > JOBS_KEPT) this.forgetOldest();
-    this.changed("jobs", "drawer");
+    this.changed("jobs");
   }
 
   place(row) {

@@ -15,7 +15,7 @@ export function shown(text) {
   return text === null || text === undefined ? "" : String(text).replace(HIDDEN, escape);
 }
 
-export function shownLines(text) {
+function shownLines(text) {
   return String(text).replace(HIDDEN_BUT_LINES, escape);
 }
 
@@ -61,6 +61,28 @@ export function facts(pairs) {
     list.append(make("dt", "", name), make("dd", "", value));
   }
   return list;
+}
+
+// A block of text of several lines, or a remark that there is none. It keeps the focus if it is drawn again.
+export function block(text, key) {
+  if (text === null) return make("p", "step-note", "Nothing that may be shown to you.");
+  const found = make("pre", "block mono said");
+  found.textContent = shownLines(text);
+  found.tabIndex = 0;
+  found.dataset.key = key;
+  return found;
+}
+
+// A row of a list that can be pressed: a name, a figure, and a note below them.
+export function row(name, figure, note, pressed) {
+  return button("row", [make("span", "row-name said", name), figure, make("span", "row-note said", note)], pressed);
+}
+
+// A text that can be pressed. It keeps the focus if it is drawn again.
+export function linkTo(key, text, pressed) {
+  const link = button("link", said(text), pressed);
+  link.dataset.key = key;
+  return link;
 }
 
 export function setText(element, text) {
