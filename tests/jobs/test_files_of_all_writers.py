@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.doors.dashboard.past_records_reader import newest_rejected, records_between, rejected_before
+from connectors.doors.dashboard.past_records_reader import records_between, rejected_before
 from connectors.doors.file_bridge.mailbox_reader import known_messages
 from connectors.hub.live.verdict_reader import newest_settled, verdict_in_ledger
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
@@ -156,7 +156,6 @@ def asked(mixed: MixedTables, tmp_path: Path) -> None:
     ranges = {partition: (0, end) for partition, end in ends.items()}
     assert len(records_between(mixed.settings, ranges)) == len(mixed.rows)
     rejected = [row for row in mixed.rows if row.verdict == REJECTED]
-    assert len(newest_rejected(mixed.settings, 1000)) == len(rejected)
     assert rejected_before(mixed.settings, ends) == Counter(row.reason for row in rejected)
     ids = [f"n-{number}" for number in range(9)]
     assert {name for _, name in known_messages(mixed.settings, "default", ids)} == set(ids[:5])

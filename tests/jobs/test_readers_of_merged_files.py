@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.cli.keys.key_use_reader import ended_keys, signers_still_under
-from connectors.doors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
+from connectors.doors.dashboard.past_records_reader import records_between, rejected_before
 from connectors.doors.file_bridge.mailbox_reader import known_messages
 from connectors.hub.live import verdict_reader
 from connectors.hub.live.verdict_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
@@ -35,7 +35,7 @@ from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESS
 from schemas.tables.delta_files import TableRows, dataset_of
 from schemas.tables.ledger import LEDGER
 from tests.connectors.live.local_stores import loaded_state
-from tests.mixed_tables import FIRST_MOMENT_US, JOB, MixedTables, message, read
+from tests.mixed_tables import FIRST_MOMENT_US, MixedTables, message, read
 from tests.test_architecture import PACKAGES, nodes_of, python_files
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 
@@ -168,7 +168,6 @@ def test_each_read_with_a_filter_takes_merged_files_of_many_rows(
             (f"{row.stream_kind}/{row.stream_id}", row.ce_id) for row in expected if row.type == MESSAGE_POSTED
         }
     assert newest_settled(settings, MESSAGE_POSTED, 5)
-    assert isinstance(history_of_job(settings, JOB), list)
     ends = dict(merged.builder.progress.offsets)
     assert len(records_between(settings, {partition: (0, end) for partition, end in ends.items()})) == len(rows)
     assert sum(rejected_before(settings, ends).values()) == sum(row.verdict == REJECTED for row in rows)

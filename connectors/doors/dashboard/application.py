@@ -17,45 +17,24 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp
 
-from connectors.doors.dashboard.agent_board import AgentBoard
-from connectors.doors.dashboard.detail_routes import add_detail_routes
 from connectors.doors.dashboard.entrance import Entrance, Logins, add_login_routes
 from connectors.doors.dashboard.event_broadcast import EventBroadcast
-from connectors.doors.dashboard.event_frames import FrameWriter
 from connectors.doors.dashboard.guard import Guard
-from connectors.doors.dashboard.mailbox_board import MailboxBoard
-from connectors.doors.dashboard.pulse import Pulse
 from connectors.doors.dashboard.rejections import Rejections
-from connectors.doors.dashboard.routes import SEND_BUFFER_BYTES, Shown, add_data_routes, add_event_routes
-from connectors.doors.dashboard.task_board import TaskBoard
+from connectors.doors.dashboard.routes import Shown, router
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.access_log import AccessLog
 from connectors.hub.serving.answers import add_error_handlers, not_found
 from connectors.hub.serving.bounded_http import HeadRequests
 from connectors.hub.serving.page_files import MEDIA_TYPES, PageFile
+from connectors.hub.serving.streaming_answer import SEND_BUFFER_BYTES
 from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.setting_types import host_names_of
 
 log = structlog.stdlib.get_logger(__name__)
 
 _AGAIN_S: Final = 1.0
-
-
 _FOLDER: Final = Path(__file__).resolve().parent / "page"
-INDEX: Final = "index.html"
-
-
-def page_files() -> dict[str, PageFile]:
-    """Read the HTML, CSS, JavaScript and SVG files of the web page from disk, and return them by file name.
-
-    It is called once, when the application is created. The dashboard serves no other file. Raises OSError if a
-    file cannot be read.
-    """
-    found = {}
-    for path in sorted(_FOLDER.iterdir()):
-        if path.suffix in MEDIA_TYPES:
-            found[path.name] = PageFile.of(path.read_bytes(), path.suffix)
-    return found
 
 
 class Dashboard:
@@ -69,14 +48,9 @@ class Dashboard:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.board = AgentBoard(hub.live_view, hub.lists, hub.mailboxes)
-        self.mailboxes = MailboxBoard(hub.live_view, hub.mailboxes)
-        per_token = hub.settings.gateway.mailbox_per_token
-        self.tasks = TaskBoard(hub.live_view, hub.lists, self.board, self.mailboxes, per_token=per_token)
-        self.pulse = Pulse(hub)
         self.rejections = Rejections()
-        self.broadcast = EventBroadcast(hub, FrameWriter(hub, self.board), self.pulse, self.rejections)
-        hub.live_view.on_settled(self.pulse.settled)
+        self.broadcast = EventBroadcast(hub, self.rejections)
+        hub.live_view.on_settled(self.broadcast.pulse.settled)
         hub.live_view.on_settled(self.rejections.settled)
         self.app = self._application()
 
@@ -86,7 +60,7 @@ class Dashboard:
         Call this method once, when the hub is open and before `app` serves requests. It does not wait for the
         thread.
         """
-        self.pulse.begin()
+        self.broadcast.pulse.begin()
         self.broadcast.start_here()
         settings, live_view = self._hub.settings, self._hub.live_view
         threading.Thread(
@@ -101,13 +75,11 @@ class Dashboard:
         logins = Logins(hub.keyring, hub.identities, ensure_operator_token(hub.settings), hub.live_view)
         is_secure = hub.settings.http_scheme == "https"
         entrance = Entrance(logins, hub.refusals, hub.settings.dashboard.port, is_secure=is_secure)
+        app.state.shown = Shown(hub, entrance, self.broadcast, self.rejections)
         add_error_handlers(app)
         _add_page_routes(app)
         add_login_routes(app, entrance, hub.settings.limits.payload_bytes)
-        add_event_routes(app, hub, entrance, self.broadcast)
-        shown = Shown(self.board, self.tasks, self.pulse, self.rejections, self.broadcast)
-        add_data_routes(app, hub, entrance, shown)
-        add_detail_routes(app, hub, entrance, self.mailboxes, self.tasks)
+        app.include_router(router)
         where = hub.settings.dashboard
         names = host_names_of(hub.settings.gateway.host_names)
         guarded = Guard(app, where.host, where.port, hub.settings.http_scheme, names)
@@ -133,12 +105,14 @@ class Dashboard:
 
 
 def _add_page_routes(app: FastAPI) -> None:
-    files = page_files()
+    # The dashboard serves no other file.
+    paths = [path for path in _FOLDER.iterdir() if path.suffix in MEDIA_TYPES]
+    files = {path.name: PageFile.of(path.read_bytes(), path.suffix) for path in paths}
 
     @app.get("/")
     async def page(request: Request) -> Response:
         request.scope["trunkline_route"] = "/"
-        return files[INDEX].answer(request)
+        return files["index.html"].answer(request)
 
     @app.get("/page/{name}")
     async def page_file(request: Request, name: str) -> Response:

@@ -26,7 +26,7 @@ from connectors.hub.live.live_view import LiveView
 from connectors.hub.serving.answers import ApiError, json_answer, malformed
 from connectors.hub.serving.bounded_http import note_principal
 from connectors.hub.serving.identities import Identities, Unidentified
-from connectors.hub.serving.policy import Action, Caller, decide
+from connectors.hub.serving.policy import Action, Caller, Decision, decide
 from connectors.hub.serving.refusals import RefusalRecorder
 from connectors.hub.serving.strict_request import StrictRequest
 from schemas.keys.sealing import Keyring
@@ -130,56 +130,43 @@ class Entrance:
         # cookie.
         self.cookie_name = f"trunkline_{port}"
 
-    def admit(self, request: Request, route: str) -> Caller:
+    def admit(self, request: Request) -> Caller:
         """Return the caller of a request, or append the refusal to the log and raise ApiError.
 
         A request without a token and without a cookie is refused, but the refusal is not recorded: the first
-        request of each browser is such a request.
-
-        Args:
-            request: The HTTP request. Its scope gets the route and the principal, for the access log.
-            route: The path template of the route, such as `/api/jobs/{job_id}`.
+        request of each browser is such a request. The request's scope gets the route and the principal, for the
+        access log.
 
         Raises:
             ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard. 503 if the
                 principal has too many connections.
         """
-        request.scope["trunkline_route"] = route
-        caller = self._caller(request)
+        request.scope["trunkline_route"] = request.scope["route"].path
         # Each page starts without a cookie. That refusal is not worth a record.
         came_with_something = "authorization" in request.headers or self.cookie_name in request.cookies
-        return self.check(request, caller, f"{request.method} {route}", came_with_something)
+        return self.check(request, self._caller(request), came_with_something)
 
-    def check(
-        self, request: Request, caller: Caller | Unidentified, route: str, is_recorded: bool = True
-    ) -> Caller:
+    def check(self, request: Request, caller: Caller | Unidentified, is_recorded: bool = True) -> Caller:
         """Return the caller if it may see the dashboard; otherwise record the refusal and raise ApiError.
 
         Args:
-            request: The HTTP request. Its scope gets the principal, for the access log.
+            request: The HTTP request. Its scope has the route, and gets the principal, for the access log.
             caller: The caller that `Logins.caller_of` or `Logins.cookie_for` has returned.
-            route: Method and path template, such as `GET /api/jobs`, for the record of the refusal.
             is_recorded: Whether a refusal with status 401 is appended to the log. One with 403 always is.
 
         Raises:
-            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard. 503 if the
-                principal has too many connections.
+            ApiError: As `admit` does.
         """
         if isinstance(caller, Unidentified):
             if is_recorded:
-                self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
+                self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, _route_of(request))
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
-        decision = decide(caller, NEEDED)
-        if not decision.allowed:
-            self._refusals.record(POLICY, decision.why, caller.principal, route)
-            raise ApiError(403, POLICY, decision.why)
+        self._require(request, caller, decide(caller, NEEDED))
         note_principal(request.scope, caller.principal, is_operator=caller.role == OPERATOR)
         request.scope["trunkline_principal"] = caller.principal
         return caller
 
-    def check_change(
-        self, request: Request, caller: Caller, route: str, action: Action, owner: str | None
-    ) -> None:
+    def check_change(self, request: Request, caller: Caller, action: Action, owner: str | None) -> None:
         """Return if a request may change something, or append the refusal to the log and raise ApiError.
 
         A request with a login cookie must also have the header `Origin`, which the guard has compared, and the
@@ -188,7 +175,6 @@ class Entrance:
         Args:
             request: The HTTP request.
             caller: The caller that `admit` returned for it.
-            route: The path template of the route.
             action: The action of the route. The rights are those of the hub.
             owner: The owner of the thing that is changed, in a form of `Caller.owns`; None for no known owner.
 
@@ -196,18 +182,20 @@ class Entrance:
             ApiError: 403. The reason is `login_needed` if the caller has only the cookie and must log in again,
                 and `policy` if it may not perform the action.
         """
-        decision = decide(caller, action, owner)
-        if not decision.allowed:
-            self._refusals.record(POLICY, decision.why, caller.principal, f"{request.method} {route}")
-            raise ApiError(403, POLICY, decision.why)
+        self._require(request, caller, decide(caller, action, owner))
         if "authorization" in request.headers:
             return
         expected = self.logins.change_key(request.cookies.get(self.cookie_name, ""))
         given = request.headers.get(CHANGE_KEY, "").encode()
-        if "origin" not in request.headers or not hmac.compare_digest(expected.encode(), given):
-            why = "log in again in this tab to make changes: its login only lets you look"
-            self._refusals.record(POLICY, why, caller.principal, f"{request.method} {route}")
-            raise ApiError(403, LOGIN_NEEDED, why)
+        is_ours = "origin" in request.headers and hmac.compare_digest(expected.encode(), given)
+        why = "log in again in this tab to make changes: its login only lets you look"
+        self._require(request, caller, Decision(is_ours, why), LOGIN_NEEDED)
+
+    def _require(self, request: Request, caller: Caller, decision: Decision, reason: str = POLICY) -> None:
+        """Record the refusal and raise ApiError (403) if the decision does not allow the request."""
+        if not decision.allowed:
+            self._refusals.record(POLICY, decision.why, caller.principal, _route_of(request))
+            raise ApiError(403, reason, decision.why)
 
     def still_holds(self, request: Request, caller: Caller) -> bool:
         """Return whether the token or cookie of this request is still valid, for the same principal and role.
@@ -232,6 +220,11 @@ class Entrance:
         answer.headers["set-cookie"] = f"{self.cookie_name}={value}; {life}; {flags}"
 
 
+def _route_of(request: Request) -> str:
+    """Return method and path template of a request, such as `GET /api/jobs`."""
+    return f"{request.method} {request.scope['trunkline_route']}"
+
+
 def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) -> None:
     """Add the routes `/api/login`, which sets the login cookie, and `/api/logout`, which deletes it.
 
@@ -254,7 +247,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
         if not isinstance(token, str) or not 0 < len(token) <= _TOKEN_LIMIT:
             raise malformed('the body of a login is {"token": "..."}')
         found, cookie = entrance.logins.cookie_for(token)
-        caller = entrance.check(request, found, "POST /api/login")
+        caller = entrance.check(request, found)
         who = {"principal": caller.principal, "role": caller.role}
         answer = json_answer({**who, "change_key": entrance.logins.change_key(cookie)})
         entrance.set_cookie(answer, cookie)

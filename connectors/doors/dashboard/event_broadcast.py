@@ -19,7 +19,9 @@ from typing import Final
 
 import structlog
 
+from connectors.doors.dashboard.agent_board import AgentBoard
 from connectors.doors.dashboard.event_frames import Frame, FrameWriter, events_text
+from connectors.doors.dashboard.mailbox_board import MailboxBoard
 from connectors.doors.dashboard.past_records_reader import records_between, records_in_memory
 from connectors.doors.dashboard.pulse import PULSE_S, Pulse
 from connectors.doors.dashboard.rejections import Rejections
@@ -86,8 +88,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 DOOR: Final = "dashboard"
 # The time between two frames, so that 500 records a second make a dozen events a second for a page. And the
-# time
-# that the first record after a silence waits for others.
+# time that the first record after a silence waits for others.
 FRAME_S: Final = 0.08
 _GATHER_S: Final = 0.01
 _FRAME_RECORDS: Final = 2000
@@ -105,14 +106,17 @@ class EventBroadcast:
     """A ring of the newest frames (bytes of server-sent events), from which all readers are served.
 
     Call `start_here` once. Run the coroutine `run` and all `follow` generators in the same event loop.
-    `readers` is the number of connected readers.
+    `readers` is the number of connected readers. `agents`, `mailboxes` and `pulse` are the sources of the rows
+    and figures in the frames.
     """
 
-    def __init__(self, hub: Hub, writer: FrameWriter, pulse: Pulse, rejections: Rejections) -> None:
+    def __init__(self, hub: Hub, rejections: Rejections) -> None:
         self._hub = hub
         self._feed: SettledFeed = hub.live_view.feed
-        self._writer = writer
-        self._pulse = pulse
+        self.mailboxes = MailboxBoard(hub)
+        self.agents = AgentBoard(hub, self.mailboxes)
+        self.pulse = Pulse(hub, self.mailboxes)
+        self._writer = FrameWriter(hub, self.agents)
         self._rejections = rejections
         self._ring: deque[tuple[str, Frame]] = deque()
         self._bytes = 0
@@ -174,10 +178,10 @@ class EventBroadcast:
 
     async def _beat(self) -> None:
         while True:
-            figures = await asyncio.to_thread(self._pulse.beat)
+            figures = await asyncio.to_thread(self.pulse.beat)
             if self.readers:
                 reasons = self._rejections.by_reason(VIEWER)
-                told = {**figures, **self._pulse.mailboxes, "reasons": reasons, "readers": self.readers}
+                told = {**figures, **self.pulse.mailboxes, "reasons": reasons, "readers": self.readers}
                 self._add(events_text({"pulse": told}, self.position))
             await asyncio.sleep(PULSE_S)
 

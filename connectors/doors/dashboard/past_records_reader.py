@@ -5,23 +5,18 @@ They are the records that a reader missed, one job's history, and rejections bef
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from functools import reduce
 from typing import Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
-from connectors.hub.live.verdict_reader import newest_where, settled_where
+from connectors.hub.live.verdict_reader import ledger_rows, newest_where, settled_where
 from connectors.log.ledger_files.ledger_reader import LedgerFilter
 from schemas.settings.settings import Settings
-from schemas.tables.delta_files import dataset_of
-from schemas.tables.ledger import LEDGER
-from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.verdicts import REJECTED
 
@@ -34,27 +29,7 @@ def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -
     `ranges` maps a partition to `(first, end)`; `end` is exclusive. Records that are not in the ledger yet are
     missing in the result; no error says so. Raises TrunklineError if the ledger cannot be read.
     """
-    terms = [
-        (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
-        for partition, (first, end) in ranges.items()
-    ]
-    return settled_where(settings, reduce(lambda left, right: left | right, terms)) if terms else []
-
-
-def history_of_job(settings: Settings, job_id: str) -> list[SettledRecord]:
-    """Read the newest 500 records of a job from the ledger, and return them oldest first.
-
-    The list is empty for an unknown job. Raises TrunklineError if the ledger cannot be read.
-    """
-    return newest_where(settings, LedgerFilter(stream_kind=JOB, stream_id=job_id), HISTORY_RECORDS)
-
-
-def newest_rejected(settings: Settings, count: int) -> list[SettledRecord]:
-    """Read the newest `count` rejected records from the ledger, and return them oldest first.
-
-    The list may be shorter. Raises TrunklineError if the ledger cannot be read.
-    """
-    return newest_where(settings, LedgerFilter(verdict=REJECTED), count)
+    return settled_where(settings, _within(ranges)) if ranges else []
 
 
 def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str, int]:
@@ -64,20 +39,19 @@ def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str,
     other partitions. The result is empty if there is no ledger. Raises TrunklineError if the ledger cannot be
     read.
     """
-    path = settings.table_path(LEDGER)
+    if not offsets:
+        return {}
+    where = (pc.field("verdict") == REJECTED) & _within({number: (0, end) for number, end in offsets.items()})
+    reasons = ledger_rows(settings, where, ["reason"]).column("reason").drop_null()
+    return {one["values"]: one["counts"] for one in pc.value_counts(reasons).to_pylist()}
+
+
+def _within(ranges: Mapping[int, tuple[int, int]]) -> pc.Expression:
     terms = [
-        (pc.field("partition") == partition) & (pc.field("offset") < offset)
-        for partition, offset in offsets.items()
+        (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
+        for partition, (first, end) in ranges.items()
     ]
-    try:
-        if not terms or not DeltaTable.is_deltatable(path):
-            return {}
-        where = (pc.field("verdict") == REJECTED) & reduce(lambda left, right: left | right, terms)
-        found = dataset_of(DeltaTable(path)).to_table(filter=where, columns=["reason"])
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error
-    counts = pc.value_counts(found.column("reason")).to_pylist()
-    return {one["values"]: one["counts"] for one in counts if one["values"] is not None}
+    return reduce(operator.or_, terms)
 
 
 _ALL: Final = 1_000_000
@@ -107,7 +81,8 @@ def job_history(
     found = {record.position: record for record in in_memory}
     # A caller that has the job up to a record in memory gets all later records from memory.
     if after is None or all(position.offset > after for position in found):
-        for record in history_of_job(settings, job_id):
+        where = LedgerFilter(stream_kind=JOB, stream_id=job_id)
+        for record in newest_where(settings, where, HISTORY_RECORDS):
             found.setdefault(record.position, record)
     wanted = [found[position] for position in sorted(found) if after is None or position.offset > after]
     return wanted[-HISTORY_RECORDS:], after is None and len(wanted) >= HISTORY_RECORDS

@@ -12,44 +12,13 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from connectors.doors.dashboard.shown_rows import milliseconds
-from connectors.doors.dashboard.webhook_board import webhooks_as_json
+from connectors.doors.dashboard.mailbox_board import MailboxBoard
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.live.table_lag import TableLag
 from connectors.hub.live.table_progress_reader import ViewProgressReader
 from connectors.hub.services.hub import Hub
-from connectors.hub.services.mailboxes import MailboxIndex
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
-
-# The number of mailboxes that are shown. The sums include all.
-SHOWN: Final = 200
-
-
-def deepest_mailboxes(index: MailboxIndex) -> dict[str, Any]:
-    """Return the 200 deepest mailboxes as JSON, deepest first, and two sums over all mailboxes.
-
-    The mailboxes are in the list `mailboxes`. A mailbox without a waiting message is in it if it has dead ones.
-    `messages` is the number of all waiting messages, leased ones included. `total` is the number of mailboxes
-    with a waiting or dead message. A mailbox's `oldest_ms` is when its oldest waiting message was posted, in
-    milliseconds since 1970 UTC. `dead` is the number of its dead messages in memory.
-    """
-    messages, total = index.totals()
-    return {
-        "mailboxes": [
-            {
-                "realm": found.mailbox[0],
-                "recipient": found.mailbox[1],
-                "depth": found.depth,
-                "dead": found.dead,
-                "oldest_ms": milliseconds(found.oldest),
-            }
-            for found in index.deepest(SHOWN)
-        ],
-        "messages": messages,
-        "total": total,
-    }
-
 
 PULSE_S: Final = 1.0
 _HISTORY: Final = 300
@@ -59,11 +28,12 @@ class Pulse:
     """The figures of the dashboard, computed once a second, with a history of five minutes.
 
     The live view's thread calls `settled`. Only one thread at a time may call `beat`. `mailboxes` is the result
-    of `deepest_mailboxes` at the last call of `beat`, with empty values before the first.
+    of `MailboxBoard.deepest` at the last call of `beat`, with empty values before the first.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, board: MailboxBoard) -> None:
         self._hub = hub
+        self._board = board
         self._lag = TableLag(hub.live_view)
         self._views = ViewProgressReader(hub.settings)
         self._lock = threading.Lock()
@@ -109,7 +79,7 @@ class Pulse:
             lag_s, self._lag_s = self._lag_s, 0.0
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 0.001), now
-        self.mailboxes = deepest_mailboxes(self._hub.mailboxes)
+        self.mailboxes = self._board.deepest()
         records_behind, behind_ms = self._table_lag()
         figures = {
             "at_ms": round(time.time() * 1000),
@@ -126,7 +96,7 @@ class Pulse:
             **figures,
             "jobs": self._hub.lists.jobs_by_state(),
             "kafka_is_away": self._hub.appender.away is not None,
-            "webhooks": webhooks_as_json(self._hub),
+            "webhooks": self._board.webhooks(),
         }
 
     def _table_lag(self) -> tuple[int, int] | tuple[None, None]:

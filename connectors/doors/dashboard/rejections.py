@@ -12,10 +12,12 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from connectors.doors.dashboard.past_records_reader import newest_rejected, rejected_before
+from connectors.doors.dashboard.past_records_reader import rejected_before
 from connectors.doors.dashboard.shown_rows import is_shown
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.live.verdict_reader import newest_where
+from connectors.log.ledger_files.ledger_reader import LedgerFilter
 from schemas.settings.settings import Settings
 from schemas.wire.partitions import Position
 from trunkline_agent.errors import TrunklineError
@@ -65,7 +67,7 @@ class Rejections:
             before = {**live_view.next_offsets(), **self._first}
         try:
             counts = rejected_before(settings, before)
-            newest = newest_rejected(settings, _LOADED)
+            newest = newest_where(settings, LedgerFilter(verdict=REJECTED), _LOADED)
         except TrunklineError as error:
             log.warning("rejections_not_loaded", why=str(error))
             return

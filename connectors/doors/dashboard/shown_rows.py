@@ -8,14 +8,10 @@ from connectors.hub.lists.row_lists import RowLists, job_lists
 from connectors.hub.lists.settled_stream import PUBLIC_KINDS, settled_as_json
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import SettledRecord
-from schemas.streams.job.job_registry import (
-    JOB_REGISTERED,
-    JOB_SECRET_ROTATED,
-    REGISTRY_JOBS,
-    JobRow,
-)
+from schemas.fold.view_rows import Row
+from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, JobRow
 from schemas.streams.principal.principals import OPERATOR
-from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskRow
+from schemas.streams.task.task_registry import TaskRow
 from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
 from trunkline_agent.wire.ids import CONTROL, PRINCIPAL
 
@@ -23,6 +19,8 @@ _TEXT: Final = 300
 _RAW_BYTES: Final = 4096
 # Only the operator may see principals and the records about the topic.
 _OPERATORS_KINDS: Final = frozenset({PRINCIPAL, CONTROL})
+# The bodies of these records hold hashes and sealed secrets, which can be removed only from a JSON object.
+_NEVER_RAW: Final = (JOB_REGISTERED, JOB_SECRET_ROTATED, WEBHOOK_SET)
 
 
 def milliseconds(moment: int | None) -> int | None:
@@ -35,6 +33,44 @@ def shortened(text: str | None) -> str | None:
     return text if text is None or len(text) <= _TEXT else text[: _TEXT - 1] + "…"
 
 
+class RowView:
+    """The columns of a view's rows that the dashboard shows.
+
+    A column of `moments`, such as `started_at`, is shown in milliseconds under a name like `started_ms`.
+
+    Args:
+        row_type: The class of the rows.
+        columns: The columns that are shown as they are, separated by spaces.
+        texts: The columns whose texts are cut to 300 characters.
+        moments: The columns that hold moments.
+    """
+
+    def __init__(self, row_type: type[Row], columns: str, *, texts: str = "", moments: str = "") -> None:
+        self._columns, self._texts, self._moments = columns.split(), texts.split(), moments.split()
+        shown = {*self._columns, *self._texts, *self._moments}
+        if unknown := shown - set(row_type.__struct_fields__):
+            raise TypeError(f"{row_type.__name__} has no {', '.join(sorted(unknown))}")
+
+    def of(self, row: Row) -> dict[str, Any]:
+        """Return the shown columns of a row as JSON."""
+        found = {name: getattr(row, name) for name in self._columns}
+        found |= {name: shortened(getattr(row, name)) for name in self._texts}
+        for name in self._moments:
+            found[f"{name.removesuffix('_at')}_ms"] = milliseconds(getattr(row, name))
+        return found
+
+
+_JOB: Final = RowView(
+    JobRow,
+    "job_id status registered_by last_event last_seq events",
+    texts="description last_detail",
+    moments="registered_at picked_at started_at ended_at",
+)
+_TASK: Final = RowView(
+    TaskRow, "task_id status", texts="description error", moments="submitted_at started_at ended_at"
+)
+
+
 def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
     """Return the row of a job as JSON for the dashboard, with texts cut to 300 characters.
 
@@ -42,39 +78,22 @@ def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
     the higher `offset` is newer.
     """
     return {
-        "job_id": row.job_id,
-        "status": row.status,
-        "description": shortened(row.description),
+        **_JOB.of(row),
         "session": row.session or row.session_wanted,
-        "registered_by": row.registered_by,
-        **_moments(row, "registered", "picked", "started", "ended"),
-        "last_event": row.last_event,
-        "last_detail": shortened(row.last_detail),
-        "last_seq": row.last_seq,
-        "events": row.events,
-        "offset": live_view.row_offset(REGISTRY_JOBS, row.job_id),
+        "offset": live_view.row_offset(JobRow.VIEW, row.job_id),
     }
 
 
 def task_as_json(live_view: LiveView, row: TaskRow) -> dict[str, Any]:
     """Return the row of a task as JSON for the dashboard, with texts cut to 300 characters.
 
-    `offset` is the log offset of the record that made the row. Of two JSON versions of one task, the one with
-    the higher `offset` is newer.
+    `offset` has the same meaning as for `job_as_json`.
     """
     return {
-        "task_id": row.task_id,
-        "status": row.status,
-        "description": shortened(row.description),
+        **_TASK.of(row),
         "agent": row.agent_name,
-        "error": shortened(row.error),
-        **_moments(row, "submitted", "started", "ended"),
-        "offset": live_view.row_offset(REGISTRY_TASKS, row.task_id),
+        "offset": live_view.row_offset(TaskRow.VIEW, row.task_id),
     }
-
-
-def _moments(row: JobRow | TaskRow, *names: str) -> dict[str, int | None]:
-    return {f"{name}_ms": milliseconds(getattr(row, f"{name}_at")) for name in names}
 
 
 def jobs_page(
@@ -107,11 +126,10 @@ def is_shown(record: SettledRecord, role: str) -> bool:
 
     Only the operator may see records of the streams `principal/...` and `control/...`.
     """
-    return role == OPERATOR or kind_of(record) not in _OPERATORS_KINDS
+    return role == OPERATOR or _kind_of(record) not in _OPERATORS_KINDS
 
 
-def kind_of(record: SettledRecord) -> str:
-    """Return the kind of a record's stream, such as `job` for the stream `job/0a1b2c3d`."""
+def _kind_of(record: SettledRecord) -> str:
     return record.stream.partition("/")[0]
 
 
@@ -137,17 +155,9 @@ def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
     found = settled_as_json(record)
     found["logged_ms"] = record.logged_at_us // 1000
     found["raw"] = None
-    if role != OPERATOR and kind_of(record) not in PUBLIC_KINDS:
+    kind = _kind_of(record)
+    if role != OPERATOR and kind not in PUBLIC_KINDS:
         found["body"] = None
-    elif found["body"] is None and record.value and _may_be_raw(record):
-        found["raw"] = record.value[:_RAW_BYTES].decode("utf-8", "replace")
+    elif found["body"] is None and kind not in _OPERATORS_KINDS and record.type not in _NEVER_RAW:
+        found["raw"] = (record.value or b"")[:_RAW_BYTES].decode("utf-8", "replace") or None
     return found
-
-
-def _may_be_raw(record: SettledRecord) -> bool:
-    # The bodies of these records hold hashes and sealed secrets, which can be removed only from a JSON object.
-    return kind_of(record) not in _OPERATORS_KINDS and record.type not in (
-        JOB_REGISTERED,
-        JOB_SECRET_ROTATED,
-        WEBHOOK_SET,
-    )

@@ -45,7 +45,7 @@ def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecor
     Records beyond some 32 MiB are left out. The list is empty while there is no ledger. Raises TrunklineError
     if the ledger cannot be read.
     """
-    return _settled(_rows(settings, where, _COLUMNS, READ_BYTES_MOST))
+    return _settled(ledger_rows(settings, where, _COLUMNS, READ_BYTES_MOST))
 
 
 def newest_settled(settings: Settings, record_type: str, count: int) -> list[SettledRecord]:
@@ -92,7 +92,7 @@ def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
     UTC and is compared with Kafka's append time. The set is empty while there is no ledger. Raises
     TrunklineError if the ledger cannot be read.
     """
-    found = _rows(settings, _by_door(door, since_s), ["ce_id"])
+    found = ledger_rows(settings, _by_door(door, since_s), ["ce_id"])
     return {ce_id for ce_id in found.column("ce_id").to_pylist() if ce_id is not None}
 
 
@@ -104,7 +104,7 @@ def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple
     if the ledger cannot be read.
     """
     where = _by_door(door, since_s) & (pc.field("type") == MESSAGE_POSTED)
-    found = _rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()
+    found = ledger_rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()
     return {(f"{row['stream_kind']}/{row['stream_id']}", row["ce_id"]) for row in found}
 
 
@@ -118,7 +118,7 @@ def refusals_among(
     """
     where = _by_door(door, since_s) & pc.field("ce_id").isin(list(ce_ids))
     found: dict[str, str | None] = {}
-    for row in _rows(settings, where, ["ce_id", "verdict", "reason"]).to_pylist():
+    for row in ledger_rows(settings, where, ["ce_id", "verdict", "reason"]).to_pylist():
         reason = (row["reason"] or REJECTED) if row["verdict"] == REJECTED else None
         found[row["ce_id"]] = None if found.get(row["ce_id"], reason) is None else reason
     return found
@@ -129,9 +129,13 @@ def _by_door(door: str, since_s: float) -> pc.Expression:
     return (pc.field("logged_at") >= since) & (pc.field("door") == door)
 
 
-def _rows(
+def ledger_rows(
     settings: Settings, where: pc.Expression, columns: list[str], bytes_most: int | None = None
 ) -> pa.Table:
+    """Return these columns of the ledger's rows that match `where`, of so many bytes at most, in no order.
+
+    The table is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
+    """
     path = settings.table_path(LEDGER)
     try:
         if not DeltaTable.is_deltatable(path):

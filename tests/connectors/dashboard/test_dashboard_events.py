@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from connectors.doors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
-from connectors.doors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
+from connectors.doors.dashboard.past_records_reader import job_history, records_between, rejected_before
+from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.refused.refusal import REQUEST_REFUSED
@@ -234,16 +235,20 @@ def test_readers_that_do_not_read_are_dropped_and_nobody_waits_for_them(dashboar
         one.close()
 
 
-def test_missed_records_a_jobs_history_and_old_rejections_come_from_the_ledger(tmp_path):
+def test_missed_records_a_jobs_history_and_old_rejections_come_from_the_ledger(tmp_path, keyring):
     settings = settings_below(tmp_path)
-    assert records_between(settings, {0: (0, 9)}) == [] == history_of_job(settings, "0a0a0a0a")
+    view = LiveView(settings, keyring)
+    assert records_between(settings, {0: (0, 9)}) == []
+    assert job_history(settings, view, "0a0a0a0a", None) == ([], False)
     assert rejected_before(settings, {0: 9}) == {}
     table = LedgerTable(settings)
     rows = [table.registered("0a0a0a0a"), *(table.event("0a0a0a0a", n, f"step {n}") for n in (1, 2))]
     table.commit(*rows, table.event("0a0a0a0a", 2, "another step 2"))
     table.commit(table.registered("0b0b0b0b"), table.message("job/0b0b0b0b", b"no json"))
     assert [r.position.offset for r in records_between(settings, {0: (1, 3), 1: (0, 9)})] == [1, 2]
-    assert [r.position.offset for r in history_of_job(settings, "0a0a0a0a")] == [0, 1, 2, 3]
+    history, is_cut = job_history(settings, view, "0a0a0a0a", None)
+    assert [record.position.offset for record in history] == [0, 1, 2, 3] and not is_cut
+    assert [r.position.offset for r in job_history(settings, view, "0a0a0a0a", 1)[0]] == [2, 3]
     assert rejected_before(settings, {0: 6}) == {"seq_conflict": 1, "malformed": 1}
     assert rejected_before(settings, {0: 5}) == {"seq_conflict": 1}
 
