@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from schemas.settings.settings import Settings
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_stack import operator_client

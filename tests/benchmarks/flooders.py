@@ -25,7 +25,7 @@ from typing import Any, Final
 import orjson
 from pydantic import SecretStr
 
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.programs.local_stack.child_process import set_niceness
 from schemas.settings.settings import Settings
 from tests.benchmarks.lean_http import Broken, open_connection, request_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.doors.mqtt_bridge.session_ids import session_ids
+from connectors.doors.mqtt_bridge.bridge_standby import session_ids
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import BrokerProcess, accepts, wait_until, with_mqtt

@@ -18,8 +18,8 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.cli.keys.key_use_reader import ended_keys, signers_still_under
-from connectors.doors.dashboard.past_records_reader import records_between, rejected_before
-from connectors.doors.file_bridge.mailbox_reader import known_messages
+from connectors.doors.dashboard.past_records import records_between, rejected_before
+from connectors.doors.file_bridge.progress import known_messages
 from connectors.hub.live import verdict_reader
 from connectors.hub.live.verdict_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
+from connectors.plumbing.xml_wire.documents import XmlRefused
 from connectors.plumbing.xml_wire.envelope import ENVELOPE_NAMESPACE
-from connectors.plumbing.xml_wire.faults import XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import repair
 from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import escaped

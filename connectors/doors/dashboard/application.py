@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from connectors.doors.dashboard.entrance import Entrance, Logins, add_login_routes
 from connectors.doors.dashboard.event_broadcast import EventBroadcast
 from connectors.doors.dashboard.guard import Guard
-from connectors.doors.dashboard.rejections import Rejections
+from connectors.doors.dashboard.past_records import Rejections
 from connectors.doors.dashboard.routes import Shown, router
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.access_log import AccessLog

@@ -22,9 +22,8 @@ import structlog
 from connectors.doors.dashboard.agent_board import AgentBoard
 from connectors.doors.dashboard.event_frames import Frame, FrameWriter, events_text
 from connectors.doors.dashboard.mailbox_board import MailboxBoard
-from connectors.doors.dashboard.past_records_reader import records_between, records_in_memory
+from connectors.doors.dashboard.past_records import Rejections, records_between, records_in_memory
 from connectors.doors.dashboard.pulse import PULSE_S, Pulse
-from connectors.doors.dashboard.rejections import Rejections
 from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.streaming_answer import Reserve

@@ -15,9 +15,8 @@ from connectors.doors.dashboard.agent_board import AgentBoard
 from connectors.doors.dashboard.entrance import Entrance
 from connectors.doors.dashboard.event_broadcast import DOOR, LENGTH_LIMIT, EventBroadcast
 from connectors.doors.dashboard.mailbox_board import MailboxBoard
-from connectors.doors.dashboard.past_records_reader import job_history
+from connectors.doors.dashboard.past_records import KEPT, Rejections, job_history
 from connectors.doors.dashboard.pulse import Pulse
-from connectors.doors.dashboard.rejections import KEPT, Rejections
 from connectors.doors.dashboard.shown_rows import is_shown, job_as_json, jobs_page, record_as_json
 from connectors.hub.engine.operation import Asked, owner_by
 from connectors.hub.engine.operation_routes import serve_carefully

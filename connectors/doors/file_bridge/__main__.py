@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -19,13 +18,11 @@ from connectors.doors.file_bridge.bridge import Consumers, FileBridge
 from connectors.doors.file_bridge.long_bodies import GatewayBlobs
 from connectors.doors.file_bridge.mailbox_follower import MailboxFollower
 from connectors.doors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRules
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.doors.file_bridge.records import DOOR
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
-from connectors.plumbing.machine.json_log import configure_json_log
-from schemas.keys.umask import keep_files_private
-from schemas.settings.settings import Settings, SettingsError, load_settings
-from trunkline_agent.errors import TrunklineError
+from connectors.plumbing.machine.background_service import run_program
+from schemas.settings.settings import Settings
 
 log = structlog.stdlib.get_logger("connectors.doors.file_bridge")  # __name__ is __main__ when it runs
 
@@ -99,33 +96,5 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
             follower.join(_STOP_S)
 
 
-def main() -> int:
-    """Run the bridge until SIGTERM or SIGINT, and return the process's exit code.
-
-    The exit code is 0 after a signal, 1 for an unusable queue folder, and 2 for invalid settings. Otherwise it
-    is that of the TrunklineError that ended the bridge.
-    """
-    try:
-        settings = load_settings()
-    except SettingsError as error:
-        print(f"file_bridge: {error}", file=sys.stderr)
-        return 2
-    configure_json_log("file_bridge", [])
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    ready = os.environ.get("TRUNKLINE_READY_FILE")
-    try:
-        run(settings, stop, Path(ready) if ready else None)
-    except (TrunklineError, SettingsError, OSError) as error:
-        log.error("refused_to_start", error=str(error))
-        if isinstance(error, OSError):
-            return 1
-        return error.exit_code if isinstance(error, TrunklineError) else 2
-    log.info("stopped")
-    return 0
-
-
 if __name__ == "__main__":
-    keep_files_private()
-    sys.exit(main())
+    sys.exit(run_program("file_bridge", run))

@@ -17,14 +17,19 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.doors.file_bridge.folder_watch import FolderWatch
 from connectors.doors.file_bridge.held_lines import PREFIX as HELD_PREFIX
 from connectors.doors.file_bridge.long_bodies import Blobs
-from connectors.doors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
 from connectors.doors.file_bridge.posting_rules import BridgeRules
-from connectors.doors.file_bridge.progress import PollsRead, Progress, progress_file, read_polls
+from connectors.doors.file_bridge.progress import (
+    PollsRead,
+    Progress,
+    ViewUnreadable,
+    known_messages,
+    progress_file,
+    read_polls,
+)
 from connectors.doors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
-from connectors.doors.file_bridge.queue_root import queue_root, wait_free
+from connectors.doors.file_bridge.queue_folder import FolderWatch, queue_root, wait_free
 from connectors.doors.file_bridge.records import claims_of, claims_of_ids
 from connectors.doors.file_bridge.session_carrier import CONSUMER, SessionCarrier
 from connectors.log.publisher import RecordRefused

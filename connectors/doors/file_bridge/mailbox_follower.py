@@ -22,7 +22,7 @@ from connectors.doors.file_bridge.bridge import Consumers
 from connectors.doors.file_bridge.fetched_blobs import BlobNotFetched, deliver
 from connectors.doors.file_bridge.posting_rules import BridgeRules, ask_limits
 from connectors.doors.file_bridge.put_off import PutOff
-from connectors.doors.file_bridge.queue_root import queue_root, wait_free
+from connectors.doors.file_bridge.queue_folder import queue_root, wait_free
 from connectors.doors.file_bridge.records import DOOR, line_of, may_be_of
 from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of

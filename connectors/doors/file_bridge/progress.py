@@ -1,7 +1,8 @@
-"""The stored progress of the file bridge, and the reading of new polls from the queue's audit file (FQ-16).
+"""The stored progress of the file bridge, and what it reads beside the lines: polls, and known messages.
 
 The progress file says for which consumers the bridge has carried broadcasts, and how far it has read the audit.
-Without the file it carries all of that again, and the records settle as duplicates.
+Without the file it carries all of that again, and the records settle as duplicates. The audit file has the
+polls (FQ-16). The mailbox table has the ids of old messages that the fold may no longer remember (FQ-15).
 """
 
 from __future__ import annotations
@@ -9,15 +10,22 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from connectors.doors.file_bridge.records import poll_in
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.message import MAILBOX_VIEW
+from schemas.tables.delta_files import dataset_of
+from trunkline_agent.errors import TrunklineError
 from trunkline_agent.private_files import replace_file
 from trunkline_agent.queue.session_files import AUDIT, complete_lines, open_fd
 
@@ -107,3 +115,25 @@ def read_polls(root: str, place: AuditPlace) -> PollsRead:
             if end - start > _BYTES:
                 break
         return PollsRead(found, AuditPlace(status.st_ino, end))
+
+
+class ViewUnreadable(TrunklineError):
+    """The mailbox table exists but cannot be read at present. A later attempt may succeed."""
+
+
+def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
+    """Return the recipient and the id of each message in `message_ids` that the mailbox table already has.
+
+    `realm` is a realm of mailboxes; for the bridge it is the name of a session of the queue. Mailboxes of other
+    realms do not count. The set is empty while there is no table. Raises ViewUnreadable if the table cannot be
+    read.
+    """
+    path = settings.table_path(MAILBOX_VIEW)
+    try:
+        if not DeltaTable.is_deltatable(path):
+            return set()
+        wanted = (pc.field("realm") == realm) & pc.field("message_id").isin(pa.array(message_ids, pa.string()))
+        found = dataset_of(DeltaTable(path)).to_table(filter=wanted, columns=["recipient", "message_id"])
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise ViewUnreadable(f"the mailbox view at {path} cannot be read: {error}") from error
+    return set(zip(*(found.column(name).to_pylist() for name in ("recipient", "message_id")), strict=True))

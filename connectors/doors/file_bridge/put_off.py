@@ -10,7 +10,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
-from connectors.doors.file_bridge.carried_lines import Carried
+from connectors.doors.file_bridge.held_lines import Carried
 from connectors.plumbing.network.rates import TokenBuckets
 
 log = structlog.stdlib.get_logger(__name__)

@@ -19,9 +19,13 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.doors.file_bridge.carried_lines import Carried, Consumed, Posting, Reading, Refused
 from connectors.doors.file_bridge.held_lines import (
     PREFIX,
+    Carried,
+    Consumed,
+    Posting,
+    Reading,
+    Refused,
     held_cursors,
     held_recipients,
     hold,
@@ -30,7 +34,7 @@ from connectors.doors.file_bridge.held_lines import (
 )
 from connectors.doors.file_bridge.long_bodies import NO_BLOBS, Blobs, NotUploaded, body_in
 from connectors.doors.file_bridge.posting_rules import NO_RULES, PostingRules
-from connectors.doors.file_bridge.queue_root import lock_soon
+from connectors.doors.file_bridge.queue_folder import lock_soon
 from connectors.doors.file_bridge.records import (
     is_to_everybody,
     may_be_to_everybody,

@@ -11,6 +11,7 @@ only the whole user name (`agent.<name>` or `<job id>.<tag>`) and no part of it.
 
 A paused user has a block with a `topic deny` rule for the topic on which it publishes. Mosquitto checks the
 `deny` rules of a user first, and its rules before the patterns. So the rule counts wherever it is in the file.
+`AccountPauses` knows which owners are paused now, and until when (LM-10).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import hmac
 import os
 import secrets
 import signal
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from string import Template
 from typing import Final
@@ -213,3 +215,39 @@ def _block(mqtt: MqttSettings, user: str, reads: str, writes: str, *, is_paused:
     lines = (f"user {user}", f"topic read {reads}", f"topic write {writes}", f"topic deny {as_a_job}")
     pause = (f"topic deny {writes}",) if is_paused else ()
     return "\n" + "".join(f"{line}\n" for line in (*lines, *pause))
+
+
+class AccountPauses:
+    """The pauses of the owners of accounts. Not thread-safe.
+
+    Attributes:
+        applied: the owners that were paused at the last call of `turn`.
+
+    Args:
+        clock: returns seconds and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: dict[str, float] = {}
+        self.applied: frozenset[str] = frozenset()
+
+    def pause(self, owner: str, seconds: float) -> None:
+        """Pause an owner for so many seconds from now. A shorter pause does not end a longer one."""
+        self._ends[owner] = max(self._ends.get(owner, 0.0), self._clock() + seconds)
+
+    @property
+    def has_new(self) -> bool:
+        """True if a pause has begun since the last call of `turn`."""
+        return not self._ends.keys() <= self.applied
+
+    def next_end(self, default: float) -> float:
+        """Return the time of the clock at which the first pause ends, or `default` if that is earlier."""
+        return min(default, *self._ends.values()) if self._ends else default
+
+    def turn(self) -> tuple[list[str], list[str]]:
+        """Bring `applied` up to date. Return the owners whose pauses have begun, and those whose have ended."""
+        now = self._clock()
+        self._ends = {owner: end for owner, end in self._ends.items() if end > now}
+        before, self.applied = self.applied, frozenset(self._ends)
+        return sorted(self.applied - before), sorted(before - self.applied)

@@ -25,9 +25,9 @@ from typing import Final
 
 import structlog
 
-from connectors.doors.mqtt_accounts.account_pauses import AccountPauses
 from connectors.doors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
+    AccountPauses,
     line_fits,
     password_line,
     read_lines,

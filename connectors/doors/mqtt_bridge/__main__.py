@@ -19,8 +19,6 @@ the settings, the bridge connects to each other broker that a live job names (JE
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -31,13 +29,11 @@ import structlog
 from connectors.doors.mqtt_bridge.broker_bridge import BrokerBridge
 from connectors.doors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.doors.mqtt_bridge.job_brokers import JobBrokerBridges
-from connectors.doors.mqtt_bridge.publish_counts import LoadReports, PublishCounts
+from connectors.doors.mqtt_bridge.publish_limits import LoadReports, PublishCounts
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
-from connectors.plumbing.machine.json_log import configure_json_log
+from connectors.plumbing.machine.background_service import run_program
 from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, role_mqtt
-from schemas.keys.umask import keep_files_private
-from schemas.settings.settings import Settings, SettingsError, load_settings
-from trunkline_agent.errors import TrunklineError
+from schemas.settings.settings import Settings
 
 log = structlog.stdlib.get_logger("connectors.doors.mqtt_bridge")  # __name__ is __main__ when it runs
 
@@ -91,38 +87,17 @@ class MqttBridge:
                 self._reports.join()
             self._job_brokers.join(_JOB_BROKERS_END_S)
             self._verdicts.close()
-            log.info("stopped", **self._bridge.tally.snapshot())
+            log.info("counters_at_end", **self._bridge.tally.snapshot())
 
     def _ready(self) -> None:
         if self._ready_file is not None:
             self._ready_file.touch()
 
 
-def main() -> int:
-    """Run the bridge until SIGTERM or SIGINT, and return the exit code of the process.
-
-    The code is 0 after a signal, 2 for wrong settings, and the error's own code for another error at the start.
-    The variable TRUNKLINE_READY_FILE may name a file to create when the bridge is active or on standby.
-    """
-    try:
-        settings = load_settings()
-    except SettingsError as error:
-        print(f"mqtt_bridge: {error}", file=sys.stderr)
-        return 2
-    password = settings.mqtt.password
-    configure_json_log("mqtt_bridge", [password.get_secret_value()] if password else [])
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    ready = os.environ.get("TRUNKLINE_READY_FILE")
-    try:
-        MqttBridge(settings, stop, Path(ready) if ready else None).run()
-    except (TrunklineError, SettingsError) as error:
-        log.error("refused_to_start", error=str(error))
-        return error.exit_code if isinstance(error, TrunklineError) else 2
-    return 0
+def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
+    """Run the bridge until `stop` is set; see `MqttBridge`."""
+    MqttBridge(settings, stop, ready_file).run()
 
 
 if __name__ == "__main__":
-    keep_files_private()
-    sys.exit(main())
+    sys.exit(run_program("mqtt_bridge", run))

@@ -4,6 +4,10 @@ The broker does the fencing: only one connection can have the fixed client id, a
 other. Presence only tells when to try. The active bridge publishes its presence on a retained topic at a fixed
 interval, and its Last Will reports its end. A bridge on standby takes over when the active one has ended or is
 silent. docs/explanation/decisions/0010-one-active-bridge.md describes the races.
+
+A broker hands a session over to any client that connects under its client id, whatever the client's account
+is. So the fixed id ends with digits that only programs with the key of the bridge know. It changes with the
+master key, and had no digits in earlier versions.
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ from connectors.plumbing.mqtt_link.payloads import (
     showing_interval_s,
     silence_s,
 )
-from schemas.settings.settings import MqttSettings
+from schemas.keys.record_macs import MQTT_BRIDGE, load_mac_key
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import MqttSettings, Settings
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
+from trunkline_agent.wire.mqtt_password import mqtt_client_id
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -148,3 +155,40 @@ class StandbyWatch:
                 return
             self._seen = found
             self._heard_at = time.monotonic()
+
+
+def session_ids(settings: Settings, broker: str = "") -> list[str]:
+    """Return the client id of the bridge's session, followed by its earlier ids.
+
+    A bridge that has its key from the file `mac_key_file` knows only the earliest of the earlier ids.
+
+    Args:
+        settings: the settings with the keys; `mqtt.bridge_client_id` is the first part of each id.
+        broker: the address of a job's own broker. Empty for the common broker, which may have several.
+
+    Raises:
+        SettingsError: the keys cannot be read.
+    """
+    name = settings.mqtt.bridge_client_id
+    if settings.mac_key_file is None:
+        keys = [keyring.mac_key(MQTT_BRIDGE).key for keyring in load_keyring(settings).each()]
+    else:
+        keys = [load_mac_key(settings, MQTT_BRIDGE).key]
+    return [*(mqtt_client_id(key, name, broker) for key in keys), name]
+
+
+def has_session(mqtt: MqttSettings, client_id: str) -> bool:
+    """Return whether the broker has a session under this client id. The session stays. Blocks.
+
+    Another connection with the same client id is ended. Raises BackboneUnreachable.
+    """
+    connection = MqttConnection(
+        mqtt, client_id=client_id, session_expiry_s=mqtt.session_expiry_s, manual_ack=True
+    )
+    try:
+        connection.open()
+        found = connection.session_present
+        connection.close(forget_session=not found)
+    finally:
+        connection.drop()
+    return found

@@ -16,12 +16,10 @@ from typing import Final
 
 import structlog
 
-from connectors.doors.mqtt_bridge.bridge_standby import StandbyWatch
+from connectors.doors.mqtt_bridge.bridge_standby import StandbyWatch, has_session, session_ids
 from connectors.doors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.doors.mqtt_bridge.inboxes import AgentInboxes
-from connectors.doors.mqtt_bridge.outbox_limits import OutboxLimits
-from connectors.doors.mqtt_bridge.publish_counts import PublishCounts
-from connectors.doors.mqtt_bridge.session_ids import has_session, session_ids
+from connectors.doors.mqtt_bridge.publish_limits import OutboxLimits, PublishCounts
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from connectors.plumbing.mqtt_link.payloads import showing_interval_s

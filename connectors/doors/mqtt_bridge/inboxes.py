@@ -26,8 +26,7 @@ from typing import Any, Final
 import structlog
 from paho.mqtt.reasoncodes import ReasonCode
 
-from connectors.doors.mqtt_bridge.inbox_turns import InboxTurns
-from connectors.doors.mqtt_bridge.inbox_windows import InboxWindows
+from connectors.doors.mqtt_bridge.inbox_pace import InboxTurns, InboxWindows
 from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.mqtt_link.payloads import INBOX_FIELDS

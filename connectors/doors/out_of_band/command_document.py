@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.plumbing.xml_wire.faults import XmlLimits, XmlRefused
+from connectors.plumbing.xml_wire.documents import XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import repair
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.verdicts import MALFORMED

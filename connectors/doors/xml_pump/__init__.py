@@ -12,8 +12,7 @@ The pipeline is a pure library: bytes in, values out. The pump talks to the gate
 import it.
 """
 
-from connectors.doors.xml_pump.pipeline import Pipeline
-from connectors.doors.xml_pump.text_messages import Text
+from connectors.doors.xml_pump.pipeline import Pipeline, Text
 from connectors.plumbing.xml_payloads.payload_types import payload, payload_type_of, to_xml
 
 __all__ = ["Pipeline", "Text", "payload", "payload_type_of", "to_xml"]

@@ -2,9 +2,8 @@
 
 import sys
 
-from connectors.doors.xml_pump.pump_program import main
-from schemas.keys.umask import keep_files_private
+from connectors.doors.xml_pump.pump_program import run
+from connectors.plumbing.machine.background_service import run_program
 
 if __name__ == "__main__":
-    keep_files_private()
-    sys.exit(main())
+    sys.exit(run_program("xml_pump", run))

@@ -17,9 +17,8 @@ import structlog
 
 from connectors.doors.xml_pump.handlers import HandlerContext, HistoryReader, ListenerMessage
 from connectors.doors.xml_pump.listener_table import LLM, META, ListenerTable, RunnableListener
-from connectors.doors.xml_pump.pipeline import Pipeline
+from connectors.doors.xml_pump.pipeline import TEXT_TAG, Pipeline
 from connectors.doors.xml_pump.special_listeners import answer_llm, answer_meta
-from connectors.doors.xml_pump.text_messages import TEXT_TAG
 from connectors.plumbing.xml_payloads.deliveries import (
     HANDLED,
     HUH,
@@ -31,8 +30,8 @@ from connectors.plumbing.xml_payloads.deliveries import (
     payloads_of,
 )
 from connectors.plumbing.xml_payloads.huh import HUH_NAMESPACE, HUH_TAG, huh
+from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.envelope import text_payload
-from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import canonical_bytes, repair
 from schemas.streams.mailboxes.message_text import shown_text
 

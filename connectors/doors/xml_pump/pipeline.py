@@ -8,6 +8,8 @@ The steps in order are `repair` (parse once; mend if necessary; remove comments,
 schema hints), `canonicalization` (C14N of the payload), `envelope`, `extraction`, `payload`, `value`. Nothing
 is parsed twice. `Pipeline(None)` is the system's pipeline (XP-10): it has no schema, and its value is the
 element itself.
+
+A plain text of another door is a payload `<text kind="…">`, of the class `Text`.
 """
 
 from __future__ import annotations
@@ -18,9 +20,17 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from connectors.plumbing.xml_payloads.huh import schema_fault, wrong_root
-from connectors.plumbing.xml_payloads.payload_types import PayloadType
-from connectors.plumbing.xml_wire.envelope import OpenedMessage, canonical_payload, check_envelope, content_of
-from connectors.plumbing.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlLimits
+from connectors.plumbing.xml_payloads.payload_types import ATTRIBUTE, PayloadType
+from connectors.plumbing.xml_payloads.shapes import record_of
+from connectors.plumbing.xml_wire.documents import DEFAULT_LIMITS, Faulty, XmlLimits
+from connectors.plumbing.xml_wire.envelope import (
+    TEXT_NAMESPACE,
+    OpenedMessage,
+    canonical_payload,
+    check_envelope,
+    content_of,
+    text_payload,
+)
 from connectors.plumbing.xml_wire.safe_xml import repair
 
 STEPS: Final = ("repair", "canonicalization", "envelope", "extraction", "payload", "value")
@@ -127,3 +137,58 @@ class Pipeline:
             return kind.read(element)
         except Faulty as fault:
             raise Faulty("value", fault.why, kind.example.decode(), notes) from None
+
+
+TEXT_TAG: Final = "text"
+_XSD: Final = f"""<?xml version="1.0" encoding="UTF-8"?>
+<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" targetNamespace="{TEXT_NAMESPACE}">
+  <xs:element name="{TEXT_TAG}">
+    <xs:complexType>
+      <xs:simpleContent>
+        <xs:extension base="xs:string">
+          <xs:attribute name="kind" type="xs:string" use="required"/>
+        </xs:extension>
+      </xs:simpleContent>
+    </xs:complexType>
+  </xs:element>
+</xs:schema>
+"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A plain text message. `body` is the text, and `kind` the message's type at the door that it came by."""
+
+    kind: str
+    body: str
+
+
+@dataclass(frozen=True)
+class _TextType(PayloadType):
+    """A payload type that is not derived: the kind is an attribute, and the element holds the text."""
+
+    def read(self, element: Any) -> Text:
+        return Text(element.get("kind", ""), element.text or "")
+
+    def write(self, instance: Any) -> bytes:
+        return text_payload(instance.kind, instance.body)
+
+
+_PARAMETERS: Final = {name: {"type": "string"} for name in ("kind", "body")}
+setattr(
+    Text,
+    ATTRIBUTE,
+    _TextType(
+        Text,
+        TEXT_TAG,
+        TEXT_NAMESPACE,
+        _XSD,
+        text_payload("note", "some words"),
+        {
+            "name": TEXT_TAG,
+            "description": "Say something in plain words.",
+            "input_schema": {"type": "object", "properties": _PARAMETERS, "required": [*_PARAMETERS]},
+        },
+        record_of(Text, TEXT_NAMESPACE),
+    ),
+)

@@ -23,8 +23,7 @@ import structlog
 
 from connectors.doors.xml_pump.dispatcher import Delivered, Dispatcher
 from connectors.doors.xml_pump.gateway_link import GatewayLink, Leased
-from connectors.doors.xml_pump.listener_table import ListenerTable, TableMaker
-from connectors.doors.xml_pump.llm_client import TokenRate
+from connectors.doors.xml_pump.listener_table import ListenerTable, TableMaker, TokenRate
 from connectors.doors.xml_pump.settling import BACKOFF_S, Settler
 from connectors.plumbing.xml_payloads.deliveries import NACK, Done, LeasedMessage
 from trunkline_agent.errors import BackboneUnreachable

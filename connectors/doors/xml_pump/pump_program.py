@@ -15,7 +15,6 @@ import fcntl
 import os
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,15 +28,13 @@ from connectors.doors.xml_pump.gateway_link import GatewayLink
 from connectors.doors.xml_pump.listener_table import TableMaker
 from connectors.doors.xml_pump.pump import Pump
 from connectors.doors.xml_pump.settling import Settler
-from connectors.plumbing.machine.json_log import configure_json_log
-from connectors.plumbing.xml_wire.faults import XmlLimits
-from schemas.settings.settings import Settings, SettingsError, load_settings
+from connectors.plumbing.xml_wire.documents import XmlLimits
+from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import is_name
 
 log = structlog.stdlib.get_logger("connectors.doors.xml_pump")  # __name__ may be __main__
 
-READY_FILE: Final = "TRUNKLINE_READY_FILE"
 SCHEMAS_FOLDER: Final = "listener_schemas"
 NAMES_FOLDER: Final = "xml_pump"
 _PUMPS_MOST: Final = 1000
@@ -171,7 +168,9 @@ def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
     return pump, link
 
 
-async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
+async def run_pump(
+    settings: Settings, name: str, was_stopped: threading.Event, ready_file: Path | None
+) -> None:
     """Run a pump until SIGTERM or SIGINT, with a watchdog for blocked event loops.
 
     The watchdog ends the whole process when a handler blocks the event loop beyond its time limit. At the end,
@@ -180,6 +179,7 @@ async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
     Args:
         settings: The settings of the pump and the gateway.
         name: The name of the pump, which no other running pump has.
+        was_stopped: Whether a signal has come before the event loop handled them.
         ready_file: A file to create when the listeners are loaded; None for no such file.
 
     Raises:
@@ -189,6 +189,8 @@ async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if was_stopped.is_set():
+        return
     loop.set_exception_handler(_task_failed)
     pump, link = make_pump(settings, name)
 
@@ -226,27 +228,8 @@ async def _end_strays() -> None:
         os._exit(0)
 
 
-def main() -> int:
-    """Run the pump's process until SIGTERM or SIGINT, and return its exit code.
-
-    The code is 0 after a signal, 2 for wrong settings, and another code after any other error, which is logged.
-    The variable TRUNKLINE_READY_FILE may name a file to create when the listeners are loaded.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # until the event loop handles them
-    try:
-        settings = load_settings()
-    except SettingsError as error:
-        print(f"xml_pump: {error}", file=sys.stderr)
-        return 2
-    configure_json_log("xml_pump", [])
-    ready = os.environ.get(READY_FILE)
-    try:
-        name, lock = take_name(settings.data_path / NAMES_FOLDER)
-        with lock:
-            asyncio.run(run(settings, name, Path(ready) if ready else None))
-    except (TrunklineError, SettingsError, OSError) as error:
-        log.error("ended", error=str(error))
-        return error.exit_code if isinstance(error, TrunklineError) else 1
-    log.info("stopped", pump=name)
-    return 0
+def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
+    """Run a pump under a name of its own until SIGTERM or SIGINT; see `run_pump`."""
+    name, lock = take_name(settings.data_path / NAMES_FOLDER)
+    with lock:
+        asyncio.run(run_pump(settings, name, stop, ready_file))

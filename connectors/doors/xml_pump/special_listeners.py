@@ -22,15 +22,21 @@ from typing import Any, Final
 from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.doors.xml_pump.handlers import ConversationMessage, HandlerContext, ListenerMessage
-from connectors.doors.xml_pump.listener_table import RAW_ARGUMENT, ListenerTable, RunnableListener
-from connectors.doors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
-from connectors.doors.xml_pump.text_messages import TEXT_TAG
+from connectors.doors.xml_pump.listener_table import (
+    RAW_ARGUMENT,
+    ChatMessage,
+    Completion,
+    ListenerTable,
+    RunnableListener,
+    ToolCall,
+)
+from connectors.doors.xml_pump.pipeline import TEXT_TAG
 from connectors.plumbing.xml_payloads.deliveries import Answer, AnswerFault, ListenerInfo, payloads_of
 from connectors.plumbing.xml_payloads.huh import HUH_TAG
 from connectors.plumbing.xml_payloads.payload_types import PayloadType
 from connectors.plumbing.xml_payloads.shapes import Record
+from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.envelope import TEXT_NAMESPACE, text_payload
-from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import canonical_bytes, repair
 from schemas.streams.principal.principals import OPERATOR
 

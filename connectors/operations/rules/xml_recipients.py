@@ -7,7 +7,7 @@ from typing import Final
 
 from connectors.hub.services.hub import Hub
 from connectors.operations.rules.hub_policy import is_known_recipient
-from connectors.plumbing.xml_wire.faults import Faulty
+from connectors.plumbing.xml_wire.documents import Faulty
 from schemas.streams.control.organism import ListenerRow
 
 ROUTING: Final = "routing"

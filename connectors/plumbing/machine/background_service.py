@@ -1,12 +1,25 @@
-"""The interface and the base class of the gateway's background services, which follow its live view."""
+"""The bases of the gateway's background services, which follow its live view, and of programs beside it."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
+import structlog
+
+from connectors.plumbing.machine.json_log import configure_json_log
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import Settings, SettingsError, load_settings
+from trunkline_agent.errors import TrunklineError
+
+log = structlog.stdlib.get_logger(__name__)
 
 
 class BackgroundService(Protocol):
@@ -81,3 +94,37 @@ class ThreadedService:
 
     def _run(self) -> None:
         raise NotImplementedError
+
+
+def run_program(name: str, run: Callable[[Settings, threading.Event, Path | None], None]) -> int:
+    """Run a program of the stack until SIGTERM or SIGINT, and return the exit code of its process.
+
+    The code is 0 after a signal, 2 for wrong settings, and 1 for files that cannot be used. For a
+    TrunklineError, which is logged, it is the error's own. The files of the program are private.
+
+    Args:
+        name: The name of the program in its log.
+        run: Runs the program with the settings until the event is set. The path, from the variable
+            TRUNKLINE_READY_FILE, is that of a file to create when the program is ready; None: there is none.
+    """
+    keep_files_private()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    password = settings.mqtt.password
+    configure_json_log(name, [password.get_secret_value()] if password else [])
+    ready = os.environ.get("TRUNKLINE_READY_FILE")
+    try:
+        run(settings, stop, Path(ready) if ready else None)
+    except (TrunklineError, SettingsError, OSError) as error:
+        log.error("refused_to_start", program=name, error=str(error))
+        if isinstance(error, TrunklineError):
+            return error.exit_code
+        return 2 if isinstance(error, SettingsError) else 1
+    log.info("stopped", program=name)
+    return 0

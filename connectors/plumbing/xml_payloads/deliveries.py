@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 import orjson
 
+from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_answer
-from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.control.organism import CONCURRENCY, TIMEOUT_MS
 from trunkline_agent.wire.ids import is_name
 

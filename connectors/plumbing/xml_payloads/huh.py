@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from connectors.plumbing.xml_payloads.payload_types import PayloadType, payload, to_xml
-from connectors.plumbing.xml_wire.faults import Faulty, quoted
+from connectors.plumbing.xml_wire.documents import Faulty, quoted
 from connectors.plumbing.xml_wire.mending import NOT_XML, REPLACEMENT
 
 HUH_TAG: Final = "huh"

@@ -29,7 +29,7 @@ from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.plumbing.xml_payloads.shapes import Record, Slot, record_of
 from connectors.plumbing.xml_payloads.xsd import derived_example, derived_tool_description, derived_xsd
-from connectors.plumbing.xml_wire.faults import Faulty, quoted
+from connectors.plumbing.xml_wire.documents import Faulty, quoted
 from trunkline_agent.private_files import make_first
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import is_name

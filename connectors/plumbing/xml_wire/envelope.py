@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.plumbing.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlLimits, XmlRefused, quoted
+from connectors.plumbing.xml_wire.documents import DEFAULT_LIMITS, Faulty, XmlLimits, XmlRefused, quoted
 from connectors.plumbing.xml_wire.mending import NOT_XML, REPLACEMENT
 from connectors.plumbing.xml_wire.safe_xml import repair, repair_answer
 from trunkline_agent.wire.ids import is_name

@@ -18,8 +18,7 @@ from xml.sax.saxutils import escape
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.plumbing.xml_wire.faults import XmlRefused, quoted
-from connectors.plumbing.xml_wire.tokens import Kind, Token, broken_pieces
+from connectors.plumbing.xml_wire.documents import Kind, Token, XmlRefused, broken_pieces, quoted
 
 NOTES_LIMIT: Final = 20
 NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

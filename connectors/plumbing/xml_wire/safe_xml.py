@@ -19,9 +19,8 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.plumbing.xml_wire.faults import DEFAULT_LIMITS, XmlLimits, XmlRefused, quoted
+from connectors.plumbing.xml_wire.documents import DEFAULT_LIMITS, Kind, XmlLimits, XmlRefused, quoted, tokens
 from connectors.plumbing.xml_wire.mending import Mended, mended, proven_notes
-from connectors.plumbing.xml_wire.tokens import Kind, tokens
 from trunkline_agent.xml.envelope import canonical_bytes
 
 __all__ = ["Repaired", "canonical_bytes", "guarded", "repair", "repair_answer", "tidied"]

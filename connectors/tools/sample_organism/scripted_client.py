@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
-from connectors.doors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
+from connectors.doors.xml_pump.listener_table import ChatMessage, Completion, ToolCall
 from connectors.tools.sample_organism.payloads import NAMESPACE
 
 _CALCULATOR: Final = "calculator"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.cli.organism.console_lines import Known, document_of, shown_xml
+from connectors.plumbing.xml_wire.documents import DEFAULT_LIMITS, Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_document
-from connectors.plumbing.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlRefused
 from trunkline_agent.errors import UsageError
 
 THREAD = "0b8e3c0e-7f64-4c58-9d4e-0c9b8d1f2a3b"

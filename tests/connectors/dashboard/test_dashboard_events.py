@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from connectors.doors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
-from connectors.doors.dashboard.past_records_reader import job_history, records_between, rejected_before
+from connectors.doors.dashboard.past_records import job_history, records_between, rejected_before
 from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import job_secret_purpose
 from schemas.streams.job.job_registry import JobRegistration

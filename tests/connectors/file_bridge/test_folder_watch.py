@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.doors.file_bridge.folder_watch import FolderWatch
+from connectors.doors.file_bridge.queue_folder import FolderWatch
 
 pytestmark = pytest.mark.requirement("FQ-15")
 LONG_S = 5.0

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from connectors.doors.file_bridge.carried_lines import Carried
-from connectors.doors.file_bridge.held_lines import NotHeld
+from connectors.doors.file_bridge.held_lines import Carried, NotHeld
 from connectors.doors.file_bridge.posting_rules import (
     NO_RULES,
     NO_VERDICT,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.doors.dashboard.past_records_reader import records_between
+from connectors.doors.dashboard.past_records import records_between
 from connectors.hub.live import verdict_reader
 from connectors.log.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
 from schemas.settings.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.programs.local_stack import LocalStack, child_process
 from connectors.programs.local_stack.broker_plans import java_property
 from connectors.programs.local_stack.part import child_environment

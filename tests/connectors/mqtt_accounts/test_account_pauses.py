@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from connectors.doors.mqtt_accounts.account_pauses import AccountPauses
-from connectors.doors.mqtt_accounts.mosquitto_files import ACL
+from connectors.doors.mqtt_accounts.mosquitto_files import ACL, AccountPauses
 from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from connectors.doors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
 from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.doors.mqtt_bridge.session_ids import has_session
+from connectors.doors.mqtt_bridge.bridge_standby import has_session
 from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, OPERATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
 from schemas.keys.sealing import mqtt_agent_secret_purpose

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from connectors.doors.mqtt_bridge.session_ids import has_session, session_ids
+from connectors.doors.mqtt_bridge.bridge_standby import has_session, session_ids
 from connectors.plumbing.tls_keys.master_keys import rotate
 from schemas.settings.settings import MqttSettings
 from tests.broker_processes import wait_until, with_mqtt

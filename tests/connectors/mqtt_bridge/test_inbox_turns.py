@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.doors.mqtt_bridge.inbox_turns import InboxTurns
+from connectors.doors.mqtt_bridge.inbox_pace import InboxTurns
 
 pytestmark = pytest.mark.requirement("JE-26")
 

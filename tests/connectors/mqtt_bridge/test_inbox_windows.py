@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.doors.mqtt_bridge.inbox_windows import BYTES_MOST, LONGEST_S, MESSAGES_MOST, InboxWindows
+from connectors.doors.mqtt_bridge.inbox_pace import BYTES_MOST, LONGEST_S, MESSAGES_MOST, InboxWindows
 
 pytestmark = pytest.mark.requirement("DL-33")
 

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from connectors.doors.mqtt_bridge.outbox_limits import OutboxLimits
+from connectors.doors.mqtt_bridge.publish_limits import OutboxLimits
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream, _Line
 from schemas.settings.settings import Settings
 from schemas.wire.partitions import Position

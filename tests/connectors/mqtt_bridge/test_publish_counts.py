@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.doors.mqtt_bridge.publish_counts import PublishCounts
+from connectors.doors.mqtt_bridge.publish_limits import PublishCounts
 
 pytestmark = pytest.mark.requirement("LM-10")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from connectors.doors.xml_pump import payload, to_xml
 from connectors.doors.xml_pump.handlers import HandlerContext, ListenerMessage, handles
-from connectors.doors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
+from connectors.doors.xml_pump.listener_table import ChatMessage, Completion, ToolCall
 
 FOLDER_VARIABLE = "PUMP_TEST_FOLDER"
 SPACE = "urn:example:pump:1"

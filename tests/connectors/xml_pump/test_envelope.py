@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from connectors.plumbing.xml_wire.documents import QUOTED_CHARACTERS, Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_answer, open_document, text_payload, wrapped
-from connectors.plumbing.xml_wire.faults import QUOTED_CHARACTERS, Faulty, XmlLimits, XmlRefused
 from tests.connectors.xml_pump.pump_payloads import GOOD, HEAD, SPACE, THREAD, calculate, enveloped
 
 CANONICAL = calculate().encode()

@@ -13,13 +13,19 @@ import pytest
 from connectors.doors.xml_pump import payload
 from connectors.doors.xml_pump.dispatcher import Dispatcher
 from connectors.doors.xml_pump.handlers import ConversationMessage, HandlerError, handles
-from connectors.doors.xml_pump.listener_table import TableMaker
-from connectors.doors.xml_pump.llm_client import ChatMessage, Completion, TokenRate, ToolCall, client_of
+from connectors.doors.xml_pump.listener_table import (
+    ChatMessage,
+    Completion,
+    TableMaker,
+    TokenRate,
+    ToolCall,
+    client_of,
+)
 from connectors.doors.xml_pump.pipeline import Pipeline
 from connectors.doors.xml_pump.special_listeners import arguments_as_xml, conversation
 from connectors.plumbing.xml_payloads.deliveries import Done, leased_from, listener_from
 from connectors.plumbing.xml_payloads.payload_types import payload_type_of
-from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits
+from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits
 from connectors.tools.sample_organism.payloads import NAMESPACE
 
 SPACE = "urn:example:llm:1"

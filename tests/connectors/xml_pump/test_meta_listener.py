@@ -9,7 +9,7 @@ import pytest
 from connectors.doors.xml_pump.handlers import ListenerMessage
 from connectors.doors.xml_pump.special_listeners import META_NAMESPACE, answer_meta
 from connectors.plumbing.xml_payloads.deliveries import ListenerInfo, listener_from
-from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits
+from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits
 
 LIST, DESCRIBE = "<list/>", '<describe listener="calculator"/>'
 

@@ -15,7 +15,7 @@ from lxml import etree
 
 from connectors.doors.xml_pump import Pipeline, payload, payload_type_of, to_xml
 from connectors.plumbing.xml_payloads.payload_types import from_element
-from connectors.plumbing.xml_wire.faults import Faulty
+from connectors.plumbing.xml_wire.documents import Faulty
 from connectors.plumbing.xml_wire.safe_xml import canonical_bytes
 from tests.connectors.xml_pump.pump_payloads import Calculate, Colour, EveryKind, Part
 

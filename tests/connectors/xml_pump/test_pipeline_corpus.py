@@ -9,8 +9,8 @@ import pytest
 
 from connectors.doors.xml_pump import Pipeline, payload_type_of, to_xml
 from connectors.plumbing.xml_payloads.huh import Huh, huh
+from connectors.plumbing.xml_wire.documents import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_document, wrapped
-from connectors.plumbing.xml_wire.faults import Faulty, XmlRefused
 from tests.connectors.xml_pump.document_corpus import GOOD_DOCUMENTS, REPAIRABLE_DOCUMENTS, Case, Outcome
 from tests.connectors.xml_pump.faulty_corpus import CANARY, FAULTY_DOCUMENTS
 from tests.connectors.xml_pump.pump_payloads import Calculate

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from connectors.doors.xml_pump import Pipeline, payload_type_of
 from connectors.plumbing.xml_payloads.huh import huh
+from connectors.plumbing.xml_wire.documents import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_answer, text_payload, wrapped
-from connectors.plumbing.xml_wire.faults import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import canonical_bytes, repair
 from tests.connectors.xml_pump.hostile_documents import DOCUMENTS
 from tests.connectors.xml_pump.pump_payloads import Calculate, calculate, enveloped

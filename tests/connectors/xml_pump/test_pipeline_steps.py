@@ -11,8 +11,8 @@ import pytest
 from connectors.doors.xml_pump import Pipeline, payload, payload_type_of, to_xml
 from connectors.plumbing.xml_payloads.huh import Huh, huh
 from connectors.plumbing.xml_payloads.payload_types import cached_schema
+from connectors.plumbing.xml_wire.documents import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_document, text_payload
-from connectors.plumbing.xml_wire.faults import Faulty, XmlRefused
 from tests.connectors.xml_pump.pump_payloads import GOOD, SPACE, Calculate, calculate, enveloped
 
 KIND = payload_type_of(Calculate)

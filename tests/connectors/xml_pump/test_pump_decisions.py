@@ -20,7 +20,7 @@ from connectors.doors.xml_pump.listener_table import TableMaker
 from connectors.doors.xml_pump.pump import Pump
 from connectors.doors.xml_pump.settling import Settler
 from connectors.plumbing.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
-from connectors.plumbing.xml_wire.faults import XmlLimits
+from connectors.plumbing.xml_wire.documents import XmlLimits
 from trunkline_agent.errors import BackboneUnreachable
 
 SPACE = "urn:example:decisions:1"

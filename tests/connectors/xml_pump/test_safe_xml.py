@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from connectors.plumbing.xml_wire.faults import XmlRefused
+from connectors.plumbing.xml_wire.documents import XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import canonical_bytes, repair
 from tests.programs import run_program
 
@@ -100,7 +100,7 @@ def test_a_document_that_is_not_worth_it_is_not_repaired() -> None:
 # In a process of its own: it would wait for ever if it opened the pipe.
 _SHOWN = """
 import sys
-from connectors.plumbing.xml_wire.faults import Faulty, XmlRefused
+from connectors.plumbing.xml_wire.documents import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_answer
 from tests.connectors.xml_pump.test_pipeline_corpus import CORPUS, PIPELINE
 opened = []

@@ -15,7 +15,7 @@ from connectors.doors.xml_pump.dispatcher import Dispatcher
 from connectors.doors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
 from connectors.doors.xml_pump.listener_table import TableMaker
 from connectors.plumbing.xml_payloads.deliveries import Done, leased_from, listener_from
-from connectors.plumbing.xml_wire.faults import XmlLimits
+from connectors.plumbing.xml_wire.documents import XmlLimits
 
 SPACE = "urn:example:texts:1"
 

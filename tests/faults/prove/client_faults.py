@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.doors.mqtt_bridge.session_ids import has_session, session_ids
+from connectors.doors.mqtt_bridge.bridge_standby import has_session, session_ids
 from schemas.settings.settings import PROJECT_ROOT, MqttSettings, Settings
 from tests.broker_processes import program_environment
 from tests.failing_outputs import ASCII_LOCALE, TIMEOUT_S, run_with_failing_output

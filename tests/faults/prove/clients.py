@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages

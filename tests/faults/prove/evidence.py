@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pyarrow as pa
 
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.hub.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from connectors.doors.file_bridge.queue_root import queue_root
+from connectors.doors.file_bridge.queue_folder import queue_root
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader

@@ -15,7 +15,7 @@ from connectors.hub.services.conversations import Place, child_thread, thread_of
 from connectors.hub.services.hub import Hub
 from connectors.operations.rules.xml_recipients import recipients_of
 from connectors.plumbing.xml_payloads.huh import HUH_TAG, huh
-from connectors.plumbing.xml_wire.faults import Faulty
+from connectors.plumbing.xml_wire.documents import Faulty
 from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow, verified_message
 from schemas.streams.principal.principals import SYSTEM

@@ -33,8 +33,8 @@ from connectors.operations.rules.queue_room import check_room
 from connectors.operations.rules.xml_recipients import ROUTING, recipients_of
 from connectors.plumbing.network.rates import TokenBuckets
 from connectors.plumbing.xml_payloads.huh import huh
+from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits, XmlRefused
 from connectors.plumbing.xml_wire.envelope import OpenedMessage, open_document
-from connectors.plumbing.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.mailboxes.mailbox_postings import CLOSED
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
