@@ -94,6 +94,7 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
             stop.set()
             verdicts.close()
             follower.join(_STOP_S)
+    log.info("stopped")
 
 
 if __name__ == "__main__":

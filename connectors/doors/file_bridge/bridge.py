@@ -18,7 +18,7 @@ from typing import Any, Final
 import structlog
 
 from connectors.doors.file_bridge.held_lines import PREFIX as HELD_PREFIX
-from connectors.doors.file_bridge.long_bodies import Blobs
+from connectors.doors.file_bridge.long_bodies import GatewayBlobs
 from connectors.doors.file_bridge.posting_rules import BridgeRules
 from connectors.doors.file_bridge.progress import (
     PollsRead,
@@ -34,6 +34,7 @@ from connectors.doors.file_bridge.records import claims_of, claims_of_ids
 from connectors.doors.file_bridge.session_carrier import CONSUMER, SessionCarrier
 from connectors.log.publisher import RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
+from connectors.plumbing.network.rates import Backoff
 from schemas.keys.record_macs import FILE_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import DEFAULT_REALM
@@ -47,7 +48,7 @@ from trunkline_agent.queue.session_files import SessionFolder
 
 log = structlog.stdlib.get_logger(__name__)
 
-_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+_BACKOFF_MOST_S: Final = 2.0
 _ACK_GRACE_S: Final = 5.0
 # Polls that wait for their session, and claims that are appended at once.
 _HELD: Final = 1000
@@ -101,7 +102,7 @@ class FileBridge:
         stop: threading.Event,
         consumers: Consumers,
         rules: BridgeRules,
-        blobs: Blobs,
+        blobs: GatewayBlobs,
         agents: Callable[[], frozenset[str] | None] = frozenset,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -134,7 +135,7 @@ class FileBridge:
         While Kafka or a file is unavailable, it logs that and tries again. Raises TrunklineError when the topic
         does not match the settings.
         """
-        failures = 0
+        backoff = Backoff(most_s=_BACKOFF_MOST_S)
         # Without limits and verdicts the bridge would post more than a mailbox may have.
         until = time.monotonic() + _RULES_S
         while not self._rules.is_complete and time.monotonic() < until and not self._stop.wait(_RULES_TICK_S):
@@ -143,14 +144,13 @@ class FileBridge:
             while not self._stop.is_set():
                 try:
                     is_all = self.look()
-                    failures = 0
+                    backoff.reset()
                     if is_all:
                         self._ready()
                         self._watch.wait()
                 except (BackboneUnreachable, OSError) as error:
                     log.warning("waits", why=str(error))
-                    self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
-                    failures += 1
+                    self._stop.wait(backoff.next_s())
         finally:
             self._watch.close()
             self._publisher.close()

@@ -15,12 +15,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from connectors.doors.file_bridge.posting_rules import NO_GATEWAY
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE
@@ -69,34 +70,7 @@ class Body(NamedTuple):
         return 0 if self.blob is None else self.blob.bytes
 
 
-class Blobs(Protocol):
-    """The blobs of a gateway, as the carrier of a session uses them."""
-
-    record_most: int
-    """The longest value of a record, in bytes. The longer bodies become blobs."""
-
-    blob_most: int
-    """The longest blob, in bytes."""
-
-    def upload(self, parts: Parts) -> BlobReference:
-        """Store a text as a blob, and return the reference to it.
-
-        Raises NotUploaded, ValueError for a content that is not UTF-8, and OSError if it cannot be read.
-        """
-
-
-class _NoBlobs:
-    record_most = BODY_LIMIT * _ESCAPED_MOST + _FIELDS_BYTES
-    blob_most = 0
-
-    def upload(self, parts: Parts) -> BlobReference:
-        raise NotUploaded(NO_GATEWAY)
-
-
-NO_BLOBS: Final[Blobs] = _NoBlobs()
-
-
-def body_in(folder: SessionFolder, message: dict[str, Any], blobs: Blobs) -> Body:
+def body_in(folder: SessionFolder, message: dict[str, Any], blobs: GatewayBlobs) -> Body:
     """Return the body of a message of the queue; a body that is too long for a record becomes a blob.
 
     A body that is too long for a blob, too, is returned as text. The same line always gives the same result,
@@ -122,7 +96,7 @@ def body_in(folder: SessionFolder, message: dict[str, Any], blobs: Blobs) -> Bod
     return Body("", len(content), blobs.upload(lambda: _pieces(content)))
 
 
-def _blob_of_file(folder: SessionFolder, side_file: str, blobs: Blobs) -> Body | None:
+def _blob_of_file(folder: SessionFolder, side_file: str, blobs: GatewayBlobs) -> Body | None:
     """Upload a long side-file without reading it as a whole; None if it is not long, or not to be read."""
     try:
         fd = folder.open_file(side_file, BODIES)
@@ -165,6 +139,10 @@ class GatewayBlobs:
     Args:
         settings: The settings of the gateway and the limits.
         is_up: Returns whether the gateway can be reached. While it cannot, nothing is tried.
+
+    Attributes:
+        record_most: The longest value of a record, in bytes. The longer bodies become blobs.
+        blob_most: The longest blob, in bytes.
     """
 
     def __init__(self, settings: Settings, is_up: Callable[[], bool]) -> None:
@@ -174,10 +152,13 @@ class GatewayBlobs:
         self.blob_most = settings.limits.blob_bytes
         self._known: OrderedDict[str, float] = OrderedDict()
         self._not_before = 0.0
-        self._said: str | None = None
+        self._pauses = Backoff(_PAUSE_S, _PAUSE_S)
 
     def upload(self, parts: Parts) -> BlobReference:
-        """Store a text as a blob, and return the reference to it; see `Blobs.upload`."""
+        """Store a text as a blob, and return the reference to it.
+
+        Raises NotUploaded, ValueError for a content that is not UTF-8, and OSError if it cannot be read.
+        """
         reference = _reference_to(parts())
         if self._known.get(reference.digest, 0.0) > time.monotonic():
             return reference
@@ -186,9 +167,10 @@ class GatewayBlobs:
         try:
             self._put(reference, parts())
         except TrunklineError as error:
-            self._fail(str(error))
+            self._not_before = time.monotonic() + self._pauses.next_s()
+            if self._pauses.is_to_log(str(error)):
+                log.warning("blob_not_uploaded", why=str(error))
             raise NotUploaded(NO_GATEWAY) from error
-        self._said = None
         return reference
 
     def _put(self, reference: BlobReference, parts: Iterator[bytes]) -> None:
@@ -209,12 +191,6 @@ class GatewayBlobs:
         self._known.move_to_end(reference.digest)
         if len(self._known) > _KNOWN_MOST:
             self._known.popitem(last=False)
-
-    def _fail(self, why: str) -> None:
-        self._not_before = time.monotonic() + _PAUSE_S
-        if why != self._said:
-            self._said = why
-            log.warning("blob_not_uploaded", why=why)
 
 
 def _reference_to(parts: Iterator[bytes]) -> BlobReference:

@@ -11,13 +11,14 @@ limits of their own stay in the file, because those count without a gateway, too
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from connectors.hub.reactor.limits_of_principals import Limits, limits_of
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from connectors.plumbing.network.rates import TokenBuckets
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
@@ -31,47 +32,6 @@ NO_VERDICT: Final = "no_verdict"
 NO_GATEWAY: Final = "no_gateway"
 # A posting waits so long for its verdict.
 VERDICT_WAIT_S: Final = 10.0
-
-
-class Verdicts(Protocol):
-    """A source of verdicts, such as `VerdictStream`."""
-
-    @property
-    def up(self) -> bool:
-        """True if verdicts arrive now."""
-
-    def ask(self, position: Position, answer: Callable[[str | None, str | None], None]) -> None:
-        """Call `answer(verdict, reason)` once; with None if no verdict arrives in time."""
-
-
-class PostingRules(Protocol):
-    """The limits of mailboxes and senders, as the carrier of a session asks for them."""
-
-    def limits(self, recipient: str) -> Mapping[str, int | None]:
-        """Return the limits of a mailbox as fields of the class `Message`; empty for no limits."""
-
-    def refusal(self, session: str, recipient: str, sender: str, body_bytes: int) -> str | None:
-        """Count a posting and return None, or return the reason why it must wait.
-
-        `body_bytes` is the length of its body in UTF-8.
-        """
-
-    def takes_blobs(self, session: str, recipient: str) -> bool:
-        """Return whether a recipient can fetch blobs. A listener of the XML pump cannot."""
-
-
-class _NoRules:
-    def limits(self, recipient: str) -> Mapping[str, int | None]:
-        return {}
-
-    def refusal(self, session: str, recipient: str, sender: str, body_bytes: int) -> str | None:
-        return None
-
-    def takes_blobs(self, session: str, recipient: str) -> bool:
-        return True
-
-
-NO_RULES: Final[PostingRules] = _NoRules()
 
 
 class KnownLimits:
@@ -130,7 +90,7 @@ class BridgeRules:
         verdicts: The gateway's verdicts on postings of the files.
     """
 
-    def __init__(self, verdicts: Verdicts) -> None:
+    def __init__(self, verdicts: VerdictStream) -> None:
         self.known: KnownLimits | None = None
         self.own_before: Collection[str] = ()
         """The mailboxes of the realm `default` with limits of their own, while the gateway has not answered."""
@@ -177,7 +137,10 @@ class BridgeRules:
         return found
 
     def limits(self, recipient: str) -> Mapping[str, int | None]:
-        """Return the limits of a mailbox as fields of `Message`; empty while no verdicts arrive."""
+        """Return the limits of a mailbox as fields of `Message`.
+
+        They are empty for no limits, and while no verdicts arrive.
+        """
         if self.known is None or not self._sees_verdicts:
             return {}
         return self.known.of(recipient).of_mailbox
@@ -187,7 +150,10 @@ class BridgeRules:
         return session != DEFAULT_REALM or self.known is None or recipient not in self.known.listeners
 
     def refusal(self, session: str, recipient: str, sender: str, body_bytes: int) -> str | None:
-        """Count a posting among those of its sender, or return the reason why it must wait."""
+        """Count a posting among those of its sender and return None, or the reason why it must wait.
+
+        `body_bytes` is the length of its body in UTF-8.
+        """
         if session == DEFAULT_REALM and recipient in self.own_mailboxes and not self._sees_verdicts:
             return NO_VERDICT
         if self.known is None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
 from connectors.doors.file_bridge.held_lines import Carried
-from connectors.plumbing.network.rates import TokenBuckets
+from connectors.plumbing.network.rates import Backoff, TokenBuckets
 
 log = structlog.stdlib.get_logger(__name__)
 
-# The pauses before a session or a reader that failed is tried again.
-_PUT_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+# The pauses before a session or a reader that failed is tried again: the first, and the longest.
+_PUT_OFF_S: Final = (0.5, 5.0)
 # A lock that another program has, or a file that it replaces, makes an attempt fail or two.
 _STUCK: Final = 3
 # The pauses before a mailbox that took no more is tried again, with one line at first.
@@ -33,6 +33,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class _Failing:
+    pauses: Backoff = field(default_factory=lambda: Backoff(*_PUT_OFF_S))
     until: float = -math.inf
     failures: int = 0
     why: str | None = None
@@ -59,7 +60,7 @@ class PutOff(Generic[Key]):
         Failures in a row make the pause longer, up to five seconds.
         """
         found = self._failing.setdefault(key, _Failing())
-        found.until = time.monotonic() + _PUT_OFF_S[min(found.failures, len(_PUT_OFF_S) - 1)]
+        found.until = time.monotonic() + found.pauses.next_s()
         found.failures += 1
         why = str(error)
         if found.why != why:

@@ -32,8 +32,8 @@ from connectors.doors.file_bridge.held_lines import (
     move_held,
     places_of,
 )
-from connectors.doors.file_bridge.long_bodies import NO_BLOBS, Blobs, NotUploaded, body_in
-from connectors.doors.file_bridge.posting_rules import NO_RULES, PostingRules
+from connectors.doors.file_bridge.long_bodies import GatewayBlobs, NotUploaded, body_in
+from connectors.doors.file_bridge.posting_rules import BridgeRules
 from connectors.doors.file_bridge.queue_folder import lock_soon
 from connectors.doors.file_bridge.records import (
     is_to_everybody,
@@ -93,8 +93,8 @@ class SessionCarrier:
         carry: Carry,
         known: Known,
         stop: threading.Event,
-        rules: PostingRules = NO_RULES,
-        blobs: Blobs = NO_BLOBS,
+        rules: BridgeRules,
+        blobs: GatewayBlobs,
     ) -> None:
         self._root = root
         self._session = session

@@ -87,7 +87,7 @@ class MqttBridge:
                 self._reports.join()
             self._job_brokers.join(_JOB_BROKERS_END_S)
             self._verdicts.close()
-            log.info("counters_at_end", **self._bridge.tally.snapshot())
+            log.info("stopped", **self._bridge.tally.snapshot())
 
     def _ready(self) -> None:
         if self._ready_file is not None:

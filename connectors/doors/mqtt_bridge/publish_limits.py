@@ -24,7 +24,7 @@ import structlog
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.mqtt_link.payloads import read_payload
-from connectors.plumbing.network.rates import FewRefusals, TokenBuckets
+from connectors.plumbing.network.rates import Backoff, FewRefusals, TokenBuckets
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
@@ -226,7 +226,7 @@ class LoadReports:
         self._settings = settings
         self._stop = stop
         self._counts = counts
-        self._complaint = ""
+        self._pauses = Backoff(_AGAIN_S)
         self._thread = threading.Thread(target=self._run, name="mqtt-load", daemon=True)
 
     def start(self) -> None:
@@ -242,7 +242,8 @@ class LoadReports:
             try:
                 self._report_all()
             except (TrunklineError, SettingsError) as error:
-                self._complain(str(error))
+                if self._pauses.is_to_log(str(error)):
+                    log.warning("load_not_reported", why=str(error))
             except Exception:
                 log.exception("load_reports_failed")
             self._stop.wait(_AGAIN_S)
@@ -255,12 +256,5 @@ class LoadReports:
                 if report is None:
                     continue
                 paused = hub.run(post_json(path_of("mqtt-load"), report, retries=_ONE_ATTEMPT))
-                self._complaint = ""
                 if any(paused.values()):
                     log.warning("publishing_paused", **paused)
-
-    def _complain(self, why: str) -> None:
-        """Log why a report failed, once and not in each round."""
-        if why != self._complaint:
-            self._complaint = why
-            log.warning("load_not_reported", why=why)

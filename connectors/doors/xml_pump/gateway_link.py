@@ -22,6 +22,7 @@ import orjson
 from connectors.doors.xml_pump.handlers import ConversationMessage
 from connectors.plumbing.gateway_client.gateway_tls import explained, trust
 from connectors.plumbing.gateway_client.operator_token import read_token
+from connectors.plumbing.network.rates import Backoff
 from connectors.plumbing.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
@@ -168,7 +169,8 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[HttpAnswer, bool]:
 _PUMP: Final = "/api/hub/pump"
 _LISTENERS: Final = "/api/hub/listeners"
 _MARGIN_S: Final = 20.0
-_AWAY_S: Final = (0.1, 2.0)
+# The pauses while the gateway is away: the first, and the longest.
+AWAY_S: Final = (0.1, 2.0)
 _AWAY: Final = frozenset({408, 429, 502, 503, 504})
 
 
@@ -284,15 +286,14 @@ class GatewayLink:
         the handler's time limit.
         """
         asked = {"listener": listener, "thread": thread, "limit": limit}
-        wait_s = _AWAY_S[0]
+        backoff = Backoff(*AWAY_S)
         while True:
             try:
                 answer = await self._ask(f"{_PUMP}/history", asked)
                 return msgspec.convert(answer["messages"], list[ConversationMessage])
             except BackboneUnreachable:
                 # The handler has time, and no other way to read the conversation.
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, _AWAY_S[1])
+                await asyncio.sleep(backoff.next_s())
 
     def close(self) -> None:
         """Close the connections to the gateway. Call this when no request is open."""

@@ -22,9 +22,10 @@ from typing import Final, TypeVar
 import structlog
 
 from connectors.doors.xml_pump.dispatcher import Delivered, Dispatcher
-from connectors.doors.xml_pump.gateway_link import GatewayLink, Leased
+from connectors.doors.xml_pump.gateway_link import AWAY_S, GatewayLink, Leased
 from connectors.doors.xml_pump.listener_table import ListenerTable, TableMaker, TokenRate
-from connectors.doors.xml_pump.settling import BACKOFF_S, Settler
+from connectors.doors.xml_pump.settling import Settler
+from connectors.plumbing.network.rates import Backoff
 from connectors.plumbing.xml_payloads.deliveries import NACK, Done, LeasedMessage
 from trunkline_agent.errors import BackboneUnreachable
 
@@ -99,7 +100,7 @@ class Pump:
         self._redelivered = 0
         self._redelivered_turn_at = 0.0
         self._ask_at = 0.0
-        self._away_s = 0.0
+        self._away = Backoff(*AWAY_S)
         self._vain_s = 0.0
         self._strays = 0
 
@@ -319,12 +320,12 @@ class Pump:
         while not self._stopping:
             try:
                 found = await ask()
-                self._away_s = 0.0
+                self._away.reset()
                 return found
             except BackboneUnreachable as error:
-                self._away_s = min(max(self._away_s * 2, BACKOFF_S[0]), BACKOFF_S[1])
-                log.warning("gateway_away", what=what, why=str(error), wait_s=self._away_s)
-                await self._pause(self._away_s)
+                wait_s = self._away.next_s()
+                log.warning("gateway_away", what=what, why=str(error), wait_s=wait_s)
+                await self._pause(wait_s)
             if once:
                 break
         return None

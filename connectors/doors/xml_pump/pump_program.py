@@ -233,3 +233,4 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
     name, lock = take_name(settings.data_path / NAMES_FOLDER)
     with lock:
         asyncio.run(run_pump(settings, name, stop, ready_file))
+    log.info("stopped", pump=name)

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
-from connectors.doors.xml_pump.gateway_link import GatewayLink, NotTaken
+from connectors.doors.xml_pump.gateway_link import AWAY_S, GatewayLink, NotTaken
+from connectors.plumbing.network.rates import Backoff
 from connectors.plumbing.xml_payloads.deliveries import HUH, NACK, Answer, Done
 from connectors.plumbing.xml_payloads.huh import HUH_NAMESPACE, huh
 from trunkline_agent.errors import BackboneUnreachable, Refused
@@ -25,7 +26,6 @@ log = structlog.stdlib.get_logger(__name__)
 _GATHER_S: Final = 0.002
 _IN_FLIGHT: Final = 4
 _ITEMS: Final = 100
-BACKOFF_S: Final = (0.1, 2.0)
 _SETTLED: Final = ("accepted", "duplicate")
 # Errors of reading an answer that has another form than agreed.
 _UNREADABLE: Final = (AttributeError, KeyError, TypeError)
@@ -105,7 +105,7 @@ class Settler:
         return batch
 
     async def _report(self, batch: Sequence[_Item]) -> None:
-        request_id, wait_s = uuid.uuid4().hex, BACKOFF_S[0]
+        request_id, backoff = uuid.uuid4().hex, Backoff(*AWAY_S)
         while True:
             try:
                 results = await self._link.settle(self._pump, [item.body for item in batch], request_id)
@@ -113,9 +113,9 @@ class Settler:
                 break
             except (BackboneUnreachable, Refused, *_UNREADABLE) as error:
                 why = "its answer cannot be read" if isinstance(error, _UNREADABLE) else str(error)
+                wait_s = backoff.next_s()
                 log.warning("gateway_away", what="settle", messages=len(batch), why=why, wait_s=wait_s)
                 await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, BACKOFF_S[1])
             except Exception as error:  # noqa: BLE001  the same request would be refused again
                 await self._report_otherwise(batch, error)
                 return

@@ -126,5 +126,4 @@ def run_program(name: str, run: Callable[[Settings, threading.Event, Path | None
         if isinstance(error, TrunklineError):
             return error.exit_code
         return 2 if isinstance(error, SettingsError) else 1
-    log.info("stopped", program=name)
     return 0

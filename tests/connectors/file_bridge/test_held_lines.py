@@ -6,7 +6,6 @@ The real fold settles what the carrier appends.
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,13 +15,7 @@ from typing import Any
 import pytest
 
 from connectors.doors.file_bridge.held_lines import Carried, NotHeld
-from connectors.doors.file_bridge.posting_rules import (
-    NO_RULES,
-    NO_VERDICT,
-    BridgeRules,
-    KnownLimits,
-    PostingRules,
-)
+from connectors.doors.file_bridge.posting_rules import NO_VERDICT, BridgeRules, KnownLimits
 from connectors.doors.file_bridge.put_off import NOT_TRIED, HeldRetries
 from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from connectors.hub.reactor.limits_of_principals import Limits
@@ -30,6 +23,7 @@ from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
+from tests.connectors.file_bridge.carriers import NO_RULES, carrier
 from tests.schemas.mailbox_records import at
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue
@@ -91,9 +85,9 @@ class Mailboxes:
 class Run:
     """A queue, its mailboxes, and a new carrier for each step, as after a kill."""
 
-    def __init__(self, root: Path, rules: PostingRules = NO_RULES) -> None:
+    def __init__(self, root: Path, rules: Any = NO_RULES) -> None:
         self.queue, self.mailboxes, self.rules = Queue(root, fsync=False), Mailboxes(), rules
-        self._root = str(root)
+        self._root = root
 
     def send(self, to: str | None, **fields: Any) -> str:
         """Send a line."""
@@ -102,10 +96,7 @@ class Run:
     @property
     def carrier(self) -> SessionCarrier:
         """A new carrier."""
-        known = lambda _realm, _ids: set()  # noqa: E731
-        return SessionCarrier(
-            self._root, "default", self.mailboxes.append, known, threading.Event(), self.rules
-        )
+        return carrier(self._root, self.mailboxes.append, rules=self.rules)
 
     def held(self) -> list[str]:
         """The held recipients."""

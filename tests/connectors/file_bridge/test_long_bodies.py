@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,13 @@ import orjson
 import pytest
 
 from connectors.doors.file_bridge.fetched_blobs import blob_of_message, is_body, line_with_blob
-from connectors.doors.file_bridge.long_bodies import Blobs, GatewayBlobs, NotUploaded, Parts, body_in
-from connectors.doors.file_bridge.posting_rules import NO_RULES, BridgeRules, KnownLimits, PostingRules
+from connectors.doors.file_bridge.long_bodies import GatewayBlobs, NotUploaded, Parts, body_in
+from connectors.doors.file_bridge.posting_rules import BridgeRules, KnownLimits
 from connectors.doors.file_bridge.records import posting_of
-from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from tests.connectors.file_bridge.carriers import Log, NoVerdicts, carrier, killed
 from tests.connectors.file_bridge.test_bridge_records import LINE, SENT
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue
@@ -35,21 +31,6 @@ LONG = "ü" * MOST
 LONG_BLOB = BlobReference(
     digest=hashlib.sha256(LONG.encode()).hexdigest(), bytes=2 * MOST, content_type=FILE_BLOB_TYPE
 )
-
-
-class Log:
-    """Keeps what is appended; `fails` makes it fail afterwards, like a kill before the cursor moves."""
-
-    def __init__(self) -> None:
-        self.records: list[OutgoingRecord] = []
-        self.fails = False
-
-    def append(self, records: Sequence[OutgoingRecord]) -> list[str | None]:
-        """Take the records."""
-        self.records += records
-        if self.fails:
-            raise BackboneUnreachable("killed here")
-        return [None] * len(records)
 
 
 class Store:
@@ -67,24 +48,9 @@ class Store:
         return BlobReference(digest=digest, bytes=len(self.texts[-1]), content_type=FILE_BLOB_TYPE)
 
 
-class NoVerdicts:
-    """A gateway that does not answer."""
-
-    up = False
-
-    def ask(self, position: Position, answer: Callable[[str | None, str | None], None]) -> None:
-        """Answer at once."""
-        answer(None, None)
-
-
 def _away(tmp_path: Path) -> GatewayBlobs:
     limits = LimitSettings(payload_bytes=MOST, blob_bytes=10 * MOST)
     return GatewayBlobs(Settings(data_dir=tmp_path / "data", limits=limits), lambda: False)
-
-
-def _carrier(root: Path, log: Log, blobs: Blobs, rules: PostingRules = NO_RULES) -> SessionCarrier:
-    known, stop = lambda _realm, _ids: set(), threading.Event()
-    return SessionCarrier(str(root), "default", log.append, known, stop, rules, blobs)
 
 
 def _bodies(log: Log) -> dict[str, dict[str, Any]]:
@@ -98,23 +64,23 @@ def test_without_a_gateway_a_long_body_waits_in_its_order_and_others_do_not(tmp_
     queue.send("ask", LONG, to="bo", sender="ann")
     queue.send("ask", "after", to="bo", sender="ann")
     free = queue.send("ask", "free", to="cy", sender="ann")
-    carried = _carrier(tmp_path, log, _away(tmp_path)).carry_some([])
+    carried = carrier(tmp_path, log.append, _away(tmp_path)).carry_some([])
     assert carried.held == {"bo": "no_gateway"} and list(_bodies(log)) == [free]
-    again = _carrier(tmp_path, log, _away(tmp_path)).carry_held("bo", [], 10)
+    again = carrier(tmp_path, log.append, _away(tmp_path)).carry_held("bo", [], 10)
     assert again.held == {"bo": "no_gateway"} and again.lines == 0
     store = Store()
-    assert _carrier(tmp_path, log, store).carry_held("bo", [], 10).lines == 2
+    assert carrier(tmp_path, log.append, store).carry_held("bo", [], 10).lines == 2
     assert [body["body"] for body in _bodies(log).values()] == ["free", note_of_blob(2 * MOST), "after"]
     assert store.texts == [LONG.encode()]
 
 
 def test_a_bridge_killed_after_the_upload_posts_the_same_record_again(tmp_path: Path) -> None:
     sent, log, store = Queue(tmp_path).send("ask", LONG, sender="ann"), Log(), Store()
-    log.fails = True
+    log.then = killed
     with pytest.raises(BackboneUnreachable):
-        _carrier(tmp_path, log, store).carry_some(["bo", "cy"])
-    log.fails = False
-    _carrier(tmp_path, log, store).carry_some(["bo", "cy"])
+        carrier(tmp_path, log.append, store).carry_some(["bo", "cy"])
+    log.then = lambda: None
+    carrier(tmp_path, log.append, store).carry_some(["bo", "cy"])
     first, second = log.records[:2], log.records[2:]
     assert [(one.stream, one.value) for one in first] == [(one.stream, one.value) for one in second]
     assert {one.ce_id for one in log.records} == {sent}
@@ -127,7 +93,7 @@ def test_a_side_file_that_is_no_text_is_refused_and_not_uploaded(tmp_path: Path)
     queue, log, store = Queue(tmp_path), Log(), _away(tmp_path)
     sent = queue.send("ask", LONG, to="bo", sender="ann")
     (tmp_path / "sessions" / "default" / "bodies" / f"{sent}.txt").write_bytes(b"\xff" * 2 * MOST)
-    assert _carrier(tmp_path, log, store).carry_some([]).held == {}
+    assert carrier(tmp_path, log.append, store).carry_some([]).held == {}
     assert [record.stream for record in log.records] == ["refused/file"]
 
 
@@ -138,14 +104,14 @@ def test_a_listener_gets_no_message_without_its_text(tmp_path: Path) -> None:
         assert rules.takes_blobs(session, "calculator") == (session == "other")
     queue.send("ask", LONG, to="calculator", sender="ann")
     short = queue.send("ask", "short", to="calculator", sender="ann")
-    _carrier(tmp_path, log, Store(), rules).carry_some([])
+    carrier(tmp_path, log.append, Store(), rules).carry_some([])
     assert list(_bodies(log)) == [short] and log.records[0].stream == "refused/file"
 
 
 def test_a_body_over_the_limit_of_blobs_is_left_to_the_log(tmp_path: Path) -> None:
     queue, log = Queue(tmp_path), Log()
     sent = queue.send("ask", "x" * (10 * MOST + 1), to="bo", sender="ann")
-    _carrier(tmp_path, log, _away(tmp_path)).carry_some([])
+    carrier(tmp_path, log.append, _away(tmp_path)).carry_some([])
     assert len(_bodies(log)[sent]["body"]) == 10 * MOST + 1
 
 

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from connectors.doors.file_bridge.records import is_to_everybody, may_be_of, may_be_to_everybody
-from connectors.doors.file_bridge.session_carrier import SessionCarrier
-from schemas.wire.record import OutgoingRecord
+from tests.connectors.file_bridge.carriers import Log, carrier, killed
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue
 from trunkline_agent.queue.message_record import parse_line, stamp, to_line
-
-
-class Log:
-    """Keeps what is appended; `then` happens after it, before the carrier knows of it."""
-
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
-        self.ids: list[str] = []
-        self.then = then
-
-    def append(self, records: Sequence[OutgoingRecord]) -> list[str | None]:
-        """Take the records."""
-        self.ids += [record.ce_id for record in records]
-        self.then()
-        return [None] * len(records)
-
-
-def _carrier(root: Path, log: Log) -> SessionCarrier:
-    return SessionCarrier(str(root), "default", log.append, lambda _realm, _ids: set(), threading.Event())
-
-
-def _fail() -> None:
-    raise BackboneUnreachable("killed here")
 
 
 def _moved(record: dict[str, object]) -> bytes:
@@ -47,14 +23,14 @@ def _moved(record: dict[str, object]) -> bytes:
 
 @pytest.mark.requirement("FQ-15")
 def test_what_was_appended_and_not_noted_is_appended_again_under_the_same_ids(tmp_path: Path) -> None:
-    queue, log = Queue(tmp_path), Log(_fail)
+    queue, log = Queue(tmp_path), Log(killed)
     ids = [queue.send("ask", str(number), to="bo", sender="ann") for number in range(3)]
     with pytest.raises(BackboneUnreachable):
-        _carrier(tmp_path, log).carry_some([])
+        carrier(tmp_path, log.append).carry_some([])
     log.then = lambda: None
-    assert _carrier(tmp_path, log).carry_some([]).lines == 3
+    assert carrier(tmp_path, log.append).carry_some([]).lines == 3
     assert log.ids == [*ids, *ids]
-    assert _carrier(tmp_path, log).carry_some([]).lines == 0
+    assert carrier(tmp_path, log.append).carry_some([]).lines == 0
 
 
 @pytest.mark.requirement("FQ-15")
@@ -75,9 +51,9 @@ def test_an_expire_between_append_and_cursor_costs_no_line_and_repeats_none(tmp_
     log = Log(overtake)
     for turn in range(5):
         send(turn)
-        _carrier(tmp_path, log).carry_some([])
+        carrier(tmp_path, log.append).carry_some([])
     log.then = lambda: None
-    _carrier(tmp_path, log).carry_some([])
+    carrier(tmp_path, log.append).carry_some([])
     assert [one for one in log.ids if one in set(stays)] == stays
 
 
@@ -92,9 +68,9 @@ def test_a_file_that_is_deleted_and_made_again_meanwhile_is_carried_from_its_beg
         ids.append(queue.send("ask", "two, which is longer than what was there", to="bo", sender="ann"))
 
     log = Log(make_anew)
-    _carrier(tmp_path, log).carry_some([])
+    carrier(tmp_path, log.append).carry_some([])
     log.then = lambda: None
-    _carrier(tmp_path, log).carry_some([])
+    carrier(tmp_path, log.append).carry_some([])
     assert log.ids == ids
 
 
