@@ -4,75 +4,33 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.connectors.xml_pump.document_corpus import DOCTYPE, GOOD_DOCUMENTS, REPAIRABLE_DOCUMENTS
-from tests.connectors.xml_pump.faulty_corpus import FAULTY_DOCUMENTS
+from tests.connectors.xml_pump.document_corpus import CORPUS, DOCTYPE
 from tests.connectors.xml_pump.pump_payloads import GOOD, HEAD, SPACE, THREAD, calculate
-from tests.connectors.xml_pump.refused_corpus import REFUSED_DOCUMENTS
 
-_SEEDS = [
-    case.document
-    for case in (*GOOD_DOCUMENTS, *REPAIRABLE_DOCUMENTS, *FAULTY_DOCUMENTS, *REFUSED_DOCUMENTS)
-    if len(case.document) < 6000
-]
+_SEEDS = [case.document for case in CORPUS if len(case.document) < 6000]
+_WORDS = """
+    </ /> <!-- --> <![CDATA[ ]]> <? ?> &amp; &lt; &#0; &#x41; &#xFFFFFFFF; &LT; &nbsp; &x; & xmlns
+    xmlns="" xmlns:p="urn:p" xmlns:xml='u' xml:space p: xsi:type xsi:schemaLocation
+    xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" </message> <message> <to>c</to>
+    <from>x</from> <answer> </answer> <calculate> </calculate> <expression> </expression> <tag/>
+    <digits>7</digits> <digits> </digits>
+"""
 _FRAGMENTS = [
+    *_WORDS.split(),
     *"<>&;\"'=/!?-[] \n\r\t\0\x1b“”é",
-    *(
-        "</",
-        "/>",
-        "<!--",
-        "-->",
-        "<![CDATA[",
-        "]]>",
-        "<?",
-        "?>",
-        "<?xml version='1.0'?>",
-        "<!DOCTYPE ",
-        DOCTYPE,
-    ),
-    *("&amp;", "&lt;", "&#0;", "&#x41;", "&#xFFFFFFFF;", "&LT;", "&nbsp;", "&x;", "&"),
-    *(
-        "xmlns",
-        'xmlns=""',
-        'xmlns:p="urn:p"',
-        "xmlns:xml='u'",
-        "xml:space",
-        "p:",
-        "xsi:type",
-        "xsi:schemaLocation",
-    ),
-    *(
-        'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"',
-        f'xmlns="{SPACE}"',
-        " xmlns='a b'",
-        ' a="1"',
-        " a=1",
-    ),
-    *(
-        HEAD,
-        "</message>",
-        "<message>",
-        "<to>c</to>",
-        "<from>x</from>",
-        f"<thread>{THREAD}</thread>",
-        "<answer>",
-    ),
-    *(
-        "</answer>",
-        calculate(),
-        "<calculate>",
-        "</calculate>",
-        "<expression>",
-        "</expression>",
-        "<tag/>",
-        "<a>" * 70,
-    ),
-    *(
-        "<digits>7</digits>",
-        "<digits>",
-        "</digits>",
-        "<e:message xmlns:e='urn:trunkline:envelope:1'>",
-        "\ud800",
-    ),
+    "<?xml version='1.0'?>",
+    "<!DOCTYPE ",
+    DOCTYPE,
+    f'xmlns="{SPACE}"',
+    " xmlns='a b'",
+    ' a="1"',
+    " a=1",
+    HEAD,
+    f"<thread>{THREAD}</thread>",
+    calculate(),
+    "<a>" * 70,
+    "<e:message xmlns:e='urn:trunkline:envelope:1'>",
+    "\ud800",
 ]
 
 

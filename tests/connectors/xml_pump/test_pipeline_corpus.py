@@ -11,12 +11,9 @@ from connectors.doors.xml_pump import Pipeline, payload_type_of, to_xml
 from connectors.plumbing.xml_payloads.huh import Huh, huh
 from connectors.plumbing.xml_wire.documents import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_document, wrapped
-from tests.connectors.xml_pump.document_corpus import GOOD_DOCUMENTS, REPAIRABLE_DOCUMENTS, Case, Outcome
-from tests.connectors.xml_pump.faulty_corpus import CANARY, FAULTY_DOCUMENTS
+from tests.connectors.xml_pump.document_corpus import CANARY, CORPUS, Case, Outcome
 from tests.connectors.xml_pump.pump_payloads import Calculate
-from tests.connectors.xml_pump.refused_corpus import REFUSED_DOCUMENTS
 
-CORPUS = [*GOOD_DOCUMENTS, *REPAIRABLE_DOCUMENTS, *FAULTY_DOCUMENTS, *REFUSED_DOCUMENTS]
 SECRET = "the canary is dead"
 PIPELINE = Pipeline(payload_type_of(Calculate))
 

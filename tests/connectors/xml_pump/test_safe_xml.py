@@ -102,7 +102,8 @@ _SHOWN = """
 import sys
 from connectors.plumbing.xml_wire.documents import Faulty, XmlRefused
 from connectors.plumbing.xml_wire.envelope import open_answer
-from tests.connectors.xml_pump.test_pipeline_corpus import CORPUS, PIPELINE
+from tests.connectors.xml_pump.document_corpus import CORPUS
+from tests.connectors.xml_pump.test_pipeline_corpus import PIPELINE
 opened = []
 sys.addaudithook(lambda event, args: opened.append(event) if event in ("open", "socket.connect") else None)
 for address in sys.argv[1:]:
