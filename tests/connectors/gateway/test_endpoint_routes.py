@@ -51,6 +51,8 @@ class Sides:
             if isinstance(route, AdmittedRoute) and route.admission != OPEN:
                 self._note(route)
         self._framework = FastAPI.build_middleware_stack(self.app)
+        self._loop = asyncio.new_event_loop()
+        self._both = [self._client(app) for app in (self.framework, self.app)]
 
     async def framework(self, scope: Any, receive: Any, send: Any) -> None:
         """FastAPI alone, as an ASGI application."""
@@ -74,19 +76,29 @@ class Sides:
         self.requests[method, path] = b"" if body is None else json.dumps(body).encode()
         self.templates[method, path] = route.path
 
-    async def _ask(self, app: Any, *request: Any, **more: Any) -> Any:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
-            answer = await client.request(*request, **more)
+    def _client(self, app: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://hub")
+
+    def _answer(self, client: httpx.AsyncClient, *request: Any, **more: Any) -> Any:
+        answer = self._loop.run_until_complete(client.request(*request, **more))
         return answer.status_code, answer.headers.multi_items(), answer.content
+
+    def answer_of(self, app: Any, *request: Any, **more: Any) -> Any:
+        """Return the answer of another application."""
+        return self._answer(self._client(app), *request, **more)
+
+    def close(self) -> None:
+        """Close the loop, which all requests share."""
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
 
     def ask(self, method: str, path: str, headers: Any = (BEARER, JSON), body: Any = b"") -> list[Any]:
         """Return the answer, records and calls of each side, first those of FastAPI alone."""
         found = []
-        for app in (self.framework, self.app):
+        for client in self._both:
             self.seen.clear()
             content = body() if callable(body) else body
-            answer = asyncio.run(self._ask(app, method, path, headers=list(headers), content=content))
+            answer = self._answer(client, method, path, headers=list(headers), content=content)
             found.append((*answer, list(self.seen)))
         return found
 
@@ -98,13 +110,15 @@ def _shown(value: Any) -> Any:
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
     """The application, not opened."""
-    return Sides(Settings(data_dir=tmp_path_factory.mktemp("sides")))
+    found = Sides(Settings(data_dir=tmp_path_factory.mktemp("sides")))
+    yield found
+    found.close()
 
 
 def test_each_route_is_served_without_the_framework(sides):
     routes = EndpointRoutes(_never, sides.app.routes, sides.app.state.gate)
     for (method, path), body in sides.requests.items():
-        answer = asyncio.run(sides._ask(routes, method, path, headers=[BEARER, JSON], content=body))
+        answer = sides.answer_of(routes, method, path, headers=[BEARER, JSON], content=body)
         assert (answer[0], answer[2]) == (200, b"reached"), (path, answer)
 
 
