@@ -31,13 +31,16 @@ from schemas.streams.refused.refusal import Refusal
 from schemas.streams.session import session_registry as sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
 from tests.jobs.topic_load import raw_event
-from tests.random_blobs import blob_record
 from tests.random_mailboxes import RandomMailboxes
-from tests.random_mqtt_agents import mqtt_agent_record
-from tests.random_organism import opened_thread, organism_change
-from tests.random_schedules import schedule_record
-from tests.random_topics import topic_record
-from tests.random_webhooks import webhook_record
+from tests.random_records import (
+    blob_record,
+    mqtt_agent_record,
+    opened_thread,
+    organism_change,
+    schedule_record,
+    topic_record,
+    webhook_record,
+)
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
@@ -59,7 +62,7 @@ class RandomLog:
     """`records(count)` may be called again: it goes on with the same jobs, sessions and principals."""
 
     def __init__(self, seed: int, keyring: Keyring) -> None:
-        self._draw = random.Random(seed)
+        self._draw = draw = random.Random(seed)
         self._keyring = keyring
         self._mac_key = keyring.mac_key(GATEWAY)
         self._jobs: list[_Job] = []
@@ -82,13 +85,13 @@ class RandomLog:
             (6, self._session),
             (2, self._principal),
             (4, self._participant),
-            (4, self._mqtt_agent),
-            (2, self._organism),
-            (2, self._thread),
-            (4, self._topic),
-            (2, self._schedule),
-            (2, self._blob),
-            (2, self._webhook),
+            (4, lambda: raw(mqtt_agent_record(draw, keyring, WORKERS[:4]))),
+            (2, lambda: raw(organism_change(draw))),
+            (2, lambda: raw(opened_thread(draw))),
+            (4, lambda: raw(topic_record(draw, WORKERS[:5]))),
+            (2, lambda: raw(schedule_record(draw))),
+            (2, lambda: raw(blob_record(draw))),
+            (2, lambda: raw(webhook_record(draw, keyring))),
             (5, mailboxes.message),
             (4, mailboxes.hand_out),
             (8, mailboxes.handed_out),
@@ -253,27 +256,6 @@ class RandomLog:
             signature = f"{self._draw.randrange(200):04x}" + "5e" * 30
             body = participants.AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
         return raw(body.record(door="mcp", principal=name))
-
-    def _organism(self) -> Raw:
-        return raw(organism_change(self._draw))
-
-    def _thread(self) -> Raw:
-        return raw(opened_thread(self._draw))
-
-    def _topic(self) -> Raw:
-        return raw(topic_record(self._draw, WORKERS[:5]))
-
-    def _schedule(self) -> Raw:
-        return raw(schedule_record(self._draw))
-
-    def _blob(self) -> Raw:
-        return raw(blob_record(self._draw))
-
-    def _webhook(self) -> Raw:
-        return raw(webhook_record(self._draw, self._keyring))
-
-    def _mqtt_agent(self) -> Raw:
-        return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))
 
     def _refusal(self) -> Raw:
         refusal = Refusal(

@@ -20,7 +20,7 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MessagesHandled,
 )
 from schemas.streams.mailboxes.message import Message
-from tests.random_blobs import DIGESTS
+from tests.random_records import DIGESTS
 from tests.raw_records import Raw, raw
 
 _TIMES: tuple[dict[str, object], ...] = (

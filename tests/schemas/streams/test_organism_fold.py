@@ -13,7 +13,7 @@ from schemas.streams.control import organism
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.fold import settle
 from schemas.streams.thread.threads import ThreadOpened, ThreadRow
-from tests.random_organism import thread_record
+from tests.random_records import thread_record
 from tests.schemas.hub_records import PUMP_GOOD
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.stream_records import as_read
