@@ -26,27 +26,46 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.programs.local_stack.part_plan import DELTA_CONF, KAFKA
 from jobs import settle_events
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
 from tests.benchmarks.bench_report import Bench, Figures, add_phase, medians, numbers, prefixed, ratios, teller
 from tests.benchmarks.bench_stack import fill_topic, kafka_alone
 from tests.benchmarks.event_load import EVENTS_PER_JOB
 from tests.benchmarks.process_times import spark_s
-from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
 from tests.own_settings import stack_settings
 from tests.programs import run_program
 from tests.spark_session import start_session
 
 PASS_LIMIT_S = 600
+LEDGER_SPARK = from_arrow_schema(LEDGER_ARROW)
 LIMITS = {"ratio_copy": 0.80, "ratio_peer": 2.0, "whole_ratio_copy": 0.70, "whole_ratio_peer": 1.6}
 LONG = 1000
 AT_LEAST = LIMITS | {f"jobs_of_{LONG}_{name}": limit for name, limit in LIMITS.items()}
 
 say = teller("drain")
+
+
+class SparkAppend:
+    """A `foreachBatch` function that appends the ledger rows of each micro-batch with Spark.
+
+    It does not protect against the repetition of a micro-batch.
+
+    Args:
+        path: The path or URI of the table.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Append the rows of `frame`."""
+        frame.write.format("delta").mode("append").save(self._path)
 
 
 def own_tables(settings: Settings, root: Path) -> Settings:

@@ -47,7 +47,7 @@ from tests.benchmarks.bench_report import Bench, add_phase, digits, judged, quan
 from tests.benchmarks.bench_stack import beside
 from tests.benchmarks.copy_stream import control_settings, copy_part
 from tests.benchmarks.event_load import jobs_for
-from tests.benchmarks.freshness_load import load
+from tests.benchmarks.freshness_load import MessageSender, load
 from tests.benchmarks.freshness_moments import (
     Sent,
     ages,
@@ -56,7 +56,6 @@ from tests.benchmarks.freshness_moments import (
     view_moments,
     within,
 )
-from tests.benchmarks.message_load import MessageSender
 from tests.benchmarks.process_times import CoreMeter
 from tests.faults.test_agreement import end_offsets
 from tests.own_settings import stack_settings

@@ -1,4 +1,4 @@
-"""The load of `bench freshness`: events over MQTT at a steady rate, and a client of the event stream."""
+"""The load of `bench freshness`: events over MQTT and messages over HTTP at a steady rate; readers of events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import httpx
 import orjson
 
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
@@ -17,11 +18,47 @@ from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_moments import Sent
 from tests.benchmarks.mqtt_publishers import ThroughLibrary
 from tests.benchmarks.process_times import CoreMeter
+from trunkline_agent import Agent, Credentials, HubAccess
+from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.topics import events_topic
 
 CONNECTIONS = 4
+RECIPIENTS = 20
 STEPS_PER_S = 50
 SETTLED_WITHIN_S = 60
+
+
+class MessageSender(threading.Thread):
+    """Posts `rate` messages a second to some recipients until `stop`. `sent`: id to the moment before its POST
+    (seconds since 1970), of those that were answered.
+    """
+
+    def __init__(self, settings: Settings, rate: int, label: str) -> None:
+        super().__init__(daemon=True)
+        self._rate, self._url = rate, settings.gateway_url
+        self._token = settings.operator_token_file.read_text().strip()
+        self._names = [f"{label}{number}" for number in range(RECIPIENTS)]
+        self.sent: dict[str, float] = {}
+        self.stop = threading.Event()
+        with GatewayClient(settings) as gateway:
+            for name in self._names:
+                gateway.post(path_of("principals"), {"principal": name, "role": "worker"})
+
+    def run(self) -> None:
+        """Post until `stop` is set."""
+        began = time.monotonic()
+        with Agent(None, Credentials("", hub=HubAccess(self._url, self._token)), patience_s=0) as agent:
+            number = 0
+            while not self.stop.wait(max(0.0, began + number / self._rate - time.monotonic())):
+                payload = {"text": "step 7 of 12 done, reading the index", "n": number}
+                moment = time.time()
+                try:
+                    sent = agent.send(self._names[number % RECIPIENTS], "note", payload)
+                except TrunklineError as error:
+                    print(f"messages: the load ended: {error}", file=sys.stderr)
+                    return
+                self.sent[str(sent.message_id)] = moment
+                number += 1
 
 
 class EventListener(threading.Thread):
