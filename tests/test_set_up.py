@@ -12,6 +12,8 @@ from tests.agent_hosts import pythons
 from tests.programs import run_program
 from tests.stub_machine import StubMachine
 
+pytestmark = pytest.mark.long
+
 INSTALL = "install -y --no-install-recommends "
 NO_ROOT = {"STUB_UID": "123456"}
 

@@ -1,4 +1,4 @@
-"""The load of `bench freshness`: events over MQTT and messages over HTTP at a steady rate; readers of events."""
+"""The load of `bench freshness`: events over MQTT, messages over HTTP, and a client of the event stream."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 
+pytestmark = pytest.mark.long
+
 Changes = dict[Key, RowChange]
 
 

@@ -20,6 +20,8 @@ from tests.broker_processes import wait_until
 from tests.connectors.agent_queue.queue_process import PROJECT_ROOT
 from trunkline_agent.queue.command_line import main
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 30
 LIMIT = 3.0
 PAIRS = 20

@@ -13,7 +13,7 @@ from tests.connectors.agent_queue.queue_process import killed
 from tests.connectors.agent_queue.test_queue_hostile_lines import GOOD, to_line, write
 from trunkline_agent.queue import Queue, QueueError
 
-pytestmark = pytest.mark.requirement("FQ-08")
+pytestmark = [pytest.mark.requirement("FQ-08"), pytest.mark.long]
 
 AGENTS = ("ann", "bo", "cy")
 STEPS = [

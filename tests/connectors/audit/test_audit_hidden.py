@@ -27,6 +27,8 @@ from schemas.tables.ledger import LedgerRow
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> AuditedLedger:

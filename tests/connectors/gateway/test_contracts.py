@@ -117,6 +117,7 @@ def is_valid(name: str, payload: Any) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(payload)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CT-01")
 def test_the_openapi_document_has_no_fault_and_a_broken_one_has(app: Any) -> None:
     document = got(app, "/openapi.json").json()

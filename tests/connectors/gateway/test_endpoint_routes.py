@@ -32,7 +32,7 @@ JSON = ("Content-Type", "application/json")
 MESSAGE = b'{"recipient": "hub", "type": "a", "payload": {"n": 1.5}}'
 TOPIC = "/api/hub/topics/t"
 
-pytestmark = pytest.mark.requirement("ST-40")
+pytestmark = [pytest.mark.requirement("ST-40"), pytest.mark.long]
 
 
 class Sides:

@@ -29,7 +29,7 @@ from tests.broker_processes import wait_until
 from tests.connectors.launcher.conftest import CANARY, HUB, IDLE, TOKEN, Place, pid_of, running
 from tests.connectors.processes.session_processes import POLITE, STUBBORN
 
-pytestmark = pytest.mark.requirement("HH-05")
+pytestmark = [pytest.mark.requirement("HH-05"), pytest.mark.long]
 
 
 @pytest.mark.parametrize("hardened", [False, True])
