@@ -28,6 +28,8 @@ from tests.broker_processes import PROJECT_ROOT
 from tests.jobs.test_rebuild_views import Backbone
 from tests.jobs.topic_load import event, registration
 
+pytestmark = pytest.mark.long
+
 PEOPLE = 60
 
 

@@ -39,6 +39,8 @@ from schemas.wire.record import OutgoingRecord, Record
 from tests.jobs.topic_load import event, raw_event, registration
 from trunkline_agent.errors import NotFound, Refused
 
+pytestmark = pytest.mark.long
+
 PARTITIONS = 3
 FIRST_MOMENT_US = 1_790_000_000_000_000
 

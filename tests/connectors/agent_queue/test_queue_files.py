@@ -124,6 +124,7 @@ def test_a_line_is_one_write_under_the_lock(queue: Queue, monkeypatch: pytest.Mo
     assert written[0][1] > 3000
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-05")
 def test_a_file_cut_at_any_byte_gives_whole_messages_and_goes_on(tmp_path: Path) -> None:
     origin = Queue(tmp_path / "origin", fsync=False, body_threshold=9)

@@ -72,6 +72,7 @@ def answers(rows: TableRows, where: pc.Expression) -> tuple[list[Any], list[Any]
     return sorted(whole.column("number").to_pylist()), sorted(in_parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLES)
 def test_a_filter_on_each_text_column_of_a_merged_file_gives_the_rows_that_match(
     name: str, tmp_path: Path
