@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -104,10 +104,9 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
         """
         lease_until = self.lease_until if ended_as is None else None
         ended_at = None if ended_as is None else now_us
-        ends = (lease_until, ended_at)
-        return MessageRow(
-            realm, recipient, self.message_id, ended_as or self.status, *_before(self), *ends, *_after(self)
-        )
+        first = (realm, recipient, self.message_id, ended_as or self.status)
+        values: tuple[Any, ...] = (*first, *_before(self), lease_until, ended_at, *_after(self))
+        return MessageRow(*values)
 
 
 # The fields of the row, but for its first four and its two ends, are as the entry has them.
