@@ -65,7 +65,10 @@ class Family:
 
     The arguments of a decorator are the path after that of the family, the action that the caller needs a right
     to, and the model of the answer. Optional are `owner`, if it is not that of the family, and attributes of
-    the operation, such as `STATUS`.
+    the operation, such as `STATUS` and the names that clients have for it (`TOOL`, `COMMAND` and `CALL`).
+
+    Attributes:
+        operations: The classes of the operations, in the order of their declarations.
 
     Args:
         path: The begin of the paths.
@@ -76,14 +79,10 @@ class Family:
 
     def __init__(self, path: str, shown: Any = None, named: str = "name", owner: Owner | None = None) -> None:
         self.path, self.shown, self.named, self.owner = path, shown, named, owner
-        self._declared: list[type[Operation]] = []
+        self.operations: list[type[Operation]] = []
         self.get = partial(self._declare, "GET", KEY=None)
         self.post = partial(self._declare, "POST")
         self.delete = partial(self._declare, "DELETE")
-
-    def operations(self, hub: Hub) -> list[Operation]:
-        """Return the operations, in the order of their declarations."""
-        return [one(hub) for one in self._declared]
 
     def _declare(
         self, method: str, path: str, action: Action, answer: Any, owner: Owner | None = None, **options: Any
@@ -108,7 +107,7 @@ class Family:
                 "IS_DIRECT": not inspect.iscoroutinefunction(function),
                 "__doc__": function.__doc__,
             }
-            self._declared.append(type(function.__name__, (_Declared,), {**fields, **options}))
+            self.operations.append(type(function.__name__, (_Declared,), {**fields, **options}))
             return function
 
         return declared
@@ -132,7 +131,7 @@ class _Declared(Operation):
 
     def called(self, asked: Asked) -> Any:
         """Return what the function returns for a request."""
-        values = dict(asked.path)
+        values = {name: asked.path[name] for name in self.PARAMETERS}
         if self.BODY is not None:
             values["body"] = asked.body
         if self.QUERY is not None:

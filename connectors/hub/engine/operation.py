@@ -190,6 +190,38 @@ async def reserve_bytes(hub: Hub, principal: str, size: int) -> None:
         raise unavailable("the gateway has too many long answers under way; try again", BUSY)
 
 
+class Value(NamedTuple):
+    """A class of the libraries of agents for the answer of an operation, or for a row of a list.
+
+    Attributes:
+        name: Its name. Empty: that of the answer's model, without `Answer`.
+        text: Its text. None: that of the answer's model.
+        fields: The fields of the answer that it has. None: all.
+        renamed: The names of those fields that have other ones, by the names in the answer.
+    """
+
+    name: str = ""
+    text: str | None = None
+    fields: Sequence[str] | None = None
+    renamed: Mapping[str, str] = {}
+
+
+class Call(NamedTuple):
+    """A method by which the libraries of agents offer an operation.
+
+    Attributes:
+        name: Its name in Python. In JavaScript it is in camel case.
+        value: The class of what it returns. None: it returns nothing.
+        text: What it does. None: the first paragraph of the operation's description.
+        takes: The fields of body or query that are its arguments. None: all of them.
+    """
+
+    name: str
+    value: Value | None = Value()
+    text: str | None = None
+    takes: Sequence[str] | None = None
+
+
 class Planned(ABC):
     """Two functions around records of the log, whatever the door.
 
@@ -249,6 +281,9 @@ class Operation(Planned):
         STATUS: The status of the answer.
         IS_DIRECT: Whether the engine may serve it. Otherwise the careful path serves all its requests.
         EXAMPLE: An example of the body, for the documents of the API. None: it follows from its fields.
+        TOOL: The name of the agents' MCP tool that follows from the declaration, such as `count_messages`.
+        COMMAND: The action of the command line that follows from it, such as `topics list`.
+        CALL: The method of the libraries of agents that follows from it.
     """
 
     NAME: ClassVar[str]
@@ -265,6 +300,9 @@ class Operation(Planned):
     STATUS: ClassVar[int] = 200
     IS_DIRECT: ClassVar[bool] = True
     EXAMPLE: ClassVar[dict[str, Any] | None] = None
+    TOOL: ClassVar[str | None] = None
+    COMMAND: ClassVar[str | None] = None
+    CALL: ClassVar[Call | None] = None
 
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path
 
 from connectors.hub.engine.family import Family, LongAnswer, page_by_name
-from connectors.hub.engine.operation import Answer, Asked
+from connectors.hub.engine.operation import Answer, Asked, Call, Value
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import (
     ApiError,
@@ -65,6 +65,18 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     return _as_json(_participant(hub, name), hub.lists.keys_of(name))
 
 
+_VALUE: Final = Value(
+    "AgentInfo",
+    "An agent that takes part.",
+    ("id", "status", "task", "capabilities", "started_at"),
+    {"id": "name"},
+)
+_DISCOVER: Final = Call(
+    "discover",
+    _VALUE,
+    "Return the agents that take part, sorted by name; by default all that have not stopped.",
+    takes=("capability", "status"),
+)
 PARTICIPANTS: Final = Family("/api/hub/participants", _shown, "agent_name")
 
 
@@ -110,7 +122,7 @@ async def spawn_participant(hub: Hub, asked: Asked, body: SpawnRequest) -> Answe
     return Answer(_shown(hub, name), launch.verdict)
 
 
-@PARTICIPANTS.get("", Action.AGENT_READ, ParticipantsAnswer)
+@PARTICIPANTS.get("", Action.AGENT_READ, ParticipantsAnswer, COMMAND="agents active", CALL=_DISCOVER)
 async def list_participants(hub: Hub, asked: Asked, wanted: ParticipantFilter) -> LongAnswer:
     """List participants with their keys, sorted by name; without `status` those that have not stopped.
 

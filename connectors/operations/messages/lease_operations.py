@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from connectors.hub.engine.operation import Answer, Asked, Behind, Operation
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.policy import Action
@@ -33,11 +32,6 @@ from schemas.streams.mailboxes.message import MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
-
-
-def lease_operations(hub: Hub) -> tuple[Operation, ...]:
-    """Return the operations."""
-    return (AcknowledgeMessages(hub), GiveBackMessages(hub), ExtendLease(hub))
 
 
 class LeaseOperation(Operation):

@@ -21,7 +21,6 @@ from connectors.hub.engine.operation import (
 )
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.audit_log import why_refused
-from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.admission import WhyRefused
@@ -76,11 +75,6 @@ RequestId = Annotated[
     ),
 ]
 """The header, 1 to 255 visible ASCII characters."""
-
-
-def message_operations(hub: Hub) -> tuple[Operation, ...]:
-    """Return the operations: to send, to take, and to mark as read."""
-    return (SendMessage(hub), TakeMessages(hub), MarkMessagesRead(hub))
 
 
 class SendMessage(Operation):

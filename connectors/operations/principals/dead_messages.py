@@ -43,7 +43,7 @@ from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 MessagePath = Annotated[str, Path(**NAMED, description="Id of the dead message.")]
-DEAD_MESSAGES: Final = Family(f"{MESSAGES}/dead")
+OF_MESSAGES: Final = Family(MESSAGES)
 _COPIED: Final = (
     "realm",
     "from_verified",
@@ -61,7 +61,7 @@ _COPIED: Final = (
 )
 
 
-@DEAD_MESSAGES.get("", Action.MAILBOX_READ, MessagesAnswer)
+@OF_MESSAGES.get("/dead", Action.MAILBOX_READ, MessagesAnswer)
 def list_dead_messages(hub: Hub, asked: Asked, wanted: TaskLimit) -> LongAnswer:
     """Show the newest dead messages of all mailboxes, with their attempts and last reasons.
 

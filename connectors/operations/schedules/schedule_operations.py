@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import Path
 
 from connectors.hub.engine.family import Family, LongAnswer, page_by_name
-from connectors.hub.engine.operation import Asked
+from connectors.hub.engine.operation import Asked, Call, Value
 from connectors.hub.services.audit_log import why_refused
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import existing, row_as_json
@@ -45,6 +45,12 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     return {**row_as_json(row), "next_runs": next_runs}
 
 
+_VALUE: Final = Value(
+    "Schedule",
+    "A message that the hub sends again and again.",
+    ("schedule", "recipient", "kind", "cron", "every_s", "status", "next_run_at", "runs"),
+    {"schedule": "name", "kind": "type"},
+)
 SCHEDULES: Final = Family("/api/hub/schedules", _shown, owner=owner_of_schedule)
 
 
@@ -88,7 +94,13 @@ def set_schedule(hub: Hub, asked: Asked, name: SchedulePath, body: ScheduleReque
     )
 
 
-@SCHEDULES.post("/{name}/remove", Action.SCHEDULE_REMOVE, ScheduleAnswer)
+@SCHEDULES.post(
+    "/{name}/remove",
+    Action.SCHEDULE_REMOVE,
+    ScheduleAnswer,
+    COMMAND="schedules remove",
+    CALL=Call("unschedule", _VALUE),
+)
 def remove_schedule(
     hub: Hub, asked: Asked, name: SchedulePath, body: NoFields | None = None
 ) -> ScheduleRemoved:
@@ -104,7 +116,9 @@ def remove_schedule(
     )
 
 
-@SCHEDULES.get("", Action.SCHEDULE_LIST, SchedulesAnswer)
+@SCHEDULES.get(
+    "", Action.SCHEDULE_LIST, SchedulesAnswer, COMMAND="schedules list", CALL=Call("schedules", _VALUE)
+)
 def list_schedules(hub: Hub, asked: Asked, wanted: ScheduleFilter) -> LongAnswer:
     """List the active schedules that the caller set, sorted by name. The operator sees those of all.
 
@@ -117,7 +131,7 @@ def list_schedules(hub: Hub, asked: Asked, wanted: ScheduleFilter) -> LongAnswer
     return page_by_name(hub, "schedules", rows, lambda row: row.schedule, wanted, **most)
 
 
-@SCHEDULES.get("/{name}", Action.SCHEDULE_READ, ScheduleAnswer)
+@SCHEDULES.get("/{name}", Action.SCHEDULE_READ, ScheduleAnswer, COMMAND="schedules show")
 def show_schedule(hub: Hub, asked: Asked, name: SchedulePath) -> dict[str, Any]:
     """Show a schedule, also a removed one, with its next five runs."""
     return _shown(hub, name)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import Path, Request
 
-from connectors.hub.engine.operation import Answer, Asked, Operation, Unusual
+from connectors.hub.engine.operation import Answer, Asked, Call, Operation, Unusual
 from connectors.hub.engine.operation_routes import carried_out
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
@@ -60,12 +60,6 @@ _TOPIC: Final = f"{TOPICS}/{{topic}}"
 TopicPath = Annotated[str, Path(**NAMED, description="Name of the topic.")]
 # The engine returns no longer lists, and reads no topic with more subscribers.
 _AT_ONCE: Final = 100
-
-
-def topic_operations(hub: Hub) -> tuple[Operation, ...]:
-    """Return the operations of topics."""
-    changes = (PublishMessage(hub), SubscribeMailbox(hub), UnsubscribeMailbox(hub))
-    return (*changes, ListTopics(hub), ShowTopic(hub))
 
 
 class PublishMessage(Operation):
@@ -198,6 +192,8 @@ class SubscribeMailbox(_SubscriptionOperation):
 
     NAME = "subscribe_mailbox"
     PATH = f"{_TOPIC}/subscribe"
+    COMMAND = "topics subscribe"
+    CALL = Call("subscribe", None, takes=())
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
         """Return the subscription, which counts among those of the mailbox from now on."""
@@ -219,6 +215,8 @@ class UnsubscribeMailbox(_SubscriptionOperation):
 
     NAME = "unsubscribe_mailbox"
     PATH = f"{_TOPIC}/unsubscribe"
+    COMMAND = "topics unsubscribe"
+    CALL = Call("unsubscribe", None, takes=())
 
     def plan(self, asked: Asked) -> Sequence[OutgoingRecord]:
         """Return the record that ends the subscription."""
@@ -256,6 +254,7 @@ class ListTopics(_TopicRead):
     """List the topics by name, with the number of their subscribers and their newest message."""
 
     NAME = "list_topics"
+    COMMAND = "topics list"
     PATH = TOPICS
     ANSWER = TopicsAnswer
 
@@ -272,6 +271,7 @@ class ShowTopic(_TopicRead):
     """Show a topic with its subscriptions by name. The answer is 404 for an unknown topic."""
 
     NAME = "show_topic"
+    COMMAND = "topics show"
     PATH = _TOPIC
     PARAMETERS: ClassVar = {"topic": TopicPath}
     ANSWER = TopicShownAnswer

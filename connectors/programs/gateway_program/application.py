@@ -27,8 +27,6 @@ from connectors.doors.http_api.routes.mailbox_stream import add_follow_route
 from connectors.doors.out_of_band.door import OutOfBandDoor
 from connectors.hub.engine.engine import Engine
 from connectors.hub.engine.exchange import DoorEngine
-from connectors.hub.engine.family import Family
-from connectors.hub.engine.operation import Operation
 from connectors.hub.engine.operation_routes import add_operation
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.access_log import AccessLog
@@ -38,21 +36,9 @@ from connectors.hub.serving.api_document import documented
 from connectors.hub.serving.bounded_http import HeadRequests
 from connectors.hub.serving.metrics import CONTENT_TYPE
 from connectors.hub.serving.models import ERRORS, HealthAnswer, ReadyAnswer
-from connectors.operations.agents.agent_operations import AGENTS, CONTAINERS
-from connectors.operations.agents.mqtt_agent_operations import MQTT_AGENTS, OF_AGENTS
-from connectors.operations.agents.participant_operations import PARTICIPANTS
-from connectors.operations.messages.lease_operations import lease_operations
-from connectors.operations.messages.message_operations import MESSAGES, message_operations
-from connectors.operations.principals.dead_messages import DEAD_MESSAGES, ReplayMessage
-from connectors.operations.principals.limit_operations import LIMITS
-from connectors.operations.principals.principal_operations import MAILBOXES, PRINCIPALS
-from connectors.operations.schedules.schedule_operations import SCHEDULES
-from connectors.operations.topics.broadcast_operations import AUDIT, BroadcastMessage
-from connectors.operations.topics.topic_operations import topic_operations
-from connectors.operations.webhooks.webhook_operations import WEBHOOKS
-from connectors.operations.work.job_operations import BROKERS, JOBS, add_event_route
-from connectors.operations.work.session_operations import SESSIONS
-from connectors.operations.work.task_operations import TASKS, TOKENS
+from connectors.operations.every_operation import OPERATIONS
+from connectors.operations.messages.message_operations import MESSAGES
+from connectors.operations.work.job_operations import add_event_route
 
 TITLE: Final = "Trunkline hub"
 VERSION: Final = "1"
@@ -83,34 +69,15 @@ def build_application(hub: Hub) -> FastAPI:
     add_api_page(app)
     add_contract_routes(app, hub.settings)
     routes = Routes(app)
-    operations: list[Operation] = []
-
-    def add(*found: Operation) -> None:
-        operations.extend(found)
-        for operation in found:
-            add_operation(routes, gate, operation)
-
-    def add_families(*families: Family) -> None:
-        for family in families:
-            add(*family.operations(hub))
-
-    # Starlette tries the routes in this order, so the most used ones come first.
-    send, *others = message_operations(hub)
-    add(send, BroadcastMessage(hub), *AUDIT.operations(hub), *others, *lease_operations(hub))
     add_follow_route(routes, hub, gate)
-    register, pick, *of_jobs = JOBS.operations(hub)
-    add(register, pick)
     add_event_route(routes, hub)
-    add(*of_jobs, *BROKERS.operations(hub))
+    operations = [one(hub) for one in (*OPERATIONS, *LISTENERS.operations, *THREADS.operations)]
+    for operation in operations:
+        add_operation(routes, gate, operation)
     add_stream_routes(routes, hub, gate)
-    add_families(SESSIONS, PRINCIPALS, MAILBOXES, LIMITS, DEAD_MESSAGES)
-    add(ReplayMessage(hub))
     add_blob_routes(routes, hub)
-    add(*topic_operations(hub))
-    add_families(SCHEDULES, WEBHOOKS, AGENTS, CONTAINERS, TASKS, TOKENS, PARTICIPANTS, OF_AGENTS, MQTT_AGENTS)
     add_xml_routes(routes, hub)
     add_pump_routes(routes, hub)
-    add_families(LISTENERS, THREADS)
     app.state.engine = Engine(hub, gate, operations)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     return app

@@ -15,8 +15,8 @@ from connectors.hub.serving.admission import Gate
 from connectors.hub.serving.identities import Unidentified
 from connectors.hub.serving.metrics import Metrics
 from connectors.hub.serving.policy import Caller
-from connectors.operations.messages.lease_operations import lease_operations
-from connectors.operations.messages.message_operations import MESSAGES, message_operations
+from connectors.operations.every_operation import OPERATIONS
+from connectors.operations.messages.message_operations import MESSAGES
 from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
@@ -55,7 +55,7 @@ class HeldHub(FoldedHub):
         self.under_log: list[tuple[OutgoingRecord, Callable[[Any], None]]] = []
         self.join("bo", public_key(1))
         self.gate = Gate(self, self, 1000, print, self.turns, self.pace)  # type: ignore[arg-type]
-        operations = (*message_operations(self), *lease_operations(self))  # type: ignore[arg-type]
+        operations = [one(self) for one in OPERATIONS if "operations.messages" in one.__module__]  # type: ignore[arg-type]
         self.engine = Engine(self, self.gate, operations)  # type: ignore[arg-type]
 
     def identify(self, authorization: str) -> Caller | Unidentified:
