@@ -15,6 +15,7 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
+from connectors.doors.mcp_tools.agents.declared_tools import ARGUMENTS, ONLY_READS
 from connectors.doors.mcp_tools.agents.signed_requests import (
     DOOR,
     PRINCIPAL,
@@ -22,7 +23,7 @@ from connectors.doors.mcp_tools.agents.signed_requests import (
     _called_tool,
     _decoded,
 )
-from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, ONLY_READS, WAITS
+from connectors.doors.mcp_tools.agents.tool_arguments import WAITS
 from connectors.doors.out_of_band.command_document import (
     AddListener,
     CommandRefused,

@@ -22,6 +22,7 @@ from mcp import types
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.responses import Response
 
+from connectors.doors.mcp_tools.agents.declared_tools import ARGUMENTS, ONLY_READS
 from connectors.doors.mcp_tools.agents.lean_calls import call_answer, is_call
 from connectors.doors.mcp_tools.agents.mcp_tool import result_text
 from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool, ToolCall, agent_caller
@@ -33,7 +34,6 @@ from connectors.doors.mcp_tools.agents.signed_requests import (
     called_record,
     check_noted,
 )
-from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, ONLY_READS
 from connectors.hub.engine.engine import outcome, settle_then
 from connectors.hub.engine.exchange import Exchange
 from connectors.hub.engine.operation import Answer, Unusual

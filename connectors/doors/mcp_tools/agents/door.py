@@ -25,6 +25,7 @@ from starlette.routing import Mount, Route
 from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
 from connectors.doors.mcp_tools.agents.agent_tools import AgentTools
 from connectors.doors.mcp_tools.agents.blob_tools import BlobTools
+from connectors.doors.mcp_tools.agents.declared_tools import ARGUMENTS, ONLY_READS, TOOLS, declared_tools
 from connectors.doors.mcp_tools.agents.delivery_tools import DeliveryTools
 from connectors.doors.mcp_tools.agents.direct_calls import DirectCalls
 from connectors.doors.mcp_tools.agents.lean_calls import LeanCalls
@@ -39,12 +40,13 @@ from connectors.doors.mcp_tools.agents.signed_requests import (
     body_limit_bytes,
 )
 from connectors.doors.mcp_tools.agents.sse_sessions import SseSessions
-from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS, WAITS
+from connectors.doors.mcp_tools.agents.tool_arguments import WAITS
 from connectors.doors.mcp_tools.agents.waiting_calls import WaitingCalls
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.access_log import AccessLog
 from connectors.hub.serving.answers import INTERNAL, UNREACHABLE, ApiError
 from connectors.hub.serving.host_names import LOOPBACK_NAMES, HostNames
+from connectors.operations.every_operation import OPERATIONS
 from schemas.settings.setting_types import host_names_of
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentKeyRow
@@ -103,7 +105,7 @@ def tools_of(hub: Hub) -> tuple[dict[str, PlannedTool], dict[str, Serve]]:
     """Return the planned tools, and the coroutines that serve all tools, by their names."""
     tools = AgentTools(hub)
     deliveries, blobs = DeliveryTools(hub, tools), BlobTools(hub)
-    planned = tools.planned | deliveries.planned | operation_tools(hub)
+    planned = tools.planned | deliveries.planned | operation_tools(hub) | declared_tools(hub, OPERATIONS)
     return planned, {name: tool.serve for name, tool in planned.items()} | {
         "wait_for_messages": deliveries.wait_for_messages,
         "ask_agent": deliveries.ask_agent,

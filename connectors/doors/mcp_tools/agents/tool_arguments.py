@@ -45,13 +45,14 @@ _KIND: Final = "message"
 _TEXT: Final = "text/plain"
 AgentStatus = Literal["initializing", "idle", "working", "blocked", "stopped"]
 OwnStatus = Literal["idle", "working", "blocked"]
-_Key = Annotated[
+Key = Annotated[
     str | None,
     Field(
         pattern=r"^[\x21-\x7e]{1,255}$",
         description="The same key again is the same call, and has the same effect once.",
     ),
 ]
+"""The idempotency key of a call."""
 _Text = Annotated[str, Field(min_length=1)]
 _Seconds = Annotated[float | None, Field(ge=0, le=TTL_MOST_S)]
 _Delay = Annotated[_Seconds, AfterValidator(lambda seconds: seconds or None)]
@@ -87,7 +88,7 @@ _SPELLED: Final = {
     "expires_in_s": _Spelled(
         "The message expires so many seconds after this call.", "ttlSeconds", _Seconds, None
     ),
-    "idempotency_key": _Spelled(kind=_Key, default=None),
+    "idempotency_key": _Spelled(kind=Key, default=None),
     "in_reply_to": _Spelled("The id of the message that this one answers."),
     "lease": _Spelled(None, "leaseSeconds", _Lease, 60),
     "lease_id": _Spelled("The `leaseId` that came with the messages."),
@@ -266,7 +267,7 @@ class LeaseMessages(ToolArguments):
     limit: Annotated[int, Field(ge=1, le=LEASED_AT_ONCE, description="How many at most.")] = 10
     lease: Annotated[_Lease, Field(alias="leaseSeconds")] = 60
     timeout_seconds: _WaitS = 0
-    idempotency_key: _Key = None
+    idempotency_key: Key = None
 
 
 @_takes(AckRequest, "lease_id", "message_ids")
@@ -336,7 +337,7 @@ class UpdateMyStatus(ToolArguments):
 
     status: Annotated[OwnStatus | None, Field(description="What you are doing.")] = None
     capabilities: Annotated[Capabilities | None, Field(description="All that you can do.")] = None
-    idempotency_key: _Key = None
+    idempotency_key: Key = None
 
 
 ARGUMENTS: Final = tools_by_name(
@@ -359,7 +360,6 @@ ARGUMENTS: Final = tools_by_name(
     ReadBlob,
     UpdateMyStatus,
 )
-# All other tools change something, so each of their calls needs a signature of its own.
 ONLY_READS: Final = frozenset(
     {"discover_agents", "get_my_messages", "wait_for_messages", "list_topics", "read_blob"}
 )
