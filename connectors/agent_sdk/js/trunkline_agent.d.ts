@@ -1,6 +1,9 @@
 /// <reference types="node" />
 // The types of trunkline-agent. README.md describes each name.
 
+import type { Operations } from "./lib/operations.js";
+export type * from "./lib/operations.js";
+
 /** Any JSON. A bigint is an integer; a number is one if it is whole and safe, else a float. */
 export type Json =
   | null
@@ -139,14 +142,6 @@ export interface StoredBlob extends BlobInfo {
   keepUntil: Date;
 }
 
-export interface AgentInfo {
-  name: string;
-  status: "initializing" | "idle" | "working" | "blocked" | "stopped";
-  task: string;
-  capabilities: string[];
-  startedAt: Date;
-}
-
 export interface ScheduleOptions extends Signalled {
   /** Minute, hour, day of month, month and day of week, in UTC. */
   cron?: string;
@@ -205,7 +200,7 @@ export interface PatienceOptions {
   patienceS?: number;
 }
 
-export class Agent implements AsyncDisposable {
+export class Agent extends Operations implements AsyncDisposable {
   constructor(name: string | null, credentials: Credentials, options?: PatienceOptions);
   readonly name: string | null;
   messages(options?: MessagesOptions): AsyncGenerator<Message, void, void>;
@@ -218,8 +213,6 @@ export class Agent implements AsyncDisposable {
   ): Promise<Message>;
   reply(message: Message, payload?: unknown, options?: SendOptions & { type?: string }): Promise<Sent>;
   publish(topic: string, type: string, payload?: unknown, options?: SendOptions): Promise<Published>;
-  subscribe(topic: string, options?: Signalled): Promise<void>;
-  unsubscribe(topic: string, options?: Signalled): Promise<void>;
   schedule(
     name: string,
     recipient: string,
@@ -227,8 +220,6 @@ export class Agent implements AsyncDisposable {
     payload: unknown,
     options: ScheduleOptions,
   ): Promise<Record<string, any>>;
-  unschedule(name: string, options?: Signalled & { key?: string }): Promise<void>;
-  discover(options?: Signalled & { capability?: string; status?: AgentInfo["status"] }): Promise<AgentInfo[]>;
   status(state: string, text?: string, options?: Signalled): Promise<Sent>;
   upload(content: Uint8Array | string, options?: Signalled & { contentType?: string }): Promise<StoredBlob>;
   blob(message: Message, options?: Signalled): Promise<Buffer>;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trunkline_agent.async_message import AsyncMessage
     from trunkline_agent.broker import Broker
     from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
-    from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Published, Schedule, Sent
+    from trunkline_agent.hub.hub_values import BlobReference, Published, Sent
     from trunkline_agent.jobs.async_delegator import AsyncDelegator
     from trunkline_agent.jobs.async_job import AsyncJob
     from trunkline_agent.jobs.delegator import Delegator
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trunkline_agent.jobs.job import Job
     from trunkline_agent.jobs.job_watch import JobUpdate, WatchTimeout
     from trunkline_agent.message import Message
+    from trunkline_agent.operation_values import AgentInfo, Schedule
     from trunkline_agent.wire.receipt import Receipt
 
 __all__ = [
@@ -54,10 +55,11 @@ __all__ = [
 ]
 
 _VALUES: Final = "trunkline_agent.hub.hub_values"
+_OF_OPERATIONS: Final = "trunkline_agent.operation_values"
 _CREDENTIALS: Final = "trunkline_agent.credentials"
 _MODULE_OF: Final = {
     "Agent": "trunkline_agent.agent",
-    "AgentInfo": _VALUES,
+    "AgentInfo": _OF_OPERATIONS,
     "AsyncAgent": "trunkline_agent.async_agent",
     "AsyncDelegator": "trunkline_agent.jobs.async_delegator",
     "AsyncJob": "trunkline_agent.jobs.async_job",
@@ -74,7 +76,7 @@ _MODULE_OF: Final = {
     "MqttAccess": _CREDENTIALS,
     "Published": _VALUES,
     "Receipt": "trunkline_agent.wire.receipt",
-    "Schedule": _VALUES,
+    "Schedule": _OF_OPERATIONS,
     "Sent": _VALUES,
     "SubmittedJob": "trunkline_agent.jobs.delegator_plans",
     "WatchTimeout": "trunkline_agent.jobs.job_watch",

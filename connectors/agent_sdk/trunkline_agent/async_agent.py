@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trunkline_agent.async_message import AsyncMessage
+from trunkline_agent.async_operations import AsyncOperations
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub import agent_plans, mailbox_plans
@@ -27,12 +28,13 @@ from trunkline_agent.hub.agent_calls import (
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
-from trunkline_agent.hub.hub_values import REPLY_TYPE, AgentInfo, BlobReference, Published, Schedule, Sent
+from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, Published, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
 from trunkline_agent.hub.mailbox_plans import Taking
+from trunkline_agent.operation_values import Schedule
 
 
-class AsyncAgent:
+class AsyncAgent(AsyncOperations):
     """An agent of the hub, for the tasks of one event loop. Use it with `async with`, or call `close`.
 
         async with AsyncAgent("builder", Credentials.load("builder.json")) as agent:
@@ -249,14 +251,6 @@ class AsyncAgent:
         )
         return await self.hub.run(plan)
 
-    async def subscribe(self, topic: str) -> None:
-        """Subscribe the agent's mailbox to a topic. The first subscription makes the topic."""
-        await self.hub.run(agent_plans.change_subscription(topic, True, self._calls.retries))
-
-    async def unsubscribe(self, topic: str) -> None:
-        """End the subscription of the agent's mailbox to a topic. Raises NotFound for an unknown topic."""
-        await self.hub.run(agent_plans.change_subscription(topic, False, self._calls.retries))
-
     async def schedule(
         self,
         name: str,
@@ -299,19 +293,7 @@ class AsyncAgent:
             "priority": priority,
             "expires_in_s": expires_in_s,
         }
-        return await self.hub.run(agent_plans.set_schedule(name, body, key, self._calls.retries))
-
-    async def unschedule(self, name: str) -> Schedule:
-        """Remove a schedule. Messages that were sent stay. Raises NotFound, or Refused if it is removed."""
-        return await self.hub.run(agent_plans.remove_schedule(name, self._calls.retries))
-
-    async def schedules(self) -> list[Schedule]:
-        """Return the active schedules of the agent, sorted by name."""
-        return await self.hub.run(agent_plans.list_schedules(self._calls.retries))
-
-    async def discover(self, capability: str | None = None, status: str | None = None) -> list[AgentInfo]:
-        """Return the agents that take part, sorted by name; by default all that have not stopped."""
-        return await self.hub.run(agent_plans.discover(capability, status, self._calls.retries))
+        return Schedule.of(await self.hub.run(agent_plans.set_schedule(name, body, key, self._calls.retries)))
 
     async def status(self, state: str, text: str | None = None) -> Sent:
         """Report what the agent does, by a message of the type `status` to the hub, which the log keeps."""

@@ -25,32 +25,26 @@ from typing import Any, Final
 
 from connectors.cli.messages.message_arguments import EXPIRES, PAYLOAD, PRIORITY, payload_of
 from connectors.cli.shared.actions import Actions, argument, one_of
-from connectors.cli.shared.arguments import duration_s, limit, name_of, request_id
+from connectors.cli.shared.arguments import name_of, request_id, whole_seconds
 from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.text_table import UNIT_S, aligned, fields
-from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import escaped
 
 # Written out, because the module of the schedules is slow to import and help must be quick.
 _MISSED: Final = ("skip", "latest", "all")
-_NAME: Final = argument("name", "the schedule", type=name_of("a schedule"))
 ACTIONS: Final = Actions()
 
 
-def _every_s(text: str) -> int:
-    seconds = duration_s(text)
-    if not seconds.is_integer() or seconds < 1:
-        raise UsageError(f"--every: expected whole seconds, 1 or more, found {text!r}")
-    return int(seconds)
-
-
 @ACTIONS.add(
-    _NAME,
+    argument("name", "the schedule", type=name_of("a schedule")),
     argument("recipient", "an agent, a principal, operator, or hub"),
     *PAYLOAD,
     one_of(
         argument("--cron", 'minute, hour, day of month, month, day of week in UTC, e.g. "*/5 * * * *"'),
-        argument("--every", "the time between two runs, e.g. 10m; at most 365d", type=_every_s, metavar="TIME"),
+        argument(
+            "--every", "the time between two runs, e.g. 10m; at most 365d", type=whole_seconds, metavar="TIME"
+        ),
         required=True,
     ),
     argument("--missed", "missed runs to post: skip (none, the default), latest or all", choices=_MISSED),
@@ -90,25 +84,9 @@ _COLUMNS: Final[Columns] = {
 }
 
 
-@ACTIONS.add(limit(), example="trunkline schedules list")
-def _list(call: Call) -> int:
-    """List your active schedules; the operator's list has those of all."""
-    return call.print_rows(call.get("schedules", limit=call.limit), "schedules", _COLUMNS)
-
-
-@ACTIONS.add(_NAME, example="trunkline schedules show report")
-def _show(call: Call) -> int:
-    """Show a schedule with its next five runs."""
-    row = call.get("schedules", call.name)
+def _shown(row: Row) -> list[str]:
     columns = {name: value for name, value in row.items() if name != "next_runs"}
-    return call.print_answer(row, fields(columns), *_next_runs(row))
-
-
-@ACTIONS.add(_NAME, request_id("the same request"), example="trunkline schedules remove report")
-def _remove(call: Call) -> int:
-    """Remove a schedule: no further runs."""
-    row = call.post_named("schedules", call.name, "remove", possible_effect="the schedule was removed")
-    return call.print_answer(row, f"schedule {escaped(row['schedule'])} is removed after {row['runs']} runs")
+    return [fields(columns), *_next_runs(row)]
 
 
 def _timing(row: Row) -> str:
@@ -129,3 +107,22 @@ def _next_runs(row: Row) -> list[str]:
     """Return a table of the next runs; nothing without one."""
     runs = [[_short(run)] for run in row["next_runs"]]
     return ["", aligned(["NEXT RUNS (UTC)"], runs)] if runs else []
+
+
+add_declared(
+    ACTIONS,
+    "schedules",
+    Shown(
+        "list",
+        "List your active schedules; the operator's list has those of all",
+        "trunkline schedules list",
+        columns=_COLUMNS,
+    ),
+    Shown("show", "Show a schedule with its next five runs", "trunkline schedules show report", _shown),
+    Shown(
+        "remove",
+        "Remove a schedule: no further runs",
+        "trunkline schedules remove report",
+        "schedule {schedule} is removed after {runs} runs",
+    ),
+)

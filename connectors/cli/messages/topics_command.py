@@ -26,8 +26,9 @@ from typing import Final
 from connectors.cli.messages.message_arguments import PAYLOAD, SENT, payload_of, sent_fields
 from connectors.cli.messages.message_blobs import BLOB, blob_of
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import limit, name_of, request_id
+from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.text_table import age_of
 from trunkline_agent.terminal_text import escaped
 
@@ -39,7 +40,14 @@ _AS: Final = argument(
     dest="subscriber",
     metavar="NAME",
 )
-_AFTER: Final = argument("--after", "begin after this name", type=name_of("the list"), metavar="NAME")
+_TOPICS: Final[Columns] = {
+    "TOPIC": "name",
+    "SUBSCRIBERS": "subscribers",
+    "YOU": lambda row: "subscribed" if row["subscribed"] else "",
+    "MESSAGES": "publications",
+    "NEWEST": lambda row: "" if row["last_published_at"] is None else age_of(row["last_published_at"]),
+    "MESSAGE": "last_message_id",
+}
 ACTIONS: Final = Actions()
 
 
@@ -71,54 +79,33 @@ def _publish(call: Call) -> int:
     return call.print_answer(answer, f"message {escaped(answer['message_id'])} is on its way to {to}")
 
 
-@ACTIONS.add(_TOPIC, _AS, request_id("the same subscription"), example="trunkline topics subscribe news")
-def _subscribe(call: Call) -> int:
-    """Subscribe a mailbox to a topic, which is made if it does not exist."""
-    return _change(call, "subscribe", "is subscribed to")
-
-
-@ACTIONS.add(_TOPIC, _AS, request_id("the same end"), example="trunkline topics unsubscribe news --as echo")
-def _unsubscribe(call: Call) -> int:
-    """End the subscription of a mailbox to a topic."""
-    return _change(call, "unsubscribe", "is not subscribed to")
-
-
-def _change(call: Call, how: str, state: str) -> int:
-    answer = call.post_named(
-        "topics",
-        call.topic,
-        how,
-        possible_effect="the subscription was changed",
-        subscriber=call.subscriber,
-    )
-    return call.print_answer(answer, f"{escaped(answer['subscriber'])} {state} {escaped(call.topic)}")
-
-
-_TOPICS: Final[Columns] = {
-    "TOPIC": "name",
-    "SUBSCRIBERS": "subscribers",
-    "YOU": lambda row: "subscribed" if row["subscribed"] else "",
-    "MESSAGES": "publications",
-    "NEWEST": lambda row: "" if row["last_published_at"] is None else age_of(row["last_published_at"]),
-    "MESSAGE": "last_message_id",
-}
-
-
-@ACTIONS.add(_AFTER, limit(), example="trunkline topics list")
-def _list(call: Call) -> int:
-    """List the topics by name."""
-    return call.print_rows(call.get("topics", limit=call.limit, after=call.after), "topics", _TOPICS)
-
-
-_SUBSCRIPTIONS: Final[Columns] = {
-    "SUBSCRIBER": "subscriber",
-    "AGE": lambda row: age_of(row["since"]),
-    "SUBSCRIBED BY": "subscribed_by",
-}
-
-
-@ACTIONS.add(_TOPIC, _AFTER, limit(), example="trunkline topics show news")
-def _show(call: Call) -> int:
-    """Show the subscriptions to a topic by name."""
-    found = call.get("topics", call.topic, limit=call.limit, after=call.after)
-    return call.print_rows({**found, "total": found["subscribers"]}, "subscriptions", _SUBSCRIPTIONS)
+add_declared(
+    ACTIONS,
+    "topics",
+    Shown(
+        "subscribe",
+        "Subscribe a mailbox to a topic, which is made if it does not exist",
+        "trunkline topics subscribe news",
+        "{subscriber} is subscribed to {topic}",
+        arguments={"subscriber": _AS},
+    ),
+    Shown(
+        "unsubscribe",
+        "End the subscription of a mailbox to a topic",
+        "trunkline topics unsubscribe news --as echo",
+        "{subscriber} is not subscribed to {topic}",
+        arguments={"subscriber": _AS},
+    ),
+    Shown("list", "List the topics by name", "trunkline topics list", columns=_TOPICS),
+    Shown(
+        "show",
+        "Show the subscriptions to a topic by name",
+        "trunkline topics show news",
+        adapted=lambda found: {**found, "total": found["subscribers"]},
+        columns={
+            "SUBSCRIBER": "subscriber",
+            "AGE": lambda row: age_of(row["since"]),
+            "SUBSCRIBED BY": "subscribed_by",
+        },
+    ),
+)

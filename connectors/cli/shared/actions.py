@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from connectors.cli.shared.call import Call
@@ -112,6 +112,49 @@ class Actions(list[Action]):
             return run
 
         return decorate
+
+
+class Given(NamedTuple):
+    """A field of a declared request.
+
+    Attributes:
+        name: Its name.
+        text: Its help.
+        kind: `flag`, `limit`, `name`, `names`, `number`, `seconds`, `text` or `whole_seconds`.
+        choices: All its values. Empty: any.
+        is_needed: Whether a request needs it.
+    """
+
+    name: str
+    text: str
+    kind: str = "name"
+    choices: tuple[str, ...] = ()
+    is_needed: bool = False
+
+
+class Declared(NamedTuple):
+    """A request of an action, as the hub's operation declares it.
+
+    Attributes:
+        method: `GET` or `POST`.
+        path: The parts of the path below the API's; the names of fields are in braces.
+        text: What it does, in a line.
+        given: Its fields.
+        rows: The field of the answer with the rows of a list. None: it is no list.
+        by: The field of a row by which the list goes on in the next answer. None: there is one answer.
+    """
+
+    method: str
+    path: tuple[str, ...]
+    text: str
+    given: tuple[Given, ...] = ()
+    rows: str | None = None
+    by: str | None = None
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it has an idempotency key."""
+        return self.method == "POST"
 
 
 class _ActionParser(argparse.ArgumentParser):

@@ -70,6 +70,14 @@ def duration_s(text: str) -> float:
     return float(found[1]) * UNIT_S[found[2]]
 
 
+def whole_seconds(text: str) -> int:
+    """Convert a duration to whole seconds, at least 1. Raises UsageError for other ones."""
+    seconds = duration_s(text)
+    if not seconds.is_integer() or seconds < 1:
+        raise UsageError(f"expected whole seconds, 1 or more, found {text!r}")
+    return int(seconds)
+
+
 def _request_id(text: str) -> str:
     if _REQUEST_ID(text) is None:
         raise argparse.ArgumentTypeError("expected 1 to 255 ASCII characters without spaces")

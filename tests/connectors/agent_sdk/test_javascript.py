@@ -287,13 +287,13 @@ def test_the_tarball_has_the_library_alone_and_needs_no_other_package(tarball: P
     files = {
         path.relative_to(installed / "trunkline-agent") for path in (installed / "trunkline-agent").rglob("*.*")
     }
-    modules = {path.relative_to(PACKAGE) for path in PACKAGE.glob("lib/*.js")}
+    modules = {path.relative_to(PACKAGE) for path in PACKAGE.glob("lib/*.*")}
     named = {Path(name) for name in ("package.json", "README.md", "trunkline_agent.js", "trunkline_agent.d.ts")}
     assert files == modules | named
     assert tarball.stat().st_size < 100_000
     imported = {
         name
-        for path in (PACKAGE / file for file in modules | {Path("trunkline_agent.js")})
+        for path in (PACKAGE / file for file in modules | {Path("trunkline_agent.js")} if file.suffix == ".js")
         for name in re.findall(r"(?:from|import\() ?\"([^\"]+)\"", path.read_text(encoding="utf-8"))
     }
     assert {name for name in imported if not name.startswith(("node:", "./"))} == {"mqtt"}

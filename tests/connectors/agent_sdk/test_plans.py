@@ -15,6 +15,7 @@ from trunkline_agent.hub.hub_requests import path_of, post_json
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Request, Retries, exchange
 from trunkline_agent.hub.server_events import EventParser
 from trunkline_agent.jobs.delegator_plans import submission
+from trunkline_agent.operation_values import Schedule
 
 OK = Answer(200, {}, b"{}")
 POST = Request("POST", "/x")
@@ -249,8 +250,7 @@ def test_messages_are_overdue_when_the_longest_time_since_the_last_beginning_has
 
 @pytest.mark.requirement("LM-25")
 @pytest.mark.parametrize("most", [2, 1000])
-def test_all_schedules_are_listed_over_as_many_answers_as_they_take(clock, monkeypatch, most):
-    monkeypatch.setattr(agent_plans, "_SCHEDULES_MOST", most)
+def test_all_schedules_are_listed_over_as_many_answers_as_they_take(clock, most):
     fields = {"recipient": "bo", "kind": "note", "cron": None, "every_s": 60, "status": "active"}
 
     def part(left, *names):
@@ -259,6 +259,8 @@ def test_all_schedules_are_listed_over_as_many_answers_as_they_take(clock, monke
 
     # An answer ends with its largest number of rows, or of bytes.
     parts = [part(0, "a", "b"), part(0, "c")] if most == 2 else [part(1, "a", "b"), part(0, "c")]
-    found = clock.play(agent_plans.list_schedules(retries(clock)), *parts)
+    path, query = path_of("schedules"), {"limit": most}
+    plan = agent_plans.list_rows(Schedule, path, "schedules", "schedule", query, retries(clock))
+    found = clock.play(plan, *parts)
     assert [one.name for one in found] == ["a", "b", "c"]
     assert [dict(one.query or {}).get("after") for one in clock.sent] == [None, "b"]

@@ -46,7 +46,7 @@ def test_the_async_class_has_the_same_methods_with_the_same_parameters(sync, oth
 
 @pytest.mark.requirement("AG-14")
 def test_the_sync_half_is_as_generated_from_the_async_half():
-    command = [sys.executable, str(ROOT / ".ci" / "sync_half.py"), "--check"]
+    command = [sys.executable, str(ROOT / ".ci" / "client_side.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

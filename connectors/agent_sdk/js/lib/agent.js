@@ -8,6 +8,7 @@ import { inHandlings, sendKey } from "./handling.js";
 import { HubClient, now, pathOf, PATIENCE_S } from "./hub_client.js";
 import { isName } from "./job_event.js";
 import { Message } from "./message.js";
+import { Operations } from "./operations.js";
 
 const REALM = "default";
 const POLL_S = 30;
@@ -18,7 +19,7 @@ const HUB = "hub";
 const STATUS_TYPE = "status";
 
 /** An agent: the mailbox of one principal of the hub. Close it, or use `await using`. */
-export class Agent {
+export class Agent extends Operations {
   #hub;
   #closing = new AbortController();
   #requests;
@@ -30,9 +31,12 @@ export class Agent {
    *   or the caller is above its limits
    */
   constructor(name, credentials, { patienceS = PATIENCE_S } = {}) {
-    this.name = name ?? credentials.name;
-    if (this.name !== null && !isName(this.name)) throw new UsageError(`not an agent's name: ${this.name}`);
-    this.#hub = new HubClient(credentials.section("hub"), { caCerts: credentials.caCerts, patienceS });
+    const own = name ?? credentials.name;
+    if (own !== null && !isName(own)) throw new UsageError(`not an agent's name: ${own}`);
+    const hub = new HubClient(credentials.section("hub"), { caCerts: credentials.caCerts, patienceS });
+    super(hub);
+    this.name = own;
+    this.#hub = hub;
     this.#requests = {
       settle: (message, how, fields) => this.#ofLease(message, how, fields),
       extend: (message, leaseS) => this.#ofLease(message, "extend", { lease: leaseS }),
@@ -165,16 +169,6 @@ export class Agent {
     return { messageId: answer.message_id, topic, recipients: answer.recipients, verdict: answer.verdict };
   }
 
-  /** Subscribe the agent's mailbox to a topic. The first subscription makes the topic. */
-  async subscribe(topic, { signal } = {}) {
-    await this.#hub.post(pathOf("topics", topic, "subscribe"), {}, { signal });
-  }
-
-  /** End the subscription of the agent's mailbox to a topic. */
-  async unsubscribe(topic, { signal } = {}) {
-    await this.#hub.post(pathOf("topics", topic, "unsubscribe"), {}, { signal });
-  }
-
   /**
    * Set a schedule that posts a message again and again: `cron` in UTC, or `everyS`. Returns the schedule as the
    * hub shows it, with `next_runs`.
@@ -187,24 +181,6 @@ export class Agent {
     const { text: key } = sendKey(`schedule/${name}`, body, options.key);
     const { verdict: _verdict, ...shown } = await this.#hub.post(pathOf("schedules", name), body, { key, signal });
     return shown;
-  }
-
-  /** Remove a schedule. Messages that it has posted stay. */
-  async unschedule(name, { key, signal } = {}) {
-    await this.#hub.post(pathOf("schedules", name, "remove"), {}, { key, signal });
-  }
-
-  /** Return the agents that take part, sorted by name; by default all that have not stopped. */
-  async discover({ capability, status, signal } = {}) {
-    const found = [];
-    for (;;) {
-      const query = { capability, status, after: found.at(-1)?.name };
-      const { participants, left } = await this.#hub.get(pathOf("participants"), { query, signal });
-      for (const { id: name, status: state, task, capabilities, started_at: startedAt } of participants) {
-        found.push({ name, status: state, task, capabilities, startedAt: new Date(startedAt) });
-      }
-      if (!left || participants.length === 0) return found;
-    }
   }
 
   /** Report what the agent does, by a message of the type `status` to the hub, which the log keeps. */

@@ -1,67 +1,68 @@
-"""Plans of what an agent does beside messages: subscriptions, schedules, other agents, blobs."""
+"""Plans of what an agent does beside messages: plain operations, schedules, blobs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
 from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.hub_requests import encoded, get_json, path_of, post_json
-from trunkline_agent.hub.hub_values import AgentInfo, BlobReference, Schedule, not_a_gateway
+from trunkline_agent.hub.hub_values import BlobReference, HubValue, ReadAnswer
 from trunkline_agent.hub.plans import Plan, Request, Retries, exchange
 
 # Messages of agents are in this realm.
 _REALM: Final = "default"
 # A transfer may take so long beside the usual time of an answer.
 _SLOWEST_BYTES_PER_S: Final = 200_000
-_SCHEDULES_MOST: Final = 1000
+_V = TypeVar("_V", bound=HubValue)
 
 
-def change_subscription(topic: str, is_subscribed: bool, retries: Retries) -> Plan[None]:
-    """Begin or end the subscription of the caller's mailbox to a topic. Repeating it changes nothing."""
-    action = "subscribe" if is_subscribed else "unsubscribe"
-    yield from post_json(path_of("topics", topic, action), {}, retries=retries)
+def read(value: type[_V], path: str, query: Mapping[str, Any], retries: Retries) -> Plan[_V]:
+    """Return what an operation reads, as a `value`. For `path` see `path_of`."""
+    return value.of((yield from get_json(path, query, retries=retries)))
 
 
-def set_schedule(name: str, body: dict[str, Any], key: str | None, retries: Retries) -> Plan[Schedule]:
-    """Make a schedule, or replace the caller's one of this name."""
+def change(value: type[_V], path: str, body: Mapping[str, Any], key: str | None, retries: Retries) -> Plan[_V]:
+    """Carry out an operation that changes something, and return its answer as a `value`."""
+    return value.of((yield from post_json(path, body, retries=retries, key=key)))
+
+
+def list_rows(
+    value: type[_V], path: str, rows: str, by: str, query: Mapping[str, Any], retries: Retries
+) -> Plan[list[_V]]:
+    """Return all rows of a list, whatever the number of requests.
+
+    Args:
+        value: The class of a row.
+        path: The path, see `path_of`.
+        rows: The field of an answer with the rows.
+        by: The field of a row by which the list is sorted.
+        query: The query of each request. It has a `limit` if the hub would return fewer rows without it.
+        retries: When a request is sent again.
+    """
+    found: list[_V] = []
+    last = None
+    while True:
+        answer = yield from get_json(path, {**query, "after": last}, retries=retries)
+        with ReadAnswer():
+            listed = list(answer[rows])
+            found += [value.of(one) for one in listed]
+            if not listed or not (answer.get("left") or len(listed) == query.get("limit")):
+                return found
+            last = listed[-1][by]
+
+
+def set_schedule(name: str, body: dict[str, Any], key: str | None, retries: Retries) -> Plan[Any]:
+    """Make a schedule, or replace the caller's one of this name. Return it as the hub shows it."""
     wanted = {field: value for field, value in body.items() if value is not None}
     if (wanted.get("cron") is None) == (wanted.get("every_s") is None):
         raise UsageError("a schedule has either cron or every_s")
     path, found_key = path_of("schedules", name), send_key(f"schedule/{name}", encoded(wanted), key).text
-    return Schedule.of((yield from post_json(path, wanted, retries=retries, key=found_key)))
-
-
-def remove_schedule(name: str, retries: Retries) -> Plan[Schedule]:
-    """Remove a schedule. Raises NotFound if there is none, and Refused if it is removed already."""
-    return Schedule.of((yield from post_json(path_of("schedules", name, "remove"), {}, retries=retries)))
-
-
-def list_schedules(retries: Retries) -> Plan[list[Schedule]]:
-    """Return the active schedules that the caller set, sorted by name."""
-    found: list[Schedule] = []
-    while True:
-        query = {"limit": _SCHEDULES_MOST, "after": found[-1].name if found else None}
-        answer = yield from get_json(path_of("schedules"), query, retries=retries)
-        listed = _list_in(answer, "schedules")
-        found += [Schedule.of(one) for one in listed]
-        if not listed or not (answer.get("left") or len(listed) == _SCHEDULES_MOST):
-            return found
-
-
-def discover(capability: str | None, status: str | None, retries: Retries) -> Plan[list[AgentInfo]]:
-    """Return the agents that take part, sorted by name."""
-    found: list[AgentInfo] = []
-    while True:
-        query = {"capability": capability, "status": status, "after": found[-1].name if found else None}
-        answer = yield from get_json(path_of("participants"), query, retries=retries)
-        listed = _list_in(answer, "participants")
-        found += [AgentInfo.of(one) for one in listed]
-        if not (listed and answer.get("left")):
-            return found
+    return (yield from post_json(path, wanted, retries=retries, key=found_key))
 
 
 def upload(content: bytes, content_type: str | None, retries: Retries) -> Plan[BlobReference]:
@@ -113,9 +114,3 @@ def content_of(source: bytes | str | os.PathLike[str], content_type: str | None)
     import mimetypes  # reads the tables of the machine
 
     return content, content_type or mimetypes.guess_type(os.fspath(source))[0]
-
-
-def _list_in(found: Any, name: str) -> list[Any]:
-    if not isinstance(found, dict) or not isinstance(found.get(name), list):
-        raise not_a_gateway()
-    return list(found[name])

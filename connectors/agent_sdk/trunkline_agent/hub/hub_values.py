@@ -1,11 +1,11 @@
-"""The values that an agent gets from the hub: messages, results of sending, schedules, other agents, blobs."""
+"""The values that an agent gets from the hub: messages, results of sending, blobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import Token
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub.derived_keys import HANDLED, Handling
@@ -14,8 +14,23 @@ from trunkline_agent.hub.held_messages import Held
 REPLY_TYPE: Final = "answer"
 
 
+class HubValue:
+    """The base class of values that have fields of an answer of the hub."""
+
+    __slots__ = ()
+    FIELDS: ClassVar[tuple[str, ...]]
+    """The fields of the answer, in the order of those of the value."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return the value that an answer of the hub has."""
+        with ReadAnswer():
+            shown = [found[name] for name in cls.FIELDS]
+            return cls(*(tuple(one) if isinstance(one, list) else one for one in shown))
+
+
 @dataclass(frozen=True, slots=True)
-class BlobReference:
+class BlobReference(HubValue):
     """A large content that is stored beside the log.
 
     Attributes:
@@ -24,15 +39,10 @@ class BlobReference:
         content_type: Its media type.
     """
 
+    FIELDS: ClassVar = ("digest", "bytes", "content_type")
     digest: str
     bytes: int
     content_type: str
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Self:
-        """Return the reference that an answer of the hub has."""
-        with _ReadAnswer():
-            return cls(found["digest"], found["bytes"], found["content_type"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,72 +74,6 @@ class Published:
     message_id: str | None
     recipients: int
     verdict: str
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A message that the hub sends again and again.
-
-    Attributes:
-        name: The name of the schedule.
-        recipient: The mailbox that gets the messages.
-        type: The kind of the messages.
-        cron: The times of the runs in UTC. None: they have an interval.
-        every_s: The seconds between two runs. None: they have a cron expression.
-        status: `active` or `removed`.
-        next_run_at: The time of the next run, in ISO 8601. None: there is none.
-        runs: The number of runs whose message was sent.
-    """
-
-    name: str
-    recipient: str
-    type: str
-    cron: str | None
-    every_s: int | None
-    status: str
-    next_run_at: str | None
-    runs: int
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Self:
-        """Return the schedule that an answer of the hub shows."""
-        with _ReadAnswer():
-            return cls(
-                found["schedule"],
-                found["recipient"],
-                found["kind"],
-                found["cron"],
-                found["every_s"],
-                found["status"],
-                found["next_run_at"],
-                found["runs"],
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class AgentInfo:
-    """An agent that takes part.
-
-    Attributes:
-        name: Its name, and that of its mailbox.
-        status: `initializing`, `idle`, `working`, `blocked` or `stopped`.
-        task: A text about its work.
-        capabilities: The names of what it can do.
-        started_at: When it joined, in ISO 8601.
-    """
-
-    name: str
-    status: str
-    task: str
-    capabilities: tuple[str, ...]
-    started_at: str
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Self:
-        """Return the agent that an answer of the hub shows."""
-        with _ReadAnswer():
-            capabilities = tuple(found["capabilities"])
-            return cls(found["id"], found["status"], found["task"], capabilities, found["started_at"])
 
 
 class ReceivedMessage:
@@ -196,7 +140,7 @@ class ReceivedMessage:
                 return
 
 
-class _ReadAnswer:
+class ReadAnswer:
     """A block that reads an answer: a missing field raises TrunklineError."""
 
     def __enter__(self) -> None:
