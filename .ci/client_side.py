@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from pydantic.alias_generators import to_camel  # noqa: E402
 from sync_half import LIBRARY, MODULES, formatted, sync_half  # noqa: E402
 
 from connectors.hub.engine.operation import Call, Operation, Value  # noqa: E402
+from connectors.hub.serving.example_values import EXAMPLES  # noqa: E402
 from connectors.operations.every_operation import OPERATIONS  # noqa: E402
 
 API: Final = "/api/hub/"
@@ -127,14 +129,28 @@ def cli_requests() -> str:
     for one in _found("COMMAND"):
         fields = [*one.path, *(field for field in one.sent if field.name != "after" or one.takes("limit"))]
         given = "".join(f"{_cli_field(f)}, " for f in fields)
-        text = one.paragraphs[0].partition(". ")[0].rstrip(".")
+        text = one.paragraphs[0].partition(". ")[0].rstrip(".").replace("the caller's", "your").replace("`", "")
+        text = text.replace("the caller", "you").removesuffix(", or answer 404")
         more = f", {one.rows!r}" if one.rows else ""
         more += f", {one.by!r}" if one.by else ""
+        more += f", example={example!r}" if (example := _example(one)) else ""
         path = tuple(one.parts())
         lines.append(
             f"    {one.kind.COMMAND!r}: Declared({one.kind.METHOD!r}, {path!r}, {text!r}, ({given}){more}),"
         )
     return formatted("\n".join([*lines, "}", ""]), "declared_requests.py")
+
+
+def _example(one: Described) -> str:
+    """Return examples of the positional arguments, as the OpenAPI document has them."""
+    found = []
+    for field in [*one.path, *(f for f in one.sent if f.is_needed)]:
+        before = one.kind.PATH.split(f"/{{{field.name}}}")[0].rpartition("/")[2]
+        value = next(
+            (EXAMPLES[name] for name in (f"{before}.{field.name}", field.name) if name in EXAMPLES), "x"
+        )
+        found.append(shlex.quote(str(value)))
+    return " ".join(found)
 
 
 def _cli_kind(field: Field) -> str:

@@ -29,15 +29,15 @@ from typing import Any, Final
 
 from connectors.cli.agents.join_options import CREDENTIALS_OPTIONS, JOIN_HELP, check_no_credentials_options
 from connectors.cli.shared.actions import Actions, argument, one_of
-from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, name_of, request_id
+from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, request_id
 from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.terminal_text import escaped
 
 _PARTICIPANTS: Final = "participants"
-_STATES: Final = ("initializing", "idle", "working", "blocked", "stopped")
 _CAPABILITY: Final = argument(
     "--capability", "a capability of it; may be repeated", action="append", default=[], metavar="NAME"
 )
@@ -115,37 +115,6 @@ _COLUMNS: Final[Columns] = {
 }
 
 
-@ACTIONS.add(
-    argument("--status", "only these (default: all but the stopped ones)", choices=_STATES),
-    argument("--capability", "only agents with this capability", metavar="NAME"),
-    example="trunkline agents active --capability count",
-)
-def _active(call: Call) -> int:
-    """List the agents that take part, by name."""
-    wanted = {"status": call.status, "capability": call.capability}
-    found = call.get_all(_PARTICIPANTS, key="participants", name="id", **wanted)
-    return call.print_rows({"agents": found["participants"]}, "agents", _COLUMNS)
-
-
-@ACTIONS.add(AGENT, example="trunkline agents status mailer")
-def _status(call: Call) -> int:
-    """Show one agent that takes part or did, and its keys."""
-    row = call.get(_PARTICIPANTS, call.name)
-    keys = "; ".join(_key_text(key) for key in row["keys"]) or None
-    return call.print_answer(row, fields({**row, "capabilities": _capabilities(row), "keys": keys}))
-
-
-@ACTIONS.add(
-    AGENT,
-    argument("--reason", "the reason, kept with the agent", metavar="TEXT"),
-    example="trunkline agents stop mailer --reason 'all is done'",
-)
-def _stop(call: Call) -> int:
-    """Stop an agent that takes part."""
-    row = call.post(_PARTICIPANTS, call.name, "stop", reason=call.reason)
-    return call.print_answer(row, f"agent {escaped(call.name)} is {escaped(row['status'])}")
-
-
 @ACTIONS.add(*ROTATION, example="trunkline agents rotate builder builder.pem")
 def rotate(call: Call) -> int:
     """Replace the key in FILE by a new one; the old one stays valid for a while.
@@ -182,17 +151,6 @@ def _add_key(call: Call) -> int:
 
     public_key = public_key_in(call.file)
     return _print_key(call, _register_key(call, public_key), public_key, "")
-
-
-@ACTIONS.add(
-    AGENT,
-    argument("key_id", "the key, as 'status' shows it", type=name_of("a key"), metavar="KEY"),
-    example="trunkline agents remove-key builder 8c1f…",
-)
-def _remove_key(call: Call) -> int:
-    """Revoke a key of an agent, at once."""
-    row = call.post(_PARTICIPANTS, call.name, "keys", call.key_id, "remove")
-    return call.print_answer(row, f"agent {escaped(call.name)} has {len(row['keys'])} keys")
 
 
 def _register_key(call: Call, public_key: str) -> Row:
@@ -257,13 +215,6 @@ def _credentials(call: Call, answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"schema_version": 1, "name": answer["agent_name"], "mqtt": access, "ca_certs": ca_certs}
 
 
-@ACTIONS.add(AGENT, example="trunkline agents mqtt-remove builder")
-def _mqtt_remove(call: Call) -> int:
-    """End an agent's mailbox over MQTT; the messages in it stay."""
-    row = call.post("agents", call.name, "mqtt", "remove")
-    return call.print_answer(row, f"agent {escaped(call.name)} over MQTT is {escaped(row['status'])}")
-
-
 def _hardened(row: Row) -> str:
     return "yes" if row["hardened"] else "no"
 
@@ -288,9 +239,31 @@ def _list(call: Call) -> int:
     return call.print_rows(found, "agents", _DEFINITION_COLUMNS)
 
 
-@ACTIONS.add(AGENT, example="trunkline agents show echo")
-def _show(call: Call) -> int:
-    """Show an agent's whole definition."""
-    row = call.get("agents", call.name)
-    shown = {**row, "capabilities": _capabilities(row), "hardened": _hardened(row)}
-    return call.print_answer(row, fields(shown))
+def _shown(row: Row) -> list[str]:
+    return [fields({**row, "capabilities": _capabilities(row), "hardened": _hardened(row)})]
+
+
+def _status(row: Row) -> list[str]:
+    keys = "; ".join(_key_text(key) for key in row["keys"]) or None
+    return [fields({**row, "capabilities": _capabilities(row), "keys": keys})]
+
+
+def _key_removed(row: Row) -> list[str]:
+    return [f"agent {escaped(row['id'])} has {len(row['keys'])} keys"]
+
+
+add_declared(
+    ACTIONS,
+    "agents",
+    Shown(
+        "active",
+        adapted=lambda found: {"agents": found["participants"]},
+        rows="agents",
+        columns=_COLUMNS,
+    ),
+    Shown("status", answer=_status),
+    Shown("stop", answer="agent {name} is {status}"),
+    Shown("remove-key", answer=_key_removed),
+    Shown("mqtt-remove", answer="agent {name} over MQTT is {status}"),
+    Shown("show", answer=_shown),
+)

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import REASON, job_id
-from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.text_table import age_of
-from schemas.streams.session.session_registry import SESSION_STATES
 from trunkline_agent.terminal_text import escaped
 
 _STOP_MODES: Final = ("stop", "hard", "soft")
@@ -99,13 +99,16 @@ def _resume(call: Call) -> int:
     return _print(call, row, f"is {row['status']}")
 
 
-@ACTIONS.add(argument("--state", "only the sessions in this state", choices=SESSION_STATES))
-def _list(call: Call) -> int:
-    """List sessions, the newest last."""
-    found = call.get("sessions", state=call.state)
+def _oldest_first(found: Row) -> Row:
     sessions = sorted(found["sessions"], key=lambda row: (row["created_at"], row["session"]))
-    answer = {"sessions": sessions, "total": found.get("total", len(sessions))}
-    return call.print_rows(answer, "sessions", _COLUMNS)
+    return {"sessions": sessions, "total": found.get("total", len(sessions))}
+
+
+add_declared(
+    ACTIONS,
+    "sessions",
+    Shown("list", "List sessions, the newest last", adapted=_oldest_first, columns=_COLUMNS),
+)
 
 
 def _print(call: Call, row: dict[str, Any], text: str) -> int:

@@ -16,13 +16,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import REASON, limit
-from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.call import Columns, Row
+from connectors.cli.shared.declared import Shown, add_declared, newest_last
 from connectors.cli.shared.text_table import age_of
 from trunkline_agent.errors import UsageError
-from trunkline_agent.terminal_text import escaped
 
-_STATES: Final = ("active", "revoked", "expired")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{12}").fullmatch
 
 
@@ -52,28 +50,13 @@ _COLUMNS: Final[Columns] = {
     "CAPABILITIES": lambda row: ", ".join(row["capabilities"]) or None,
     "WHY REVOKED": "revoked_why",
 }
+_TOKEN: Final = argument("token_id", "12 hex digits, from 'tokens list'", type=_token_id)
 ACTIONS: Final = Actions()
 
 
-@ACTIONS.add(
-    argument("--status", "only the tokens in this state", choices=_STATES),
-    limit(),
-    example="trunkline tokens list --status active",
+add_declared(
+    ACTIONS,
+    "tokens",
+    Shown("list", "List the tokens of tasks, the newest last", adapted=newest_last("tokens"), columns=_COLUMNS),
+    Shown("revoke", answer="token {token_id} of task {task_id} is {status}", arguments={"token_id": _TOKEN}),
 )
-def _list(call: Call) -> int:
-    """List the tokens of tasks, the newest last; never their values."""
-    found = call.get("tokens", status=call.status, limit=call.limit)
-    found["tokens"].reverse()
-    return call.print_rows(found, "tokens", _COLUMNS)
-
-
-@ACTIONS.add(
-    argument("token_id", "12 hex digits, from 'tokens list'", type=_token_id),
-    REASON,
-    example='trunkline tokens revoke 3f9c0a1b2d4e --reason "it was in a log"',
-)
-def _revoke(call: Call) -> int:
-    """Revoke a token while its task runs; a second time changes nothing."""
-    row = call.post("tokens", call.token_id, "revoke", reason=call.reason)
-    text = f"token {call.token_id} of task {escaped(row['task_id'])} is {escaped(row['status'])}"
-    return call.print_answer(row, text)

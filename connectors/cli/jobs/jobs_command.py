@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import BROKER, JOB, REASON, duration, limit, path, read_broker, request_id
-from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.arguments import BROKER, JOB, duration, path, read_broker
+from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
-from schemas.streams.job.job_registry import JOB_STATES
 from trunkline_agent.terminal_text import escaped
 
 _SECRET_FILE: Final = path(
@@ -81,23 +81,6 @@ def _pick(call: Call) -> int:
     )
 
 
-@ACTIONS.add(JOB, REASON, request_id("the same cancellation, not a second one"))
-def _cancel(call: Call) -> int:
-    """Cancel a job that has not ended."""
-    found = call.post("jobs", call.job, "cancel", request_id=call.request_id, reason=call.reason)
-    again = " (it was before)" if found["verdict"] == "duplicate" else ""
-    return call.print_answer(found, f"{call.job} is {escaped(found['status'])}{again}")
-
-
-@ACTIONS.add(JOB)
-def _show(call: Call) -> int:
-    """Show one job."""
-    row = call.get("jobs", call.job)
-    shown = {name: value for name, value in row.items() if name != "broker"}
-    broker = row.get("broker")
-    return call.print_answer(row, fields({**shown, "broker": None if broker is None else _broker_text(broker)}))
-
-
 _COLUMNS: Final[Columns] = {
     "JOB": "job_id",
     "STATE": "status",
@@ -108,30 +91,14 @@ _COLUMNS: Final[Columns] = {
 }
 
 
-@ACTIONS.add(
-    argument("--state", "only the jobs in this state", choices=JOB_STATES),
-    argument("--session", "only the jobs that this session has", metavar="NAME"),
-    duration("--older-than", "registered before, e.g. 2h"),
-    duration("--newer-than", "registered since, e.g. 30m"),
-    limit(),
-)
-def _list(call: Call) -> int:
-    """List jobs, the newest last."""
-    wanted = {"state": call.state, "session": call.session, "limit": call.limit}
-    times = {"older_than_s": call.older_than, "newer_than_s": call.newer_than}
-    found = call.get("jobs", **wanted, **times)
-    jobs = sorted(found["jobs"], key=lambda row: (row["registered_at"], row["job_id"]))
-    return call.print_rows({"jobs": jobs, "total": found["total"]}, "jobs", _COLUMNS)
-
-
 @ACTIONS.add(JOB, argument("--to", "a folder that does not exist", type=Path, required=True, metavar="DIR"))
 def _export(call: Call) -> int:
     """Write one job's history into a new folder, from the ledger."""
     from connectors.log.ledger_files.ledger_export import export_job
 
-    done = export_job(call.settings, call.job, call.to)
-    answer = {"job_id": call.job, "to": str(done.folder), "status": done.status, "events": done.events}
-    text = f"{call.job}: {done.events} records, {escaped(str(done.status))}, in {done.folder}"
+    done = export_job(call.settings, call.job_id, call.to)
+    answer = {"job_id": call.job_id, "to": str(done.folder), "status": done.status, "events": done.events}
+    text = f"{call.job_id}: {done.events} records, {escaped(str(done.status))}, in {done.folder}"
     return call.print_answer(answer, text)
 
 
@@ -198,3 +165,28 @@ def _broker_text(broker: Mapping[str, Any]) -> str:
 
     shown = {name: value for name, value in shown_fields(broker).items() if name != "sealed_password"}
     return ", ".join(f"{name} {escaped(str(value))}" for name, value in shown.items())
+
+
+def _cancelled(found: Row) -> list[str]:
+    again = " (it was before)" if found["verdict"] == "duplicate" else ""
+    return [f"{found['job_id']} is {escaped(found['status'])}{again}"]
+
+
+def _shown(row: Row) -> list[str]:
+    shown = {name: value for name, value in row.items() if name != "broker"}
+    broker = row.get("broker")
+    return [fields({**shown, "broker": None if broker is None else _broker_text(broker)})]
+
+
+def _oldest_first(found: Row) -> Row:
+    jobs = sorted(found["jobs"], key=lambda row: (row["registered_at"], row["job_id"]))
+    return {"jobs": jobs, "total": found["total"]}
+
+
+add_declared(
+    ACTIONS,
+    "jobs",
+    Shown("cancel", answer=_cancelled, arguments={"job_id": JOB}),
+    Shown("show", answer=_shown, arguments={"job_id": JOB}),
+    Shown("list", "List jobs, the newest last", adapted=_oldest_first, columns=_COLUMNS),
+)

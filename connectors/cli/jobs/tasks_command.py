@@ -22,12 +22,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import REASON, duration_s, limit, name_of, request_id
+from connectors.cli.shared.arguments import duration_s, name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
+from connectors.cli.shared.declared import Shown, add_declared, newest_last
 from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
 from connectors.cli.shared.text_table import age_of, fields, print_json
 from schemas.fold.life_cycles import COMPLETED
-from schemas.streams.task.task_registry import TASK_STATES, TASK_TERMINAL
+from schemas.streams.task.task_registry import TASK_TERMINAL
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 from trunkline_agent.terminal_text import escaped
 
@@ -38,7 +39,7 @@ _EXIT_INTERRUPTED: Final = 130
 # The first and the longest pause between two requests while waiting for a task.
 _POLL_S: Final = (0.1, 1.0)
 _TASK: Final = argument(
-    "task", "the task, as 'submit' and 'list' show it", type=name_of("a task"), metavar="ID"
+    "task_id", "the task, as 'submit' and 'list' show it", type=name_of("a task"), metavar="ID"
 )
 ACTIONS: Final = Actions()
 
@@ -151,26 +152,6 @@ _TASK_COLUMNS: Final[Columns] = {
 
 
 @ACTIONS.add(
-    argument("--status", "only the tasks in this state", choices=TASK_STATES),
-    argument("--agent", "only the tasks of this agent", metavar="NAME"),
-    limit(),
-    example="trunkline tasks list --agent echo --status failed",
-)
-def _list(call: Call) -> int:
-    """List tasks, the newest last."""
-    found = call.get("tasks", status=call.status, agent_name=call.agent, limit=call.limit)
-    found["tasks"].reverse()
-    return call.print_rows(found, "tasks", _TASK_COLUMNS)
-
-
-@ACTIONS.add(_TASK, example="trunkline tasks show 5b7e…")
-def _show(call: Call) -> int:
-    """Show one task."""
-    row = call.get("tasks", call.task)
-    return call.print_answer(row, fields({**row, "result": _result_text(row)}))
-
-
-@ACTIONS.add(
     _TASK,
     argument("--result", "the result; - reads it from standard input", metavar="TEXT"),
     example="date | trunkline tasks complete 5b7e… --result -",
@@ -180,28 +161,8 @@ def _complete(call: Call) -> int:
     result = call.result
     if result == STANDARD_INPUT:
         result = read_given_text(result, "--result", call.settings.limits.payload_bytes)
-    return _end(call, "complete", result=result)
-
-
-@ACTIONS.add(
-    _TASK,
-    argument("error", "the reason, for the client that submitted the task"),
-    example='trunkline tasks fail 5b7e… "the mail server does not answer"',
-)
-def _fail(call: Call) -> int:
-    """Report that a task has failed."""
-    return _end(call, "fail", error=call.error)
-
-
-@ACTIONS.add(_TASK, REASON, example="trunkline tasks cancel 5b7e…")
-def _cancel(call: Call) -> int:
-    """Cancel a task that has not ended."""
-    return _end(call, "cancel", reason=call.reason)
-
-
-def _end(call: Call, how: str, **why: str | None) -> int:
-    row = call.post("tasks", call.task, how, **why)
-    return call.print_answer(row, f"task {call.task} is {escaped(row['status'])}")
+    row = call.post("tasks", call.task_id, "complete", result=result)
+    return call.print_answer(row, f"task {call.task_id} is {escaped(row['status'])}")
 
 
 _CONTAINER_COLUMNS: Final[Columns] = {
@@ -214,9 +175,29 @@ _CONTAINER_COLUMNS: Final[Columns] = {
 }
 
 
-@ACTIONS.add(limit(), example="trunkline tasks containers --limit 5")
-def _containers(call: Call) -> int:
-    """List what was launched for tasks, the newest last."""
-    found = call.get("containers", limit=call.limit)
-    found["containers"].reverse()
-    return call.print_rows(found, "containers", _CONTAINER_COLUMNS)
+def _shown(row: Row) -> list[str]:
+    return [fields({**row, "result": _result_text(row)})]
+
+
+_OF_AGENT: Final = argument("--agent", "only the tasks of this agent", dest="agent_name", metavar="NAME")
+_CHANGED: Final = "task {task_id} is {status}"
+add_declared(
+    ACTIONS,
+    "tasks",
+    Shown(
+        "list",
+        "List tasks, the newest last",
+        adapted=newest_last("tasks"),
+        columns=_TASK_COLUMNS,
+        arguments={"agent_name": _OF_AGENT},
+    ),
+    Shown("show", answer=_shown, arguments={"task_id": _TASK}),
+    Shown("fail", answer=_CHANGED, arguments={"task_id": _TASK}),
+    Shown("cancel", answer=_CHANGED, arguments={"task_id": _TASK}),
+    Shown(
+        "containers",
+        "List what was launched for tasks, the newest last",
+        adapted=newest_last("containers"),
+        columns=_CONTAINER_COLUMNS,
+    ),
+)

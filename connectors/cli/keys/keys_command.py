@@ -206,11 +206,11 @@ def _job(call: Call) -> int:
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--secret-file: there is no folder {file.parent}")
     effect, overlap_s = "the job has its new secret", round(call.overlap)
-    answer = call.post_named("jobs", call.job, "secret", possible_effect=effect, overlap_s=overlap_s)
+    answer = call.post_named("jobs", call.job_id, "secret", possible_effect=effect, overlap_s=overlap_s)
     shown = _store_secret(call, answer)
     rest = {name: value for name, value in answer.items() if name not in ("secret", "request_id")}
     lines = [
-        f"job     {call.job}",
+        f"job     {call.job_id}",
         f"secret  {shown.get('secret') or 'in ' + shown['secret_file']}",
         f"user    {escaped(answer['mqtt_user'])} at the backbone's own MQTT broker",
         f"older   good until {escaped(answer['old_secret_ends_at'])}",
@@ -231,9 +231,9 @@ def _store_secret(call: Call, answer: dict[str, Any]) -> dict[str, str]:
     shown = {"secret_file": str(file)}
     if file is not None:
         replace_private(file, secret + "\n", "the job's secret")
-    if file is None or find_secret(call.settings, call.job) is not None:
+    if file is None or find_secret(call.settings, call.job_id) is not None:
         ends_at = datetime.fromisoformat(answer["old_secret_ends_at"]).timestamp()
-        kept = store_rotated(call.settings, call.job, secret, ends_at)
+        kept = store_rotated(call.settings, call.job_id, secret, ends_at)
         if file is None:
             shown = {"secret": secret, "secret_file": str(kept)}
     return shown

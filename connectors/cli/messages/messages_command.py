@@ -56,6 +56,7 @@ from connectors.cli.messages.message_leases import message_text
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration, limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
+from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import read_given
 from connectors.cli.shared.text_table import age_of
 from trunkline_agent.errors import NotFound, Refused
@@ -220,11 +221,4 @@ _AUDIT_COLUMNS: Final[Columns] = {
 }
 
 
-@ACTIONS.add(
-    argument("--limit", "at most (default: all that the gateway keeps)", type=int, metavar="N"),
-    example="trunkline messages audit --limit 20",
-)
-def _audit(call: Call) -> int:
-    """Show the newest messages that were delivered, and requests to send one that were refused."""
-    found = call.get("audit", limit=call.limit)
-    return call.print_rows(found, "entries", _AUDIT_COLUMNS)
+add_declared(ACTIONS, "messages", Shown("audit", columns=_AUDIT_COLUMNS))

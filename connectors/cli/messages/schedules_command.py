@@ -112,17 +112,7 @@ def _next_runs(row: Row) -> list[str]:
 add_declared(
     ACTIONS,
     "schedules",
-    Shown(
-        "list",
-        "List your active schedules; the operator's list has those of all",
-        "trunkline schedules list",
-        columns=_COLUMNS,
-    ),
-    Shown("show", "Show a schedule with its next five runs", "trunkline schedules show report", _shown),
-    Shown(
-        "remove",
-        "Remove a schedule: no further runs",
-        "trunkline schedules remove report",
-        "schedule {schedule} is removed after {runs} runs",
-    ),
+    Shown("list", columns=_COLUMNS),
+    Shown("show", answer=_shown),
+    Shown("remove", answer="schedule {schedule} is removed after {runs} runs"),
 )

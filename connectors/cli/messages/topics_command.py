@@ -33,13 +33,10 @@ from connectors.cli.shared.text_table import age_of
 from trunkline_agent.terminal_text import escaped
 
 _TOPIC: Final = argument("topic", "the topic", type=name_of("a topic"))
-_AS: Final = argument(
-    "--as",
-    "the mailbox (operator; default: your own)",
-    type=name_of("a mailbox"),
-    dest="subscriber",
-    metavar="NAME",
-)
+_WHOSE: Final = "the mailbox (operator; default: your own)"
+_AS: Final = {
+    "subscriber": argument("--as", _WHOSE, type=name_of("a mailbox"), dest="subscriber", metavar="NAME")
+}
 _TOPICS: Final[Columns] = {
     "TOPIC": "name",
     "SUBSCRIBERS": "subscribers",
@@ -47,6 +44,11 @@ _TOPICS: Final[Columns] = {
     "MESSAGES": "publications",
     "NEWEST": lambda row: "" if row["last_published_at"] is None else age_of(row["last_published_at"]),
     "MESSAGE": "last_message_id",
+}
+_SUBSCRIPTIONS: Final[Columns] = {
+    "SUBSCRIBER": "subscriber",
+    "AGE": lambda row: age_of(row["since"]),
+    "SUBSCRIBED BY": "subscribed_by",
 }
 ACTIONS: Final = Actions()
 
@@ -82,30 +84,8 @@ def _publish(call: Call) -> int:
 add_declared(
     ACTIONS,
     "topics",
-    Shown(
-        "subscribe",
-        "Subscribe a mailbox to a topic, which is made if it does not exist",
-        "trunkline topics subscribe news",
-        "{subscriber} is subscribed to {topic}",
-        arguments={"subscriber": _AS},
-    ),
-    Shown(
-        "unsubscribe",
-        "End the subscription of a mailbox to a topic",
-        "trunkline topics unsubscribe news --as echo",
-        "{subscriber} is not subscribed to {topic}",
-        arguments={"subscriber": _AS},
-    ),
-    Shown("list", "List the topics by name", "trunkline topics list", columns=_TOPICS),
-    Shown(
-        "show",
-        "Show the subscriptions to a topic by name",
-        "trunkline topics show news",
-        adapted=lambda found: {**found, "total": found["subscribers"]},
-        columns={
-            "SUBSCRIBER": "subscriber",
-            "AGE": lambda row: age_of(row["since"]),
-            "SUBSCRIBED BY": "subscribed_by",
-        },
-    ),
+    Shown("subscribe", answer="{subscriber} is subscribed to {topic}", arguments=_AS),
+    Shown("unsubscribe", answer="{subscriber} is not subscribed to {topic}", arguments=_AS),
+    Shown("list", columns=_TOPICS),
+    Shown("show", columns=_SUBSCRIPTIONS, adapted=lambda found: {**found, "total": found["subscribers"]}),
 )

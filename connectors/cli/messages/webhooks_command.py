@@ -25,9 +25,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import duration_s, limit, name_of, request_id
+from connectors.cli.shared.arguments import duration_s, name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
-from connectors.cli.shared.text_table import fields
+from connectors.cli.shared.declared import Lines, Shown, add_declared
 from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import escaped
 
@@ -71,19 +71,6 @@ _COLUMNS: Final[Columns] = {
 }
 
 
-@ACTIONS.add(limit(), example="trunkline webhooks list")
-def _list(call: Call) -> int:
-    """List your webhooks and how their calls went; the operator's list has those of all."""
-    return call.print_rows(call.get("webhooks", limit=call.limit), "webhooks", _COLUMNS)
-
-
-@ACTIONS.add(_NAME, example="trunkline webhooks show ann")
-def _show(call: Call) -> int:
-    """Show a webhook and how its calls went."""
-    row = call.get("webhooks", call.name)
-    return call.print_answer(row, fields(row))
-
-
 @ACTIONS.add(_NAME, example="trunkline webhooks test ann")
 def _test(call: Call) -> int:
     """Call the address now with a test event; exit code 1 if that fails."""
@@ -93,34 +80,12 @@ def _test(call: Call) -> int:
     return code if found["delivered"] else _FAILED
 
 
-@ACTIONS.add(
-    _NAME,
-    argument("--reason", "why, for the owner and the operator", metavar="TEXT"),
-    request_id("the same request"),
-    example="trunkline webhooks pause ann --reason maintenance",
-)
-def _pause(call: Call) -> int:
-    """Call the address no longer; the messages wait."""
-    body = {"reason": call.reason}
-    return _changed(call, "pause", "is paused", **body)
+def _changed(effect: str) -> Lines:
+    def lines(row: Row) -> list[str]:
+        waiting = f", {row['pending']} messages wait" if row["pending"] else ""
+        return [f"webhook {escaped(row['webhook'])} {effect}{waiting}"]
 
-
-@ACTIONS.add(_NAME, request_id("the same request"), example="trunkline webhooks resume ann")
-def _resume(call: Call) -> int:
-    """Call the address of a paused webhook again."""
-    return _changed(call, "resume", "is active")
-
-
-@ACTIONS.add(_NAME, request_id("the same request"), example="trunkline webhooks remove ann")
-def _remove(call: Call) -> int:
-    """Remove a webhook; the messages stay in the mailbox."""
-    return _changed(call, "remove", "is removed")
-
-
-def _changed(call: Call, how: str, effect: str, **body: Any) -> int:
-    row = call.post_named("webhooks", call.name, how, possible_effect=f"the webhook {effect}", **body)
-    waiting = f", {row['pending']} messages wait" if row["pending"] else ""
-    return call.print_answer(row, f"webhook {escaped(row['webhook'])} {effect}{waiting}")
+    return lines
 
 
 def _state(row: Row) -> str:
@@ -132,3 +97,14 @@ def _state(row: Row) -> str:
 def _short(moment: Any) -> str | None:
     """Return a time without its fraction of a second; None for None."""
     return None if moment is None else escaped(str(moment)).partition(".")[0]
+
+
+add_declared(
+    ACTIONS,
+    "webhooks",
+    Shown("list", columns=_COLUMNS),
+    Shown("show"),
+    Shown("pause", answer=_changed("is paused")),
+    Shown("resume", answer=_changed("is active")),
+    Shown("remove", answer=_changed("is removed")),
+)

@@ -142,6 +142,7 @@ class Declared(NamedTuple):
         given: Its fields.
         rows: The field of the answer with the rows of a list. None: it is no list.
         by: The field of a row by which the list goes on in the next answer. None: there is one answer.
+        example: Examples of the arguments that it needs.
     """
 
     method: str
@@ -150,6 +151,7 @@ class Declared(NamedTuple):
     given: tuple[Given, ...] = ()
     rows: str | None = None
     by: str | None = None
+    example: str = ""
 
     @property
     def has_key(self) -> bool:

@@ -116,7 +116,7 @@ def limit(default: int = 50) -> Argument:
 
 
 AGENT: Final = argument("name", "the agent", type=name_of("an agent"))
-JOB: Final = argument("job", "the job: 8 lower-case hex digits", type=job_id, metavar="ID")
+JOB: Final = argument("job_id", "the job: 8 lower-case hex digits", type=job_id, metavar="ID")
 REASON: Final = argument("--reason", "the reason, kept in the ledger", metavar="TEXT")
 OVERLAP: Final = argument(
     "--overlap",

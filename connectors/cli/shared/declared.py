@@ -26,7 +26,6 @@ class Shown(NamedTuple):
     Attributes:
         name: The action's name.
         text: Its help. None: the begin of the operation's description.
-        example: A command line to show below the help.
         answer: The text about an answer, whose names in braces are arguments, and fields of the answer. Or a
             function that returns its lines. None: all its fields, or a table of its rows.
         columns: The columns of the table. None: the fields of a row.
@@ -35,17 +34,18 @@ class Shown(NamedTuple):
         by: The field of a row by which the list goes on; several are joined by slashes. None: that of the
             declaration.
         adapted: Returns the answer as the command line shows it.
+        rows: The field of that answer with the rows. None: that of the declaration.
         cell_limit: The largest number of characters of a cell.
     """
 
     name: str
     text: str | None = None
-    example: str | None = None
     answer: str | Lines | None = None
     columns: Columns | None = None
     arguments: Mapping[str, Argument | None] = {}
     by: str | None = None
     adapted: Callable[[Row], Row] | None = None
+    rows: str | None = None
     cell_limit: int = CELL_LIMIT
 
 
@@ -55,6 +55,11 @@ def add_declared(actions: Actions, command: str, *shown: Shown) -> None:
     found = {key.partition(" ")[2]: one for key, one in REQUESTS.items() if key.partition(" ")[0] == command}
     for name in dict.fromkeys([*named, *found]):
         actions.append(_action(command, found[name], named.get(name, Shown(name))))
+
+
+def newest_last(rows: str) -> Callable[[Row], Row]:
+    """Return a function that turns the order of an answer's rows around. `rows` is the field that has them."""
+    return lambda found: {**found, rows: found[rows][::-1]}
 
 
 def _action(command: str, request: Declared, shown: Shown) -> Action:
@@ -67,8 +72,8 @@ def _action(command: str, request: Declared, shown: Shown) -> Action:
         return _print(call, request, shown, _asked(call, request, shown, [one.name for one in given]))
 
     text = shown.text or request.text
-    epilog = None if shown.example is None else f"example: {shown.example}"
-    return Action(shown.name, text[:1].lower() + text[1:], run, arguments, epilog)
+    example = f"example: trunkline {command} {shown.name} {request.example}".rstrip()
+    return Action(shown.name, text[:1].lower() + text[1:], run, arguments, example)
 
 
 def _argument(command: str, given: Given) -> Argument:
@@ -109,10 +114,9 @@ def _asked(call: Call, request: Declared, shown: Shown, names: Sequence[str]) ->
 
 
 def _print(call: Call, request: Declared, shown: Shown, found: Row) -> int:
-    if request.rows is not None:
-        rows = found[request.rows]
-        columns = shown.columns or {name.upper().replace("_", " "): name for name in next(iter(rows), {})}
-        return call.print_rows(found, request.rows, columns, shown.cell_limit)
+    if key := shown.rows or request.rows:
+        columns = shown.columns or {one.upper().replace("_", " "): one for one in next(iter(found[key]), {})}
+        return call.print_rows(found, key, columns, shown.cell_limit)
     if shown.answer is None:
         return call.print_answer(found, fields(found))
     if callable(shown.answer):

@@ -77,6 +77,8 @@ def _example(schema: Schema, schemas: Schema, name: str = "", *, is_request: boo
     if name in EXAMPLES:
         return EXAMPLES[name]
     match schema:
+        case {"examples": [first, *_]}:
+            return first
         case {"$ref": ref}:
             model = ref.rpartition("/")[2]
             fields, required = schemas[model].get("properties", {}), schemas[model].get("required", ())

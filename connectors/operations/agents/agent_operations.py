@@ -37,13 +37,13 @@ def list_agents(hub: Hub, asked: Asked, wanted: PageFilter) -> LongAnswer:
     return page_by_name(hub, "agents", rows, lambda row: row.agent_name, wanted, _agent_as_json, faults=faults)
 
 
-@AGENTS.get("/{name}", Action.AGENT_READ, AgentAnswer)
+@AGENTS.get("/{name}", Action.AGENT_READ, AgentAnswer, COMMAND="agents show")
 def show_agent(hub: Hub, asked: Asked, name: AgentPath) -> dict[str, Any]:
     """Show the agent with this name and its definition, or answer 404."""
     return _agent_as_json(existing(hub.live_view.get(AgentRow, name), "no agent with this name"))
 
 
-@CONTAINERS.get("", Action.TASK_READ, ContainersAnswer)
+@CONTAINERS.get("", Action.TASK_READ, ContainersAnswer, COMMAND="tasks containers")
 def list_containers(hub: Hub, asked: Asked, wanted: TaskLimit) -> LongAnswer:
     """List the newest containers, which are the processes that run the agents of tasks, newest first.
 

@@ -109,7 +109,7 @@ async def register_mqtt_agent(hub: Hub, asked: Asked, name: AgentPath, body: NoF
     return Answer(_grant(hub, name, secret), settled.verdict)
 
 
-@OF_AGENTS.post("/remove", Action.PARTICIPANT_STOP, MqttAgentAnswer)
+@OF_AGENTS.post("/remove", Action.PARTICIPANT_STOP, MqttAgentAnswer, COMMAND="agents mqtt-remove")
 def remove_mqtt_agent(hub: Hub, asked: Asked, name: AgentPath, body: NoFields | None = None) -> Steps:
     """End an agent's access over MQTT: its secret and its MQTT login become invalid.
 

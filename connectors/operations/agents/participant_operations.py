@@ -136,13 +136,13 @@ async def list_participants(hub: Hub, asked: Asked, wanted: ParticipantFilter) -
     return page_by_name(hub, "participants", rows, lambda row: row.agent_name, wanted, shown, TASK_TEXT_LIMIT)
 
 
-@PARTICIPANTS.get("/{name}", Action.AGENT_READ, ParticipantAnswer)
+@PARTICIPANTS.get("/{name}", Action.AGENT_READ, ParticipantAnswer, COMMAND="agents status")
 def show_participant(hub: Hub, asked: Asked, name: AgentPath) -> dict[str, Any]:
     """Show one participant with its keys, also one that has stopped, or answer 404."""
     return _shown(hub, name)
 
 
-@PARTICIPANTS.post("/{name}/stop", Action.PARTICIPANT_STOP, ParticipantAnswer)
+@PARTICIPANTS.post("/{name}/stop", Action.PARTICIPANT_STOP, ParticipantAnswer, COMMAND="agents stop")
 async def stop_participant(
     hub: Hub, asked: Asked, name: AgentPath, body: AgentStopRequest | None = None
 ) -> Answer:
@@ -183,7 +183,9 @@ def register_key(hub: Hub, asked: Asked, name: AgentPath, body: KeyRequest) -> A
     )
 
 
-@PARTICIPANTS.post("/{name}/keys/{key_id}/remove", Action.PARTICIPANT_STOP, ParticipantAnswer)
+@PARTICIPANTS.post(
+    "/{name}/keys/{key_id}/remove", Action.PARTICIPANT_STOP, ParticipantAnswer, COMMAND="agents remove-key"
+)
 def remove_key(
     hub: Hub, asked: Asked, name: AgentPath, key_id: KeyPath, body: NoFields | None = None
 ) -> AgentKeyRemoved:

@@ -56,7 +56,7 @@ def report_mqtt_load(hub: Hub, asked: Asked, body: MqttLoadRequest) -> dict[str,
     return {"agents": _known(agents), "jobs": _known(jobs)}
 
 
-@LIMITS.get("/limits", Action.LIMITS_READ, LimitsAnswer)
+@LIMITS.get("/limits", Action.LIMITS_READ, LimitsAnswer, COMMAND="principals limits")
 def list_limits(hub: Hub, asked: Asked, wanted: LimitsFilter) -> LongAnswer:
     """List the limits that were set: for all principals, for roles, and for single principals.
 

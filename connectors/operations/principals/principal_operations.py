@@ -71,7 +71,7 @@ def add_principal(hub: Hub, asked: Asked, body: PrincipalRequest) -> Steps:
     return {"principal": name, "role": body.role, "token": token}
 
 
-@PRINCIPALS.get("", Action.PRINCIPAL_LIST, PrincipalsAnswer)
+@PRINCIPALS.get("", Action.PRINCIPAL_LIST, PrincipalsAnswer, COMMAND="principals list")
 def list_principals(hub: Hub, asked: Asked, wanted: PageFilter) -> LongAnswer:
     """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown.
 
@@ -81,7 +81,7 @@ def list_principals(hub: Hub, asked: Asked, wanted: PageFilter) -> LongAnswer:
     return page_by_name(hub, "principals", rows, lambda row: row.principal, wanted)
 
 
-@PRINCIPALS.post("/{name}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
+@PRINCIPALS.post("/{name}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer, COMMAND="principals revoke")
 def revoke_principal(hub: Hub, asked: Asked, name: NamePath, body: NoFields | None = None) -> Steps:
     """Revoke a principal's token for good, so that its requests are refused.
 

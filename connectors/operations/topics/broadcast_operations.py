@@ -117,7 +117,7 @@ class BroadcastMessage(Operation):
         return {"broadcast_id": str(asked.made), "recipients": found.recipients, "full": found.full}
 
 
-@AUDIT.get("", Action.AUDIT_READ, AuditAnswer)
+@AUDIT.get("", Action.AUDIT_READ, AuditAnswer, COMMAND="messages audit")
 async def read_audit(hub: Hub, asked: Asked, wanted: AuditFilter) -> dict[str, Any]:
     """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
 

@@ -143,7 +143,7 @@ def _secret_of(keyring: Keyring, made: uuid.UUID, name: str) -> str:
     return new_webhook_secret(keyring.derive(f"new-webhook-secret/{name}/{made}"))
 
 
-@WEBHOOKS.post("/{name}/pause", Action.WEBHOOK_SET, WebhookAnswer)
+@WEBHOOKS.post("/{name}/pause", Action.WEBHOOK_SET, WebhookAnswer, COMMAND="webhooks pause")
 def pause_webhook(
     hub: Hub, asked: Asked, name: WebhookPath, body: WebhookPauseRequest | None = None
 ) -> WebhookPaused:
@@ -156,7 +156,7 @@ def pause_webhook(
     return WebhookPaused(name=name, request_id=asked.request_id, reason=reason)
 
 
-@WEBHOOKS.post("/{name}/resume", Action.WEBHOOK_SET, WebhookAnswer)
+@WEBHOOKS.post("/{name}/resume", Action.WEBHOOK_SET, WebhookAnswer, COMMAND="webhooks resume")
 def resume_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | None = None) -> WebhookResumed:
     """Call the address of a paused webhook again, first with the messages that wait.
 
@@ -165,7 +165,7 @@ def resume_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | N
     return WebhookResumed(name=name, request_id=asked.request_id)
 
 
-@WEBHOOKS.post("/{name}/remove", Action.WEBHOOK_SET, WebhookAnswer)
+@WEBHOOKS.post("/{name}/remove", Action.WEBHOOK_SET, WebhookAnswer, COMMAND="webhooks remove")
 def remove_webhook(hub: Hub, asked: Asked, name: WebhookPath, body: NoFields | None = None) -> WebhookRemoved:
     """Remove a webhook, and forget its secret. The messages stay in the mailbox.
 
@@ -202,7 +202,7 @@ async def test_webhook(
     }
 
 
-@WEBHOOKS.get("", Action.WEBHOOK_LIST, WebhooksAnswer)
+@WEBHOOKS.get("", Action.WEBHOOK_LIST, WebhooksAnswer, COMMAND="webhooks list")
 def list_webhooks(hub: Hub, asked: Asked, wanted: WebhookFilter) -> LongAnswer:
     """List the webhooks of the caller's mailboxes, sorted by name. The operator sees those of all.
 
@@ -220,7 +220,7 @@ def list_webhooks(hub: Hub, asked: Asked, wanted: WebhookFilter) -> LongAnswer:
     return LongAnswer(len(found) * ROW_BYTES, document)
 
 
-@WEBHOOKS.get("/{name}", Action.WEBHOOK_READ, WebhookAnswer)
+@WEBHOOKS.get("/{name}", Action.WEBHOOK_READ, WebhookAnswer, COMMAND="webhooks show")
 def show_webhook(hub: Hub, asked: Asked, name: WebhookPath) -> dict[str, Any]:
     """Show a webhook, also a removed one, without its secret, and how its calls went at this gateway."""
     return _shown(hub, name)

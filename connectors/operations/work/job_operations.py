@@ -127,7 +127,7 @@ async def pick_job(hub: Hub, asked: Asked, body: PickRequest) -> Answer:
     return Answer(answer, DUPLICATE if settled is None else settled.verdict)
 
 
-@JOBS.post("/{job_id}/cancel", Action.JOB_CANCEL, JobChangedAnswer)
+@JOBS.post("/{job_id}/cancel", Action.JOB_CANCEL, JobChangedAnswer, COMMAND="jobs cancel")
 def cancel_job(hub: Hub, asked: Asked, job_id: JobPath, body: CancelRequest | None = None) -> Steps:
     """Cancel a job that has not ended, so that its further events are rejected.
 
@@ -164,7 +164,7 @@ async def rotate_job_secret(
     return Answer(answer, settled.verdict)
 
 
-@JOBS.get("", Action.JOB_LIST, JobsAnswer)
+@JOBS.get("", Action.JOB_LIST, JobsAnswer, COMMAND="jobs list")
 def list_jobs(hub: Hub, asked: Asked, wanted: JobFilter) -> LongAnswer:
     """List the jobs that match every given filter (state, session, age in seconds), newest first.
 
@@ -180,7 +180,7 @@ def list_jobs(hub: Hub, asked: Asked, wanted: JobFilter) -> LongAnswer:
     return page_by_age(hub, "jobs", index, lists, limit, row_bytes=_JOB_BYTES, since=since, before=before)
 
 
-@JOBS.get("/{job_id}", Action.JOB_READ, JobShownAnswer, owner=session_of_job)
+@JOBS.get("/{job_id}", Action.JOB_READ, JobShownAnswer, owner=session_of_job, COMMAND="jobs show")
 def show_job(hub: Hub, asked: Asked, job_id: JobPath) -> dict[str, Any]:
     """Show one job with the settings of its own broker, if it has one, or answer 404.
 

@@ -71,7 +71,7 @@ def resume_session(
     return SessionResumption(session=name, request_id=asked.request_id, **fields)
 
 
-@SESSIONS.get("", Action.SESSION_READ, SessionsAnswer)
+@SESSIONS.get("", Action.SESSION_READ, SessionsAnswer, COMMAND="sessions list")
 def list_sessions(hub: Hub, asked: Asked, wanted: SessionFilter) -> LongAnswer:
     """List sessions, newest first. Without the filter `state`, sessions in all states are listed."""
     lists = SESSION_STATES if wanted.state is None else (wanted.state,)

@@ -140,7 +140,7 @@ def complete_task(
     return TaskCompletion(task_id=task_id, request_id=_request_id(asked), result=result)
 
 
-@TASKS.post("/{task_id}/fail", Action.TASK_END, TaskAnswer)
+@TASKS.post("/{task_id}/fail", Action.TASK_END, TaskAnswer, COMMAND="tasks fail")
 def fail_task(hub: Hub, asked: Asked, task_id: TaskPath, body: TaskFailureRequest) -> TaskFailure:
     """End a task as failed, with a reason. The gateway revokes its token and stops its agent.
 
@@ -149,7 +149,7 @@ def fail_task(hub: Hub, asked: Asked, task_id: TaskPath, body: TaskFailureReques
     return TaskFailure(task_id=task_id, request_id=_request_id(asked), error=body.error)
 
 
-@TASKS.post("/{task_id}/cancel", Action.TASK_CANCEL, TaskAnswer)
+@TASKS.post("/{task_id}/cancel", Action.TASK_CANCEL, TaskAnswer, COMMAND="tasks cancel")
 def cancel_task(
     hub: Hub, asked: Asked, task_id: TaskPath, body: TaskCancelRequest | None = None
 ) -> TaskCancellation:
@@ -170,7 +170,7 @@ def delete_task(hub: Hub, asked: Asked, task_id: TaskPath) -> TaskCancellation:
     return TaskCancellation(task_id=task_id, request_id=_request_id(asked))
 
 
-@TASKS.get("", Action.TASK_READ, TasksAnswer)
+@TASKS.get("", Action.TASK_READ, TasksAnswer, COMMAND="tasks list")
 def list_tasks(hub: Hub, asked: Asked, wanted: TaskFilter) -> LongAnswer:
     """List the tasks that match every given filter (status, agent), newest first.
 
@@ -180,20 +180,20 @@ def list_tasks(hub: Hub, asked: Asked, wanted: TaskFilter) -> LongAnswer:
     return page_by_age(hub, "tasks", hub.lists.tasks, lists, wanted.limit, _task_as_json, _TASK_BYTES)
 
 
-@TASKS.get("/{task_id}", Action.TASK_READ, TaskAnswer)
+@TASKS.get("/{task_id}", Action.TASK_READ, TaskAnswer, COMMAND="tasks show")
 def show_task(hub: Hub, asked: Asked, task_id: TaskPath) -> dict[str, Any]:
     """Show one task with its status and result, or answer 404."""
     return _task_shown(hub, task_id)
 
 
-@TOKENS.get("", Action.TOKEN_LIST, TokensAnswer)
+@TOKENS.get("", Action.TOKEN_LIST, TokensAnswer, COMMAND="tokens list")
 def list_tokens(hub: Hub, asked: Asked, wanted: TokenFilter) -> LongAnswer:
     """List the tokens of tasks, newest first: id, status and expiry, but not the token itself."""
     now_us = hub.log_clock.now_us()
     return LongAnswer(wanted.limit * ROW_BYTES, partial(_tokens, hub.lists.tokens, wanted, now_us))
 
 
-@TOKENS.post("/{token_id}/revoke", Action.TOKEN_REVOKE, TokenAnswer)
+@TOKENS.post("/{token_id}/revoke", Action.TOKEN_REVOKE, TokenAnswer, COMMAND="tokens revoke")
 def revoke_token(
     hub: Hub, asked: Asked, token_id: TokenPath, body: TaskCancelRequest | None = None
 ) -> TokenRevocation:
