@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.cli.agents.join_draft import JoinDraft
-from connectors.cli.agents.join_options import DOORS, HUB, MCP, MQTT, ROLES
+from connectors.cli.agents.join_options import DOORS, HUB, MCP, MQTT, ROLES, JoinDraft
 from connectors.cli.shared.call import Call
 from schemas.settings.settings import Settings
 from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess

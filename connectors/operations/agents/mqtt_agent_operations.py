@@ -16,7 +16,7 @@ from connectors.hub.serving.idempotency import TOKEN_WINDOW_S, url_safe
 from connectors.hub.serving.models import AnswerBody, NoFields, PageAnswer, PageFilter, row_answer
 from connectors.hub.serving.policy import Action
 from connectors.operations.agents.agent_operations import AGENTS, AgentPath
-from connectors.operations.rules.free_names import check_name_is_free
+from connectors.operations.rules.owners import check_name_is_free
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
 from schemas.streams.agents.mqtt_agents import (

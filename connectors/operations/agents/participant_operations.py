@@ -24,7 +24,7 @@ from connectors.hub.serving.answers import (
 from connectors.hub.serving.models import NoFields
 from connectors.hub.serving.policy import Action
 from connectors.operations.agents.agent_operations import AgentPath
-from connectors.operations.rules.free_names import check_name_is_free
+from connectors.operations.rules.owners import check_name_is_free
 from connectors.operations.rules.participant_models import (
     AgentStopRequest,
     JoinRequest,

@@ -43,6 +43,8 @@ from connectors.operations.messages.replies import wait_reply
 from connectors.operations.messages.shown_messages import answer_bytes_of, message_as_json
 from connectors.operations.rules.message_limits import (
     check_limits,
+    check_message,
+    check_room,
     keep_mailbox,
     limited_posting,
     note_full,
@@ -57,8 +59,6 @@ from connectors.operations.rules.message_models import (
     ReadRequest,
     SendFilter,
 )
-from connectors.operations.rules.message_policy import check_message
-from connectors.operations.rules.queue_room import check_room
 from connectors.operations.rules.read_marks import ReadMarks, mark_records, marks_of, plan_marks
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import LEASED, Message, verified_message

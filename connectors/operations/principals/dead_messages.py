@@ -32,10 +32,10 @@ from connectors.operations.principals.principal_operations import (
     newest_with_bodies,
 )
 from connectors.operations.rules.hub_models import TaskLimit
+from connectors.operations.rules.message_limits import check_room
 from connectors.operations.rules.owners import owner_of_mailbox
 from connectors.operations.rules.participant_models import ReplayedAnswer
 from connectors.operations.rules.principal_models import MessagesAnswer
-from connectors.operations.rules.queue_room import check_room
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.agent_message import MESSAGE_FIELDS

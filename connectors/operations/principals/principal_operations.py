@@ -20,8 +20,7 @@ from connectors.hub.serving.idempotency import TOKEN_WINDOW_S, derived_token
 from connectors.hub.serving.models import NAMED, NoFields, PageFilter
 from connectors.hub.serving.policy import Action
 from connectors.operations.messages.shown_messages import answer_bytes_of
-from connectors.operations.rules.free_names import check_name_is_free
-from connectors.operations.rules.owners import owner_of_mailbox
+from connectors.operations.rules.owners import check_name_is_free, owner_of_mailbox
 from connectors.operations.rules.participant_models import ClearedAnswer
 from connectors.operations.rules.principal_models import (
     MailboxFilter,

@@ -1,4 +1,4 @@
-"""The limits of messages, live jobs and subscriptions of principals (LM-01, LM-02, LM-04)."""
+"""The checks before a message, job or subscription: policy and limits (HH-09, LM-01, LM-02, LM-04, XP-08)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, Unpack
 
 from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.reactor.known_recipients import has_mailbox
+from connectors.hub.services.audit_log import why_refused
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.log_appender import gather_all
-from connectors.hub.serving.answers import ApiError, refuse_rejected
+from connectors.hub.serving.answers import ApiError, refuse_rejected, too_many
 from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.policy import Caller
+from connectors.operations.rules.hub_policy import (
+    evaluate_message,
+    evaluate_publication,
+    is_known_recipient,
+    tokens_at_us,
+)
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED, SEQ_CONFLICT
+from trunkline_agent.wire.verdicts import (
+    LIMIT_REACHED,
+    MAILBOX_FULL,
+    POLICY,
+    RATE_LIMITED,
+    SEQ_CONFLICT,
+    UNKNOWN_RECIPIENT,
+)
 
 ROUTE: Final = "POST /api/hub/messages"
 _REASONS: Final[dict[str, RefusalReason]] = {
@@ -141,3 +157,43 @@ async def post_to_all(hub: Hub, messages: Sequence[Message], origin: Origin) -> 
     found = await gather_all(post(message) for message in messages)
     verdicts = [one for one in found if one is not None]
     return verdicts, len(found) - len(verdicts)
+
+
+def check_message(hub: Hub, caller: Caller, recipient: str, kind: str, route: str) -> None:
+    """Raise ApiError if a client may not send a message, and append a record of the refusal to the log.
+
+    The status is 404 for an unknown recipient, and 403 for any other reason.
+
+    Args:
+        hub: The hub.
+        caller: The client.
+        recipient: The name of the mailbox.
+        kind: The type of the message.
+        route: Method and path template of the route, for the record.
+    """
+    if hub.names.of(has_mailbox, recipient) and evaluate_publication(kind).allowed:
+        return
+    at_us = tokens_at_us(hub)
+    decision = evaluate_message(hub.live_view, caller, recipient, kind, tokens_at_us=at_us)
+    if decision.allowed:
+        return
+    why = why_refused({"recipient": recipient, "type": kind}, decision.reason)
+    if not is_known_recipient(hub.live_view, recipient, tokens_at_us=at_us):
+        hub.refusals.record(UNKNOWN_RECIPIENT, why, caller.principal, route)
+        raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
+    hub.refusals.record(POLICY, why, caller.principal, route)
+    raise ApiError(403, POLICY, decision.reason)
+
+
+def check_room(hub: Hub, sender: str, recipient: str) -> None:
+    """Raise ApiError (429) if one more message from `sender` would exceed the queue limits of a listener.
+
+    `recipient` is the listener's name. There is a limit for all messages that wait for the listener, and one
+    for each sender. A sender that has no waiting message is always admitted, because other senders filled the
+    queue.
+    """
+    limits, mine = hub.settings.xml_pump, hub.listeners.waiting_of(recipient, sender)
+    if mine and hub.listeners.waiting(recipient) >= limits.pending_most:
+        raise too_many("too many messages wait for the listener")
+    if mine >= limits.pending_per_sender:
+        raise too_many("too many messages of this sender wait for the listener")

@@ -1,4 +1,4 @@
-"""The owner of the job, task, session, token, mailbox or schedule of a request, for the access check."""
+"""The owner of the thing that a request is about, for the access check, and the check that a name is free."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from connectors.hub.engine.family import Owner
 from connectors.hub.engine.operation import Asked, Behind
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import own_mailboxes
+from connectors.hub.serving.answers import malformed
 from connectors.hub.serving.policy import owner_of_task
 from connectors.hub.serving.refusals import DOOR
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
-from schemas.streams.principal.principals import WORKER
+from schemas.streams.principal.principals import ACTIVE as PRINCIPAL_ACTIVE
+from schemas.streams.principal.principals import RESERVED_PRINCIPALS, WORKER, PrincipalRow
 from schemas.streams.schedule.schedule_registry import ACTIVE, ScheduleRow
 from schemas.streams.task.task_registry import TaskRow, TokenRow
+from schemas.streams.webhook.webhook_registry import WebhookRow
 
 R = TypeVar("R", bound=Row)
 
@@ -127,3 +130,37 @@ def row_of(hub: Hub, asked: Asked, row_type: type[R], parameter: str) -> R | Non
     if row is None and not asked.is_fresh:
         raise Behind
     return row
+
+
+def check_name_is_free(
+    hub: Hub, name: str, field: str, principal: str, route: str, *, is_participant: bool = False
+) -> None:
+    """Raise ApiError if a new agent, principal or participant would take a name that is reserved or in use.
+
+    A refusal because the name is in use is recorded in the log.
+
+    Args:
+        hub: The hub.
+        name: The new name.
+        field: The field of the request body that has the name, for the error text.
+        principal: The name of the caller, for the record of a refusal.
+        route: Method and path template of the route, such as `POST /api/hub/agents`, for the record of a
+            refusal.
+        is_participant: Whether the name is for a participant, which must not have the name of an active
+            principal.
+
+    Raises:
+        ApiError: 400 for a reserved name. 403 for the name of a listener, also of a removed one, of a
+            principal, or of the webhook of a topic.
+    """
+    if name in RESERVED_PRINCIPALS:
+        raise malformed(f"{field}: this name is reserved")
+    row = hub.live_view.get(PrincipalRow, name) if is_participant else None
+    if row is not None and row.status == PRINCIPAL_ACTIVE:
+        raise hub.refusals.forbidden("a principal has this name", principal, route)
+    webhook = hub.live_view.get(WebhookRow, name)
+    if webhook is not None and webhook.has_own_mailbox:
+        raise hub.refusals.forbidden("the webhook of a topic has this name", principal, route)
+    # The name of a removed listener stays reserved, because its mailbox still exists.
+    if hub.listeners.row(name) is not None:
+        raise hub.refusals.forbidden("a listener has this name", principal, route)

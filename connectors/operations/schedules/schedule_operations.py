@@ -14,7 +14,7 @@ from connectors.hub.serving.answers import existing, row_as_json
 from connectors.hub.serving.models import NAMED, NoFields
 from connectors.hub.serving.policy import Action, Caller, needs_owner
 from connectors.operations.rules.hub_policy import evaluate_schedule_count
-from connectors.operations.rules.message_policy import check_message
+from connectors.operations.rules.message_limits import check_message
 from connectors.operations.rules.owners import free_schedule_or_own, owner_of_schedule, setter_of_schedule
 from connectors.operations.rules.schedule_models import (
     NEXT_RUNS_SHOWN,

@@ -16,6 +16,7 @@ from connectors.operations.blobs.blobs import reference_to
 from connectors.operations.messages.message_operations import MESSAGES
 from connectors.operations.rules.hub_policy import broadcast_recipients
 from connectors.operations.rules.message_limits import (
+    check_message,
     check_rate,
     keep_mailbox,
     limited_posting,
@@ -23,7 +24,6 @@ from connectors.operations.rules.message_limits import (
     post_to_all,
 )
 from connectors.operations.rules.message_models import AuditAnswer, AuditFilter
-from connectors.operations.rules.message_policy import check_message
 from connectors.operations.rules.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.operations.topics.topics import Published
 from schemas.streams.agents.participants import PRESENT

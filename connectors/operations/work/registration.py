@@ -1,21 +1,22 @@
-"""Functions that register a job (JE-10), and that read the secret a session gets when it picks one (JE-11)."""
+"""Functions that register a job (JE-10), read its secret for a session (JE-11), and seal its broker (JE-13)."""
 
 from __future__ import annotations
 
 import uuid
 from contextlib import nullcontext
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from connectors.hub.engine.operation import Asked
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import BUSY, refuse_rejected, unavailable
-from connectors.operations.rules.job_models import JobRequest
+from connectors.operations.rules.job_models import BrokerRequest, JobRequest
 from connectors.operations.rules.message_limits import job_counted
-from connectors.operations.work.broker_overlays import sealed_overlay
-from schemas.keys.sealing import UnsealError, job_secret_purpose
+from schemas.keys.sealing import Keyring, UnsealError, broker_password_purpose, job_secret_purpose
 from schemas.streams.job.job_fold import JobGrant, job_grant
-from schemas.streams.job.job_registry import JobRegistration, JobRow
+from schemas.streams.job.job_registry import BrokerOverlay, JobRegistration, JobRow
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.signing import new_secret
@@ -90,3 +91,36 @@ def grant_of(hub: Hub, job_id: str) -> JobGrant:
     if grant is None:
         raise TrunklineError(f"job {job_id} has a row and no entries")
     return grant
+
+
+def sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:
+    """Return a job's requested broker in the form that is stored in the log: with its password sealed.
+
+    The sealed password can be opened only for the same host, port and user. A request without a password gives
+    a broker without one.
+    """
+    fields = wanted.model_dump(exclude={"password"})
+    if wanted.password is not None:
+        purpose = broker_password_purpose(wanted.host, wanted.port, wanted.username)
+        fields["sealed_password"] = keyring.seal(wanted.password.get_secret_value().encode("utf-8"), purpose)
+    return BrokerOverlay(**fields)
+
+
+def opened_overlay(overlay: str | None, keyring: Keyring) -> dict[str, Any] | None:
+    """Return the fields of a job's broker with its password in clear text, for the session that picks the job.
+
+    `overlay` is the broker as JSON with a sealed password; None: the job has no broker of its own, and None is
+    returned. Raises TrunklineError when no master key opens the password.
+    """
+    if overlay is None:
+        return None
+    fields: dict[str, Any] = orjson.loads(overlay)
+    sealed = fields.pop("sealed_password", None)
+    fields["password"] = None
+    if sealed is not None:
+        purpose = broker_password_purpose(fields.get("host"), fields.get("port"), fields.get("username"))
+        try:
+            fields["password"] = keyring.open(sealed, purpose).decode("utf-8")
+        except UnsealError as error:
+            raise TrunklineError(f"the broker's password cannot be opened: {error}") from None
+    return fields
