@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
+from trunkline_agent.errors import TrunklineError
 
 if TYPE_CHECKING:
     # It imports pandas, which would add a quarter of a second to the start of every program.
@@ -133,6 +136,19 @@ def dataset_of(table: DeltaTable) -> TableRows:
     where = urlsplit(table.table_uri)
     path = unquote(where.path) if where.scheme == "file" else table.table_uri
     return TableRows(table.to_pyarrow_dataset(filesystem=table_storage(path)))
+
+
+def rows_at(path: str, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table | None:
+    """Return the rows of the table at the path or URI `path` that match `where`, in no order.
+
+    The result is None if there is no table. Raises TrunklineError for a table that cannot be read.
+    """
+    try:
+        if not DeltaTable.is_deltatable(path):
+            return None
+        return dataset_of(DeltaTable(path)).to_table(columns, where)
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise TrunklineError(f"the table at {path} cannot be read: {error}") from error
 
 
 def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> TableRows:

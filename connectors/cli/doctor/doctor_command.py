@@ -9,18 +9,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from connectors.cli.doctor import (
-    certificates,
-    clocks,
-    file_queue,
-    long_leases,
-    machine,
-    mqtt_inboxes,
-    mqtt_sessions,
-    parts,
-    tables,
-    webhooks,
-)
+from connectors.cli.doctor import brokers, gateway, machine, parts, tables
 from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, fail
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
@@ -28,20 +17,7 @@ from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import TrunklineError
 
 CHECKS: dict[str, Check] = {
-    name: check
-    for part in (
-        machine,
-        parts,
-        file_queue,
-        mqtt_sessions,
-        tables,
-        webhooks,
-        mqtt_inboxes,
-        clocks,
-        certificates,
-        long_leases,
-    )
-    for name, check in part.CHECKS.items()
+    name: check for group in (machine, brokers, parts, gateway, tables) for name, check in group.CHECKS.items()
 }
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 

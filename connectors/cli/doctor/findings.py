@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.programs.local_stack import control
+from connectors.programs.local_stack.part_plan import GATEWAY
 from schemas.settings.settings import Settings
+from trunkline_agent.errors import TrunklineError
 from trunkline_agent.private_files import PrivateFileError, check_private
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -50,6 +53,31 @@ class Checks(dict[str, Check]):
 
 # Findings of a check that found nothing wrong, or a fault that does not fail the doctor, or one that does.
 ok, warn, fail = partial(Finding, OK), partial(Finding, WARN), partial(Finding, FAIL)
+
+NO_GATEWAY = ok("not looked at: no gateway of this data directory runs here")
+NO_ANSWER = ok("not looked at: the gateway does not answer")
+
+
+def at_the_gateway(check: Callable[[GatewayClient], Finding]) -> Check:
+    """Return a check that gives a client of the gateway to `check`, if a gateway of this stack answers."""
+
+    @wraps(check)
+    def with_a_client(settings: Settings) -> Finding:
+        if not is_started(settings, GATEWAY):
+            return NO_GATEWAY
+        try:
+            with GatewayClient(settings) as gateway:
+                return check(gateway)
+        except TrunklineError:  # the check of the gateway reports this
+            return NO_ANSWER
+
+    return with_a_client
+
+
+def first_of(texts: Sequence[str], between: str, most: int = 3) -> str:
+    """Return the first texts, and how many more there are."""
+    more = f", and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def private_file(path: Path, maker: str = "") -> Finding:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok, private_file, warn
 from connectors.plumbing.gateway_client.gateway_tls import open_plain_listeners
+from connectors.plumbing.tls_keys.served_certificates import WARN_DAYS, certificate_ends, days_left
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.broker_plans import kafka_port, mqtt_port
 from connectors.programs.local_stack.data_files import find_open, named
@@ -34,6 +35,7 @@ from trunkline_agent.errors import UsageError
 _GIB = 2**30
 _DISK_FAIL_BYTES, _DISK_WARN_BYTES = _GIB, 5 * _GIB
 CHECKS = Checks()
+_RENEW = "renew it: for the stack's own, ./trunkline tls create --renew (docs/how-to/rotate_keys.md)"
 
 
 def _stamp_fits(stamp: Path, source: Path) -> bool:
@@ -199,3 +201,18 @@ def check_plain_listeners(settings: Settings) -> Finding:
         return warn(f"{found}, in clear: gateway.allow_plaintext is set", mend)
     mend = "./trunkline tls create; or set gateway.allow_plaintext if a proxy in front does TLS"
     return fail(f"{found}, without TLS: the gateway does not start", mend)
+
+
+@CHECKS.add("certificates")
+def check_certificates(settings: Settings) -> Finding:
+    """Check that no certificate in use ends within 21 days. One that has ended is a failure."""
+    ends = sorted(certificate_ends(settings).items(), key=lambda one: one[1])
+    if not ends:
+        return ok("none in use")
+    path, first = ends[0]
+    left = days_left(first)
+    if left < 0:
+        return fail(f"{path.name} ended on {first:%Y-%m-%d}", _RENEW)
+    if left < WARN_DAYS:
+        return warn(f"{path.name} ends on {first:%Y-%m-%d}, in {left:.0f} days", _RENEW)
+    return ok(f"{len(ends)} certificates; the first to end is {path.name}, on {first:%Y-%m-%d}")

@@ -13,7 +13,6 @@ from typing import Final
 
 from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
 from connectors.cli.doctor.parts import check_part
-from connectors.cli.doctor.stored_blobs_reader import stored_objects
 from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.programs.local_stack.part_plan import STREAMS
 from schemas.integrity.audit_anchors import read_anchors
@@ -21,7 +20,9 @@ from schemas.integrity.audit_chain import last_in_file
 from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
+from schemas.streams.blob.blob_registry import BLOBS, STORED
 from schemas.streams.kinds import VIEW_TABLES
+from schemas.tables.delta_files import rows_at
 from trunkline_agent.errors import TrunklineError
 
 # A record that waits longer than this does not only wait for a slow micro-batch.
@@ -122,6 +123,19 @@ def check_blobs(settings: Settings) -> Finding:
             found, "if it stays so, put the objects back from a backup, or let the senders upload again"
         )
     return ok(f"{len(stored)} blobs below {root}")
+
+
+def stored_objects(settings: Settings) -> dict[str, int] | None:
+    """Return the objects of all stored blobs with their lengths in bytes, by the view `blobs`.
+
+    The result is None if the view is in an object store, or does not exist yet. Raises TrunklineError if it is
+    unreadable.
+    """
+    path = settings.table_path(BLOBS)
+    found = None if "://" in path else rows_at(path, ["status", "object", "bytes"])
+    if found is None:
+        return None
+    return {row["object"]: row["bytes"] for row in found.to_pylist() if row["status"] == STORED}
 
 
 def _size(path: Path) -> int | None:

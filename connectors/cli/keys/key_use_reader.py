@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from connectors.programs.local_stack.control import running_state
 from connectors.programs.local_stack.part_plan import BRIDGE, FILES, GATEWAY
@@ -17,9 +14,8 @@ from schemas.fold.entries import Entries
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import MACS, rules_of
 from schemas.streams.kinds import STREAM_ENTRIES
-from schemas.tables.delta_files import dataset_of
+from schemas.tables.delta_files import rows_at
 from schemas.tables.ledger import LEDGER
-from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import CONTROL
 from trunkline_agent.wire.verdicts import REJECTED
 
@@ -73,13 +69,9 @@ def signers_still_under(settings: Settings, key_id: str, active: str) -> dict[st
 
 def _rows(settings: Settings, table: str, where: pc.Expression, columns: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table that match `where`; none if there is no table."""
-    path = settings.table_path(table)
-    try:
-        if DeltaTable.is_deltatable(path):
-            for batch in dataset_of(DeltaTable(path)).to_batches(filter=where, columns=columns):
-                yield from batch.to_pylist()
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise TrunklineError(f"the table at {path} cannot be read: {error}") from error
+    found = rows_at(settings.table_path(table), columns, where)
+    for batch in () if found is None else found.to_batches():
+        yield from batch.to_pylist()
 
 
 def parts_with_older_keys(settings: Settings) -> list[str]:

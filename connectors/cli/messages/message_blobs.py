@@ -96,7 +96,7 @@ def _fetch(gateway: GatewayClient, call: Call, file: IO[bytes]) -> int:
     path = path_of("mailboxes", *mailbox_of(call.mailbox), "messages", call.message, "blob")
     size = 0
     try:
-        for part in gateway.hub.parts(Request("GET", path), _READ_TIMEOUT_S):
+        for part in gateway.parts(Request("GET", path), _READ_TIMEOUT_S):
             file.write(part)
             size += len(part)
         file.flush()

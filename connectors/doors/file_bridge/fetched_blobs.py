@@ -129,7 +129,7 @@ def _parts(gateway: GatewayClient, path: str, blob: BlobReference) -> Iterator[b
         return BlobNotFetched(f"a blob cannot be fetched: {gateway.error_of(status, headers, body)}")
 
     try:
-        with closing(gateway.hub.parts(Request("GET", path), _SILENCE_S, refusal_of)) as parts:
+        with closing(gateway.parts(Request("GET", path), _SILENCE_S, refusal_of)) as parts:
             for part in filter(None, parts):
                 found.update(part)
                 size += len(part)

@@ -181,7 +181,7 @@ class GatewayBlobs:
             {"Content-Type": reference.content_type},
             b"".join(parts),
         )
-        with GatewayClient(self._settings) as gateway, gateway.new_hub(_ANSWER_S) as hub:
+        with GatewayClient(self._settings, answer_timeout_s=_ANSWER_S) as hub:
             try:
                 answer = hub.run(exchange(request, _ONE_ATTEMPT))
             except RateLimited as error:

@@ -18,13 +18,11 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from connectors.doors.file_bridge.records import poll_in
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
-from schemas.tables.delta_files import dataset_of
+from schemas.tables.delta_files import rows_at
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.private_files import replace_file
 from trunkline_agent.queue.session_files import AUDIT, complete_lines, open_fd
@@ -128,12 +126,9 @@ def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -
     realms do not count. The set is empty while there is no table. Raises ViewUnreadable if the table cannot be
     read.
     """
-    path = settings.table_path(MAILBOX_VIEW)
+    wanted = (pc.field("realm") == realm) & pc.field("message_id").isin(pa.array(message_ids, pa.string()))
     try:
-        if not DeltaTable.is_deltatable(path):
-            return set()
-        wanted = (pc.field("realm") == realm) & pc.field("message_id").isin(pa.array(message_ids, pa.string()))
-        found = dataset_of(DeltaTable(path)).to_table(filter=wanted, columns=["recipient", "message_id"])
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise ViewUnreadable(f"the mailbox view at {path} cannot be read: {error}") from error
-    return set(zip(*(found.column(name).to_pylist() for name in ("recipient", "message_id")), strict=True))
+        found = rows_at(settings.table_path(MAILBOX_VIEW), ["recipient", "message_id"], wanted)
+    except TrunklineError as error:
+        raise ViewUnreadable(str(error)) from error
+    return set() if found is None else {(row["recipient"], row["message_id"]) for row in found.to_pylist()}

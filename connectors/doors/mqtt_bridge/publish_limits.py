@@ -250,7 +250,7 @@ class LoadReports:
 
     def _report_all(self) -> None:
         """Report until `stop` is set, or until a report fails."""
-        with GatewayClient(self._settings) as gateway, gateway.new_hub(_ANSWER_S) as hub:
+        with GatewayClient(self._settings, answer_timeout_s=_ANSWER_S) as hub:
             while not self._stop.wait(REPORT_S):
                 report = self._counts.take()
                 if report is None:

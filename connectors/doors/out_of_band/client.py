@@ -5,10 +5,10 @@ answer = give_command(settings, RemoveListener("search"))
 
 from __future__ import annotations
 
-import http.client
 import json
 import secrets
 import socket
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,10 @@ from connectors.doors.out_of_band.command_keys import (
 from schemas.settings.settings import Settings
 from schemas.streams.control.organism import TIMEOUT_MS_MOST
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
+from trunkline_agent.hub.hub_address import HubAddress
+from trunkline_agent.hub.plans import Request
+from trunkline_agent.hub.sync_connection import SyncConnection
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.unix_address import address_of
 
@@ -32,7 +36,8 @@ PATH: Final = "/commands"
 # A removal is answered when no handler of the listener runs any more, and the time limit of a handler bounds
 # that.
 ANSWER_S: Final = TIMEOUT_MS_MOST / 1000 + 60
-_ANSWER_BYTES: Final = 1024 * 1024
+# The address in the header `Host` of a request over a Unix socket.
+_HERE: Final = HubAddress("http://localhost", "localhost", 80, is_tls=False, prefix="")
 _MESSAGE_LIMIT: Final = 600
 _ERRORS: Final = {
     400: UsageError,
@@ -93,42 +98,39 @@ def post_command(
     Raises:
         BackboneUnreachable: No gateway listens on the socket, or it did not answer in time.
     """
-    # Not httpx2, which leaves its socket open when it cannot connect to a Unix socket.
-    connection = _UnixConnection(path, timeout_s)
+
+    def connect(until: float) -> socket.socket:
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            found.settimeout(max(0.001, until - time.monotonic()))
+            with address_of(path) as address:
+                found.connect(address)
+        except OSError:
+            found.close()
+            raise
+        return found
+
     headers = {"Content-Type": "application/xml"}
     if signature is not None:
         headers[SIGNATURE_HEADER] = signature
-    with closing(connection):
+    with closing(SyncConnection(_HERE, RequestHead(_HERE, None), None, connect)) as connection:
         try:
-            connection.connect()
+            connection.open(timeout_s)
         except OSError as error:
             raise BackboneUnreachable(
                 f"no gateway takes commands at {path} ({error.strerror or error}). 'trunkline up' starts it; "
                 "commands are given on its own machine, to xml_pump.command_socket"
             ) from None
         try:
-            connection.request("POST", PATH, body, headers)
-            answer = connection.getresponse()
-            return answer.status, _decoded(answer.read(_ANSWER_BYTES))
-        except (OSError, http.client.HTTPException) as error:
+            request = Request("POST", PATH, headers=headers, body=body)
+            answer = connection.answer(request, time.monotonic() + timeout_s)
+            return answer.status, _decoded(answer.body)
+        except (OSError, ProtocolFault) as error:
             why = str(error) or type(error).__name__
             raise BackboneUnreachable(
                 f"the gateway at {path} did not answer ({why}). It may have carried out the command: "
                 "see 'trunkline organism show'"
             ) from None
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path, self._wait_s = path, timeout_s
-
-    def connect(self) -> None:
-        """Connect to the Unix socket. `http.client` calls this. Raises OSError."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self._wait_s)
-        with address_of(self._path) as address:
-            self.sock.connect(address)
 
 
 def _decoded(raw: bytes) -> dict[str, Any]:

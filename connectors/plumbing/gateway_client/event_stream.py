@@ -12,16 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.gateway_client.gateway_tls import explained
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.hub.plans import Request
 from trunkline_agent.hub.server_events import EventParser
-
-if TYPE_CHECKING:
-    from trunkline_agent.hub.sync_client import HubClient
 
 SNAPSHOT: Final = "snapshot"
 SETTLED: Final = "settled"
@@ -82,7 +79,7 @@ class EventStream:
         self._on_lost = lost
         self._found: queue.Queue[ServerEvent | Exception] = queue.Queue(_WAITING)
         self._closed = threading.Event()
-        self._hub: HubClient | None = None
+        self._hub: GatewayClient | None = None
         self._last_id = last_id
         self._thread = threading.Thread(target=self._run, name="event-stream", daemon=True)
 
@@ -173,7 +170,7 @@ class EventStream:
             headers["Last-Event-ID"] = self._last_id
         request = Request("GET", self._path, self._parameters, headers)
         # A client of its own, because another thread closes its connection.
-        with self._client.new_hub() as hub:
+        with self._client.another() as hub:
             self._hub = hub
             if self._closed.is_set():
                 return

@@ -10,27 +10,24 @@ refusals become the errors of `trunkline_agent.errors`, with the gateway's own t
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from connectors.plumbing.gateway_client.gateway_tls import explained, trust
 from connectors.plumbing.gateway_client.operator_token import TOKEN_VARIABLE, read_token
 from schemas.settings.settings import Settings
-from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 from trunkline_agent.hub.answer_errors import error_of, retry_after_of
-from trunkline_agent.hub.hub_requests import API, path_of
+from trunkline_agent.hub.hub_requests import API, IDEMPOTENCY_KEY, JSON_CONTENT, encoded, new_key, path_of
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.terminal_text import escaped
 
-__all__ = ["API", "CONNECT_TIMEOUT_S", "GatewayClient", "path_of", "reachable"]
+__all__ = ["API", "CONNECT_TIMEOUT_S", "GatewayClient", "attempt", "path_of", "reachable"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
 _ANSWER_MARGIN_S: Final = 20.0
@@ -38,42 +35,41 @@ _ANSWER_MARGIN_S: Final = 20.0
 _RETRY_WAITS_S: Final = (0.2, 0.5, 1.0, 2.0)
 
 
-class GatewayClient:
-    """A client of the gateway at `gateway.url`. Use it as a context manager; it is not thread-safe.
+class GatewayClient(HubClient):
+    """A client of the gateway at `gateway.url`: the library's, which asks again and has advice in its errors.
 
-    `token` is the caller's token. None takes that of the variable TRUNKLINE_TOKEN, else that of the operator's
-    token file. The constructor makes no request. It raises UsageError for an invalid address or token, and
-    SettingsError for a certificate file that cannot be read.
+    Use it as a context manager. `token` is the caller's token. None takes that of the variable TRUNKLINE_TOKEN,
+    else that of the operator's token file. `answer_timeout_s` is how long to wait for a whole answer; None:
+    longer than the gateway waits for a record. The constructor makes no request. It raises UsageError for an
+    invalid address or token, and SettingsError for a certificate file that cannot be read.
 
-    Each request raises UsageError (400, 413, 422), Refused (401, 403, 409, 429) or NotFound (404, 410) with the
-    gateway's text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or
-    answers 502, 503 or 504. Any other status raises TrunklineError.
+    `get`, `post` and `request` raise UsageError (400, 413, 422), Refused (401, 403, 409, 429) or NotFound (404,
+    410) with the gateway's text. They raise BackboneUnreachable when, after a few attempts, the gateway does
+    not answer or answers 502, 503 or 504. Any other status raises TrunklineError. `run` and `parts` try a
+    request once, and raise the library's errors.
     """
 
-    def __init__(self, settings: Settings, *, token: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, token: str | None = None, answer_timeout_s: float | None = None
+    ) -> None:
         self.url = settings.gateway_url
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"gateway.url: expected http://host:port, found {self.url!r}")
-        self._ca_certs = settings.gateway.ca_certs
-        self._token_file = settings.operator_token_file
+        self._settings, self._token_file = settings, settings.operator_token_file
         self._token = read_token(settings) if token is None else token
         self._timeout_s = settings.gateway.settle_timeout_s + _ANSWER_MARGIN_S
-        trust(self.url, self._ca_certs)  # so that a file that cannot be read is named by its setting
-        self.hub = self.new_hub()
-
-    def new_hub(self, answer_timeout_s: float | None = None) -> HubClient:
-        """Return another client of the same gateway, with connections of its own. The caller closes it.
-
-        It tries a request once, and raises the library's errors. `answer_timeout_s` is how long it waits for a
-        whole answer; None: as this client does.
-        """
-        return HubClient(
+        trust(self.url, settings.gateway.ca_certs)  # so that a file that cannot be read is named by its setting
+        super().__init__(
             HubAccess(self.url, self._token),
-            self._ca_certs,
+            settings.gateway.ca_certs,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=self._timeout_s if answer_timeout_s is None else answer_timeout_s,
         )
+
+    def another(self) -> GatewayClient:
+        """Return another client of the same gateway, with connections of its own. The caller closes it."""
+        return GatewayClient(self._settings, token=self._token)
 
     def get(
         self,
@@ -98,8 +94,7 @@ class GatewayClient:
             TrunklineError: The answer is not JSON or has another error status: NotFound for 404 and 410,
                 Refused for 401, 403, 409 and 429, UsageError for 400, 413 and 422.
         """
-        wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
-        return self.request("GET", path, query=wanted, headers=headers, wait_s=wait_s).json()
+        return self.request("GET", path, query=parameters, headers=headers, wait_s=wait_s).json()
 
     def get_all(
         self, path: str, key: str, name_of: Callable[[Any], str], parameters: Mapping[str, Any] | None = None
@@ -147,7 +142,7 @@ class GatewayClient:
                 Refused for 401, 403, 409 and 429, UsageError for 400, 413 and 422.
         """
         wanted = {name: value for name, value in (body or {}).items() if value is not None}
-        key = {"Idempotency-Key": request_id or str(uuid.uuid4())}
+        key = {IDEMPOTENCY_KEY: request_id or new_key()}
         return self.request("POST", path, query=parameters, body=wanted, headers=key, wait_s=wait_s).json()
 
     def answers(self) -> bool:
@@ -166,19 +161,9 @@ class GatewayClient:
 
         Makes one attempt, of about 5 s at most. Any HTTP status counts as an answer.
         """
-        outcome = self.hub.run(_once(Request("GET", "/healthz")))
+        outcome = self.run(attempt(Request("GET", "/healthz")))
         if isinstance(outcome, Lost):
             raise self.unreachable(outcome.cause or outcome.why)
-
-    def close(self) -> None:
-        """Close the HTTP connections. `with` calls it at the end of its block."""
-        self.hub.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def request(
         self,
@@ -212,13 +197,10 @@ class GatewayClient:
                 409 and 429, UsageError for 400, 413 and 422.
         """
         found = dict(headers or {})
-        if not all(value.isascii() for value in found.values()):
-            raise UsageError("the value of a header, for example a request id, must be ASCII")
         if not isinstance(body, bytes):
-            body = json.dumps(body, separators=(",", ":")).encode()
+            body = encoded(body)
             found["Content-Type"] = JSON_CONTENT
-        request = Request(method, path, query, found, body, wait_s)
-        return self.hub.run(self._attempts(request, is_answer))
+        return self.run(self._attempts(Request(method, path, query, found, body, wait_s), is_answer))
 
     def _attempts(self, request: Request, is_answer: Callable[[Answer], bool]) -> Plan[Answer]:
         # All attempts together take little longer than one attempt may.
@@ -272,7 +254,7 @@ def reachable(settings: Settings) -> Iterator[GatewayClient]:
         yield client
 
 
-def _once(request: Request) -> Plan[Answer | Lost]:
+def attempt(request: Request) -> Plan[Answer | Lost]:
     """Send a request once, and return what came of it."""
     outcome: Answer | Lost = yield request
     return outcome

@@ -148,8 +148,7 @@ class VerdictStream:
             raise Refused("there is no operator's token yet")
         decoder = msgspec.json.Decoder(_Line)
         with (
-            GatewayClient(self._settings) as gateway,
-            gateway.new_hub(_SILENCE_S) as hub,
+            GatewayClient(self._settings, answer_timeout_s=_SILENCE_S) as hub,
             closing(hub.parts(Request("GET", VERDICTS_PATH, self._wanted), _SILENCE_S)) as parts,
         ):
             rest = next(parts)

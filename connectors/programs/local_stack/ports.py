@@ -5,7 +5,6 @@ Kafka, an MQTT broker or an HTTP server is asked by one request without a client
 
 from __future__ import annotations
 
-import http.client
 import random
 import socket
 import ssl
@@ -114,6 +113,8 @@ _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 # MQTT 3.1.1: CONNECT, clean session, keep-alive 5 s, no client id. Any CONNACK comes from a broker.
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"
 _CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
+# The beginning of any answer over HTTP.
+_STATUS_LINE = b"HTTP/"
 
 
 def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
@@ -175,18 +176,9 @@ def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_
     False means that there was no connection, or no answer within `timeout_s` seconds. With `is_tls`, the
     connection uses TLS. The certificate is not verified, because the identity of the server does not matter.
     """
-    connection: http.client.HTTPConnection
+    context = None
     if is_tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-    return True
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+    return _answer(host, port, timeout_s, context, request, len(_STATUS_LINE)) == _STATUS_LINE

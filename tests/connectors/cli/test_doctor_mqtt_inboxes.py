@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connectors.cli.doctor.mqtt_inboxes import finding_of
+from connectors.cli.doctor.gateway import inboxes_finding as finding_of
 
 pytestmark = pytest.mark.requirement("DL-33")
 

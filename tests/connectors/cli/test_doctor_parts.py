@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.doctor.doctor_command import CHECKS
-from connectors.cli.doctor.file_queue import check_files
 from connectors.cli.doctor.findings import FAIL, OK, WARN
-from connectors.cli.doctor.parts import check_gateway, check_organism, check_xml_pump
+from connectors.cli.doctor.gateway import check_gateway
+from connectors.cli.doctor.parts import check_files, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
 from connectors.doors.file_bridge.progress import Progress, progress_file
@@ -66,7 +66,7 @@ def test_lines_of_the_file_queue_that_wait_are_a_warning_with_few_names(tmp_path
     Progress(held={"default": held, "other": {"bo": "rate_limited"}}).save(progress_file(settings))
     found = check_files(settings)
     assert found.level == WARN and "default/a0 (mailbox_full)" in found.found
-    assert found.found.count("mailbox_full") == 5 and found.found.endswith(" and 3 more")
+    assert found.found.count("mailbox_full") == 5 and found.found.endswith(", and 3 more")
     stack_of(settings, files=("ready", 0, False))
     assert check_files(settings).level != OK
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kafka.admin import NewTopic
 
+from connectors.cli.doctor.brokers import check_kafka, check_replicas
 from connectors.cli.doctor.findings import FAIL, OK, WARN
-from connectors.cli.doctor.parts import check_kafka, check_replicas
 from connectors.cli.main import main
 from connectors.log.kafka_libraries import repair_kafka_client
 from connectors.programs.local_stack import free_port

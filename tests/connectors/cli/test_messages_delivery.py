@@ -172,11 +172,11 @@ def test_a_forged_last_event_id_is_refused_or_begins_with_the_oldest_message(
     sent = [send(hub, payload=n) for n in range(2)]
     for forged in ("", "x", "-1", "1-2", "1.5", "1e3", "0x1", "' or 1=1", "9" * 19, "9" * 64):
         request = Request("GET", path_of("messages", "events"), headers={"Last-Event-ID": forged})
-        events = hub.hub.events(request, WAIT_S)
+        events = hub.events(request, WAIT_S)
         assert [next(events).json()["id"] for _ in sent] == sent, forged
     request = Request("GET", path_of("messages", "events"), headers={"Last-Event-ID": "9" * 65})
     with pytest.raises(UsageError) as refused:
-        next(hub.hub.events(request, WAIT_S))
+        next(hub.events(request, WAIT_S))
     assert refused.value.reason == "malformed"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.cli.doctor.webhooks import finding_of
+from connectors.cli.doctor.gateway import webhooks_finding as finding_of
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from tests.connectors.cli.conftest import CommandLine
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli.doctor.brokers import check_login
 from connectors.cli.doctor.findings import OK, WARN
-from connectors.cli.doctor.parts import check_login
 from connectors.log.log_end import LogEnd
 from connectors.programs.local_stack import LocalStack
 from schemas.log_access.kafka_clients import kafka_password

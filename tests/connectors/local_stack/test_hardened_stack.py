@@ -22,7 +22,9 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
+from connectors.cli.doctor.brokers import check_accounts, check_kafka, check_mqtt
+from connectors.cli.doctor.gateway import check_gateway
+from connectors.cli.doctor.parts import check_xml_pump
 from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.doors.xml_pump.gateway_link import HttpConnections
 from connectors.hub.launcher.local_processes import stop_all

@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 
-from connectors.cli.doctor.parts import check_kafka
+from connectors.cli.doctor.brokers import check_kafka
 from connectors.log.kafka_topic import append_first_records, check_first_records, ensure_topic
 from connectors.log.publisher import Publisher
 from connectors.plumbing.tls_keys.master_keys import rotate

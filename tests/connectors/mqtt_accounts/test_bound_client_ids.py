@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli.doctor.brokers import check_client_ids
 from connectors.cli.doctor.findings import OK
-from connectors.cli.doctor.mqtt_sessions import check_client_ids
 from connectors.doors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,

@@ -16,7 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
-from connectors.cli.doctor.parts import check_accounts, check_mqtt
+from connectors.cli.doctor.brokers import check_accounts, check_mqtt
 from connectors.doors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,

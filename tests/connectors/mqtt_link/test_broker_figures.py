@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli.doctor.brokers import check_queue
 from connectors.cli.doctor.findings import OK, WARN
-from connectors.cli.doctor.mqtt_sessions import check_queue
 from connectors.hub.services.bridge_watch import BridgeWatch
 from connectors.plumbing.mqtt_link.payloads import dropped_messages, read_figure
 from schemas.settings.settings import MqttSettings, Settings

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from connectors.cli.doctor.certificates import check_certificates
+from connectors.cli.doctor.machine import check_certificates
 from connectors.plumbing.tls_keys.served_certificates import (
     CertificateMetrics,
     CertificateWatch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -23,16 +24,30 @@ _READ_BYTES: Final = 256 * 1024
 class SyncConnection:
     """A connection to a hub, which one thread uses at a time.
 
+    Args:
+        address: The address.
+        head: The headers of each request.
+        trust: The TLS context. None: plain HTTP.
+        connect: Returns a connected socket before a moment of the monotonic clock, such as that of a Unix
+            socket. None: it connects to the address by TCP.
+
     Attributes:
         http: Its HTTP.
         is_open: Whether it was opened.
     """
 
-    def __init__(self, address: HubAddress, head: RequestHead, trust: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        address: HubAddress,
+        head: RequestHead,
+        trust: ssl.SSLContext | None,
+        connect: Callable[[float], socket.socket] | None = None,
+    ) -> None:
         self.http = HttpExchange(head)
         self.is_open = False
         self._address = address
         self._trust = trust
+        self._connect = connect or self._connect_by_tcp
         self._socket: socket.socket | None = None
         self._is_interrupted = False
         self._poll: select.poll | None = None
@@ -40,12 +55,7 @@ class SyncConnection:
     def open(self, timeout_s: float) -> None:
         """Connect within a time. Raises OSError."""
         until = time.monotonic() + timeout_s
-        try:
-            found = connected(*self._address.peer, until)
-        except UnicodeError as error:
-            raise OSError(f"not a name of a host: {error}") from None
-        self._socket = found
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = found = self._connect(until)
         if self._trust is not None:
             if self._address.proxy is not None:
                 self._tunnel(found, self._address.proxy, until)
@@ -56,6 +66,14 @@ class SyncConnection:
         self.is_open = True
         if self._is_interrupted:
             raise ConnectionAbortedError("the client is closed")
+
+    def _connect_by_tcp(self, until: float) -> socket.socket:
+        try:
+            found = connected(*self._address.peer, until)
+        except UnicodeError as error:
+            raise OSError(f"not a name of a host: {error}") from None
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
 
     def _tunnel(self, found: socket.socket, proxy: Proxy, until: float) -> None:
         """Let the proxy connect to the hub."""
