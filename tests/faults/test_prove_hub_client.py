@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.broker_processes import LOOPBACK
+from tests.connectors.agent_sdk.small_server import always, answer, serving
 from tests.faults.prove.hub_client import Clock, HubClient
 from tests.faults.prove.load_messages import HANNA, HubReader
 from tests.faults.prove.oracle import Oracle
@@ -21,30 +20,13 @@ Serve = Callable[[list[tuple[int, object]]], str]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts servers that give these answers, status and document, in turn, and the last one for ever."""
-    servers: list[ThreadingHTTPServer] = []
+    with ExitStack() as servers:
 
-    def start(answers: list[tuple[int, object]]) -> str:
-        class Answers(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, document = answers.pop(0) if len(answers) > 1 else answers[0]
-                body = json.dumps(document).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def start(answers: list[tuple[int, object]]) -> str:
+            said = (answer(status, json.dumps(document).encode()) for status, document in answers)
+            return servers.enter_context(serving(always(*said))).access.url
 
-            def log_message(self, *arguments: object) -> None:
-                """Say nothing."""
-
-        server = ThreadingHTTPServer((LOOPBACK, 0), Answers)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        return f"http://{LOOPBACK}:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 @pytest.fixture

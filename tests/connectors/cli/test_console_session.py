@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
+from tests.connectors.agent_sdk.small_server import Heard, answer, serving
 from tests.connectors.cli.conftest import WAIT_S, CommandLine
 from tests.connectors.cli.console_terminal import Terminal
 from tests.forked_programs import forked_command
@@ -42,29 +43,17 @@ class Desk:
         self.go.set()
         self.asked: list[bool] = []
         self.told: list[dict[str, Any]] = []
-        desk = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer({"listeners": [PERSON], "version": 1})
-
-            def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._answer(desk.settled(asked) if self.path.endswith("settle") else desk.lease(asked))
-
-            def _answer(self, found: Any) -> None:
-                body = json.dumps(found).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    async def answer(self, heard: Heard, writer: asyncio.StreamWriter) -> None:
+        """Answer a request of the console."""
+        if heard.method == "GET":
+            found: dict[str, Any] = {"listeners": [PERSON], "version": 1}
+        elif heard.target.endswith("settle"):
+            found = self.settled(json.loads(heard.body))
+        else:
+            found = await asyncio.to_thread(self.lease, json.loads(heard.body))
+        writer.write(answer(200, json.dumps(found).encode()))
+        await writer.drain()
 
     def lease(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the waiting messages once they may go; do not wait with suspects, as at a gateway."""
@@ -87,21 +76,18 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    found = Desk()
-    yield found
-    found.go.set()
-    found.server.shutdown()
-    found.server.server_close()
+def desk() -> Desk:
+    return Desk()
 
 
 @pytest.fixture
 def trunkline(desk: Desk, tmp_path: Path) -> Iterator[CommandLine]:
     """The command line, with this for a gateway."""
-    gateway = GatewaySettings(url=f"http://127.0.0.1:{desk.server.server_port}")
-    found = CommandLine(Settings(gateway=gateway, data_dir=tmp_path))
-    yield found
-    found.end()
+    with serving(desk.answer) as server:
+        found = CommandLine(Settings(gateway=GatewaySettings(url=server.access.url), data_dir=tmp_path))
+        yield found
+        found.end()
+        desk.go.set()
 
 
 @pytest.fixture

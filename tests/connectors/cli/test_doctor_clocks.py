@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -14,6 +12,7 @@ from connectors.cli.doctor import gateway
 from connectors.cli.doctor.findings import OK, WARN
 from connectors.cli.doctor.gateway import check_clocks
 from schemas.settings.settings import GatewaySettings, Settings
+from tests.connectors.agent_sdk.small_server import always, answer, serving
 from tests.jobs.topic_load import append_all, registration
 
 pytestmark = pytest.mark.requirement("ST-87")
@@ -22,26 +21,9 @@ pytestmark = pytest.mark.requirement("ST-87")
 @contextmanager
 def gateway_that_says(offset_s: float) -> Iterator[int]:
     """Serve the metric of a gateway; its port."""
-
-    class Metrics(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = f"# TYPE x gauge\ntrunkline_log_clock_offset_seconds {offset_s}\n".encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join(5)
+    body = f"# TYPE x gauge\ntrunkline_log_clock_offset_seconds {offset_s}\n".encode()
+    with serving(always(answer(200, body))) as server:
+        yield server.port
 
 
 def at_port(settings: Settings, port: int) -> Settings:

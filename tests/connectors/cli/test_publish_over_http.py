@@ -1,21 +1,22 @@
-"""`trunkline publish --http` and its publisher, at a real gateway that is killed and started again (DL-08)."""
+"""`trunkline publish --http` and its publisher, at a real gateway (DL-08).
+
+The conformance kit checks that lost answers and kills repeat the same bytes.
+"""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.programs.local_stack import free_port
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess
+from tests.connectors.agent_sdk.small_server import always, answer, serving
 from tests.connectors.cli.conftest import CommandLine, json_of
 from tests.raw_records import read_to_end
 from trunkline_agent.credentials import HubAccess
@@ -23,7 +24,6 @@ from trunkline_agent.errors import BackboneUnreachable, EventRejected, Trunkline
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.content_id import content_id
 
-EVENTS = 40
 WORKER = "builder"
 WHY_KEPT = r"is not that of a Trunkline gateway|stays in the outbox"
 
@@ -188,135 +188,6 @@ def test_a_wrong_call_with_http_ends_with_2_and_sends_nothing(
 
 
 @pytest.mark.requirement("DL-08")
-@pytest.mark.requirement("JE-16")
-def test_a_publisher_whose_gateway_is_killed_again_and_again_loses_nothing_and_sends_the_same_bytes(
-    worker: Worker, gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path
-) -> None:
-    running, failures, done = [gateway], [], threading.Event()
-
-    def trouble() -> None:
-        for number in range(3):
-            if done.wait(0.4):
-                return
-            running[-1].kill()
-            done.wait(0.3)
-            again = ProgramProcess(
-                "connectors.programs.gateway_program", hub_settings, tmp_path, f"again{number}"
-            )
-            running.append(again)
-            again.wait_ready()
-
-    killer = threading.Thread(target=trouble)
-    killer.start()
-    publisher, payloads = worker.publisher(), dict[int, str]()
-    try:
-        for number in range(1, EVENTS + 1):
-            kind = "completed" if number == EVENTS else "progress"
-            try:
-                publisher.publish(kind, f"{number} of {EVENTS}")
-            except BackboneUnreachable:
-                failures.append(number)
-                payloads |= {one["seq"]: one["payload"] for one in worker.state()["outbox"]}
-            done.wait(0.05)
-        killer.join(120)
-        publisher.resend()
-        assert worker.state()["outbox"] == []
-        found: dict[int, set[bytes]] = {}
-        for value in worker.logged():
-            found.setdefault(json.loads(value)["seq"], set()).add(value)
-        # A seq may come twice, when the answer was lost, and always has the same bytes.
-        assert sorted(found) == list(range(1, EVENTS + 1))
-        assert all(len(values) == 1 for values in found.values())
-        assert all(found[seq] == {payload.encode()} for seq, payload in payloads.items())
-        row = worker.row()
-        assert (row["events"], row["last_seq"], row["status"]) == (EVENTS, EVENTS, "completed")
-        assert len(running) == 4
-    finally:
-        done.set()
-        killer.join(120)
-        for one in running:
-            one.kill()
-
-
-class LosesAnswers:
-    """A way to the gateway on which its answers to the first requests are lost."""
-
-    def __init__(self, url: str, count: int) -> None:
-        self.left, self.answered = count, 0
-        way = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                headers = {name: self.headers[name] for name in ("Authorization", "Content-Type")}
-                answer = httpx.post(f"{url}{self.path}", content=body, headers=headers, trust_env=False)
-                way.answered += 1
-                if way.left:
-                    way.left -= 1
-                    self.close_connection = True
-                    return
-                self.send_response(answer.status_code)
-                for name in ("Content-Type", "Trunkline-Verdict"):
-                    if name in answer.headers:
-                        self.send_header(name, answer.headers[name])
-                self.send_header("Content-Length", str(len(answer.content)))
-                self.end_headers()
-                self.wfile.write(answer.content)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        """The address of this way."""
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def close(self) -> None:
-        """End it."""
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join(5)
-
-
-@pytest.fixture
-def losing(hub_settings: Settings) -> Iterator[Callable[[int], LosesAnswers]]:
-    """Makes such ways; they end with the test."""
-    made: list[LosesAnswers] = []
-
-    def make(count: int) -> LosesAnswers:
-        made.append(LosesAnswers(hub_settings.gateway_url, count))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@pytest.mark.requirement("DL-08")
-def test_an_event_whose_answer_was_lost_is_sent_again_and_counts_once(
-    worker: Worker, losing: Callable[[int], LosesAnswers]
-) -> None:
-    way = losing(2)
-    receipt = worker.publisher(way.url).publish("started", "begins")
-    assert (receipt.verdict, way.answered) == ("duplicate", 3)
-    assert len(set(worker.logged())) == 1
-    assert len(worker.logged()) == 3
-    way.left = 99
-    with pytest.raises(BackboneUnreachable, match="Event 2 stays in the outbox"):
-        worker.publisher(way.url).publish("completed", "done")
-    assert way.answered > 3 + 2
-    way.left = 0
-    # The end that is not confirmed yet is published again: it is the same event.
-    assert worker.publisher(way.url).publish("completed", "done").verdict == "duplicate"
-    assert len(set(worker.logged())) == 2
-    assert (worker.row()["events"], worker.row()["status"]) == (2, "completed")
-
-
-@pytest.mark.requirement("DL-08")
 def test_an_event_that_is_too_long_for_the_gateway_is_rejected_and_does_not_block_the_next(
     worker: Worker,
 ) -> None:
@@ -341,41 +212,21 @@ def test_an_event_in_the_outbox_is_signed_anew_after_a_rotation_of_the_secret(wo
 
 @pytest.mark.requirement("DL-08")
 def test_what_answers_and_is_no_gateway_confirms_nothing(worker: Worker) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            status, body = answers.pop(0)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    answers = [
-        (200, b"<html>welcome</html>"),
-        (200, b"{}"),
-        (200, b"[]"),
-        (200, b'{"ce_id": "x", "seq": 1, "verdict": "accepted", "position": 3}'),
-        (413, b"<html>too long</html>"),
-        (404, b"not here"),
-        (403, b'{"reason": "bad_signature", "message": "of a proxy"}'),
-    ]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        while answers:
+    answers = (
+        answer(200, b"<html>welcome</html>"),
+        answer(200, b"{}"),
+        answer(200, b"[]"),
+        answer(200, b'{"ce_id": "x", "seq": 1, "verdict": "accepted", "position": 3}'),
+        answer(413, b"<html>too long</html>"),
+        answer(404, b"not here"),
+        answer(403, b'{"reason": "bad_signature", "message": "of a proxy"}'),
+    )
+    with serving(always(*answers)) as server:
+        for _ in answers:
             with pytest.raises(TrunklineError, match=WHY_KEPT) as caught:
-                worker.publisher(url).publish("progress", "x")
+                worker.publisher(server.access.url).publish("progress", "x")
             assert not isinstance(caught.value, EventRejected)
             assert worker.state()["outbox"][0]["seq"] == 1
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
     waiting = [one["payload"].encode() for one in worker.state()["outbox"]]
     assert worker.publisher().resend() == len(waiting) == 7
     assert worker.logged() == waiting

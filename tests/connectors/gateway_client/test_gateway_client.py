@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,64 +17,48 @@ from connectors.plumbing.gateway_client.operator_token import read_token
 from connectors.programs.local_stack import free_port
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
+from tests.connectors.agent_sdk.small_server import Heard, SmallServer, answer, serving
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from trunkline_agent.hub.server_events import EventParser
 
 TOKEN = "canary-token-4411"
-Answer = tuple[int, dict[str, str], bytes]
 
 
 class ScriptedServer:
-    """Answers each request with the next of its answers: a stand-in for a gateway that misbehaves."""
+    """A gateway that misbehaves: it answers each request with the next of its answers; an empty one is none.
+
+    While `goes_on` is not set, it keeps the connection open after an answer.
+    """
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.answers: list[bytes] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
-        script = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                size = int(self.headers.get("Content-Length", "0"))
-                seen = {name.lower(): value for name, value in self.headers.items()}
-                script.requests.append((self.command, self.path, seen, self.rfile.read(size)))
-                status, headers, body = script.answers.pop(0)
-                if status == 0:
-                    return  # The connection just ends.
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-                script.goes_on.wait(20)
-
-            do_POST = do_GET  # noqa: N815  the library's name
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.goes_on.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join(5)
+    async def answer(self, _: Heard, writer: asyncio.StreamWriter) -> None:
+        """Answer, and end the connection."""
+        writer.write(self.answers.pop(0))
+        await writer.drain()
+        while not self.goes_on.is_set():
+            await asyncio.sleep(0.02)
+        writer.close()
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    found = ScriptedServer()
-    yield found
-    found.close()
+def script() -> ScriptedServer:
+    return ScriptedServer()
 
 
 @pytest.fixture
-def client(server: ScriptedServer, tmp_path: Path) -> Iterator[GatewayClient]:
-    with GatewayClient(_settings(server.server.server_port, tmp_path), token=TOKEN) as found:
+def server(script: ScriptedServer) -> Iterator[SmallServer]:
+    with serving(script.answer) as found:
+        yield found
+        script.goes_on.set()
+
+
+@pytest.fixture
+def client(server: SmallServer, tmp_path: Path) -> Iterator[GatewayClient]:
+    with GatewayClient(_settings(server.port, tmp_path), token=TOKEN) as found:
         yield found
 
 
@@ -83,8 +66,8 @@ def _settings(port: int, folder: Path) -> Settings:
     return Settings(data_dir=folder, gateway=GatewaySettings(port=port))
 
 
-def _error(status: int, reason: str = "why", **headers: str) -> Answer:
-    return status, headers, json.dumps({"reason": reason, "message": "because\x1b[31m"}).encode()
+def _error(status: int, *headers: str) -> bytes:
+    return answer(status, json.dumps({"reason": "why", "message": "because\x1b[31m"}).encode(), *headers)
 
 
 @pytest.mark.parametrize(
@@ -94,35 +77,40 @@ def _error(status: int, reason: str = "why", **headers: str) -> Answer:
 )  # fmt: skip
 @pytest.mark.requirement("CM-06")
 def test_each_refusal_is_an_error_with_the_gateways_words_and_nothing_a_terminal_would_obey(
-    server: ScriptedServer, client: GatewayClient, status: int, error: type[TrunklineError], code: int
+    server: SmallServer,
+    script: ScriptedServer,
+    client: GatewayClient,
+    status: int,
+    error: type[TrunklineError],
+    code: int,
 ) -> None:
-    server.answers = [_error(status)]
+    script.answers = [_error(status)]
     with pytest.raises(error, match="because") as told:
         client.get("/api/hub/jobs")
     assert told.value.exit_code == code
     assert "\x1b" not in str(told.value)
     assert TOKEN not in str(told.value)
-    assert len(server.requests) == 1
+    assert len(server.heard) == 1
 
 
 @pytest.mark.requirement("CM-04")
 def test_a_post_that_got_no_answer_is_sent_again_as_the_same_request(
-    server: ScriptedServer, client: GatewayClient
+    server: SmallServer, script: ScriptedServer, client: GatewayClient
 ) -> None:
-    server.answers = [(0, {}, b""), _error(503, **{"Retry-After": "0"}), (201, {}, b'{"job_id": "0a1b2c3d"}')]
+    script.answers = [b"", _error(503, "Retry-After: 0"), answer(201, b'{"job_id": "0a1b2c3d"}')]
     assert client.post("/api/hub/jobs", {"description": "x", "session": None}) == {"job_id": "0a1b2c3d"}
-    assert len({headers["idempotency-key"] for _, _, headers, _ in server.requests}) == 1
-    assert {body for *_, body in server.requests} == {b'{"description":"x"}'}
-    assert all(headers["authorization"] == f"Bearer {TOKEN}" for _, _, headers, _ in server.requests)
+    assert len({one.headers["idempotency-key"] for one in server.heard}) == 1
+    assert {one.body for one in server.heard} == {b'{"description":"x"}'}
+    assert all(one.headers["authorization"] == f"Bearer {TOKEN}" for one in server.heard)
 
 
 def test_two_posts_are_two_requests_unless_they_are_named_alike(
-    server: ScriptedServer, client: GatewayClient
+    server: SmallServer, script: ScriptedServer, client: GatewayClient
 ) -> None:
-    server.answers = [(200, {}, b"{}")] * 4
+    script.answers = [answer()] * 4
     for request_id in (None, None, "r-1", "r-1"):
         client.post("/x", request_id=request_id)
-    keys = [headers["idempotency-key"] for _, _, headers, _ in server.requests]
+    keys = [one.headers["idempotency-key"] for one in server.heard]
     assert (len(set(keys[:2])), keys[2:]) == (2, ["r-1", "r-1"])
 
 
@@ -161,8 +149,8 @@ def _event(name: str, number: int, data: object) -> bytes:
     return f"event: {name}\nid: b-{number}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _sse(*events: bytes) -> Answer:
-    return 200, {"Content-Type": "text/event-stream"}, b"".join(events)
+def _sse(*events: bytes) -> bytes:
+    return answer(200, b"".join(events), "Content-Type: text/event-stream")
 
 
 def parsed(pieces: Iterable[bytes]) -> list[ServerEvent]:
@@ -187,10 +175,12 @@ def test_events_are_read_whole_however_they_are_cut_and_whatever_stands_in_them(
         assert parsed(cut) == wanted
 
 
-def test_a_lost_stream_goes_on_behind_the_last_event(server: ScriptedServer, client: GatewayClient) -> None:
-    server.answers = [
+def test_a_lost_stream_goes_on_behind_the_last_event(
+    server: SmallServer, script: ScriptedServer, client: GatewayClient
+) -> None:
+    script.answers = [
         _sse(_event("snapshot", 5, {}), _event("settled", 6, 1)),
-        (0, {}, b""),
+        b"",
         _error(503),
         _sse(_event("settled", 7, 2)),
         *[_error(503)] * 50,
@@ -201,18 +191,19 @@ def test_a_lost_stream_goes_on_behind_the_last_event(server: ScriptedServer, cli
         assert [(e.name, e.data) for e in found] == [("snapshot", {}), ("settled", 1), ("settled", 2)]
     assert told[:2] == [told[0], None]
     assert told[0] is not None
-    paths = [path for _, path, _, _ in server.requests]
-    assert set(paths) == {"/api/hub/events?kind=job"}
-    ids = [headers.get("last-event-id") for _, _, headers, _ in server.requests]
+    assert {one.target for one in server.heard} == {"/api/hub/events?kind=job"}
+    ids = [one.headers.get("last-event-id") for one in server.heard]
     assert ids[:4] == [None, "b-6", "b-6", "b-6"]
     assert all(value == "b-7" for value in ids[4:])
 
 
-def test_a_stream_that_is_refused_is_not_tried_again(server: ScriptedServer, client: GatewayClient) -> None:
-    server.answers = [_error(403)]
+def test_a_stream_that_is_refused_is_not_tried_again(
+    server: SmallServer, script: ScriptedServer, client: GatewayClient
+) -> None:
+    script.answers = [_error(403)]
     with EventStream(client, "/x") as stream, pytest.raises(Refused, match="because"):
         stream.next(10)
-    assert len(server.requests) == 1
+    assert len(server.heard) == 1
 
 
 def test_a_stream_gives_up_in_the_end(tmp_path: Path) -> None:
@@ -225,13 +216,11 @@ def test_a_stream_gives_up_in_the_end(tmp_path: Path) -> None:
 
 
 def test_closing_a_stream_that_is_silent_does_not_wait_for_it(
-    client: GatewayClient, server: ScriptedServer
+    client: GatewayClient, script: ScriptedServer
 ) -> None:
-    body = _event("snapshot", 1, {})
-    # The server keeps the connection open: it promised ten bytes more.
-    headers = {"Content-Type": "text/event-stream", "Content-Length": str(len(body) + 10)}
-    server.answers = [(200, headers, body)]
-    server.goes_on.clear()
+    # The server promises ten bytes more, and keeps the connection open.
+    script.answers = [_sse(_event("snapshot", 1, {}), b" " * 10)[:-10]]
+    script.goes_on.clear()
     with EventStream(client, "/x") as stream:
         assert stream.next(10) is not None
         started = time.monotonic()
