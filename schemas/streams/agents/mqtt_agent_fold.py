@@ -12,14 +12,16 @@ from typing import Final
 import msgspec
 
 from schemas.fold.entries import Entries, StructEntries
-from schemas.fold.memories import RequestChunk, RequestMemory, SeqChunk, SeqMemory, forget_seqs
-from schemas.fold.settled import Outcome, accepted, changed, rejected
+from schemas.fold.memories import RequestMemory, SeqChunk, SeqMemory, forget_seqs
+from schemas.fold.request_fold import RequestFold, Requests
+from schemas.fold.settled import Change, Outcome, accepted, changed, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import row_maker
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.agents.mqtt_agents import (
     AGENT_CONFIRMED,
     AGENT_MQTT_REGISTERED,
+    AGENT_MQTT_REMOVED,
     AGENT_SAID,
     REGISTERED,
     REMOVED,
@@ -64,8 +66,8 @@ class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
         return REGISTERED if self.removed_at is None else REMOVED
 
 
+_UNKNOWN: Final = "no agent of this name is registered for MQTT"
 _ENTRY: Final = StructEntries("mqtt", MqttAgentEntry)
-_REQUESTS: Final = StructEntries("mqtt/requests/", RequestChunk)
 _SEQS: Final = StructEntries("mqtt/seqs/", SeqChunk)
 _row: Final = row_maker(MqttAgentRow, MqttAgentEntry)
 
@@ -78,39 +80,51 @@ def settle_mqtt_agent(given: FoldInput) -> Outcome:
     valid signature by the agent's secret. `settle_agent` calls this function with a checked body. The changes
     of the stream state, `given.entries`, count only if the record is accepted.
     """
-    known = _ENTRY.read(given.entries)
     if given.type in (AGENT_SAID, AGENT_CONFIRMED):
-        return _published(given, known)
-    status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
-    repeated = requests.repeated(given, _REQUESTS, status)
-    if repeated is not None:
-        return repeated
-    if given.type == AGENT_MQTT_REGISTERED:
-        if status == REGISTERED:
-            return rejected(ILLEGAL_TRANSITION, "the agent is registered for MQTT already", status)
-        forget_seqs(given.entries, _SEQS)
-        known = MqttAgentEntry(
-            version=ENTRY_VERSION,
-            sealed_secret=given.body["sealed_secret"],
-            request_id=given.body["request_id"],
-            registered_by=given.sender,
-            registered_at=given.now_us,
-            requests=requests,
-            seqs=SeqMemory(),
-        )
-    elif known is None:
-        return rejected(UNKNOWN_STREAM, "no agent of this name is registered for MQTT")
-    elif status == REMOVED:
-        return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
-    else:
-        known.removed_at = given.now_us
-    known.requests.add(given, _REQUESTS)
-    return _keep(given, known, late=False)
+        return _published(given, _ENTRY.read(given.entries))
+    return _REGISTRATION.settle(given)
+
+
+def _registered(given: FoldInput, known: MqttAgentEntry | None) -> MqttAgentEntry | Outcome:
+    if known is not None and known.status == REGISTERED:
+        return rejected(ILLEGAL_TRANSITION, "the agent is registered for MQTT already", known.status)
+    forget_seqs(given.entries, _SEQS)
+    return MqttAgentEntry(
+        version=ENTRY_VERSION,
+        sealed_secret=given.body["sealed_secret"],
+        request_id=given.body["request_id"],
+        registered_by=given.sender,
+        registered_at=given.now_us,
+        requests=RequestMemory() if known is None else known.requests,
+        seqs=SeqMemory(),
+    )
+
+
+def _removed(given: FoldInput, known: MqttAgentEntry) -> MqttAgentEntry | Outcome:
+    if known.status == REMOVED:
+        return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", known.status)
+    known.removed_at = given.now_us
+    return known
+
+
+def _changes(given: FoldInput, agent: MqttAgentEntry) -> tuple[Change, ...]:
+    row = _row(agent, agent_name=given.name, status=agent.status, last_seq=agent.seqs.last)
+    return (changed(row),)
+
+
+_REGISTRATION: Final = RequestFold(
+    _ENTRY,
+    {AGENT_MQTT_REGISTERED: _registered, AGENT_MQTT_REMOVED: _removed},
+    begins=(AGENT_MQTT_REGISTERED,),
+    unknown=_UNKNOWN,
+    changes=_changes,
+    requests=Requests("mqtt/requests", is_inside=True),
+)
 
 
 def _published(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
     if known is None:
-        return rejected(UNKNOWN_STREAM, "no agent of this name is registered for MQTT")
+        return rejected(UNKNOWN_STREAM, _UNKNOWN)
     said, status = given.body, known.status
     signature = said.get(SIGNATURE_FIELD)
     signer = given.keyring.signer(known.sealed_secret, mqtt_agent_secret_purpose(given.name))
@@ -135,13 +149,8 @@ def _published(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
     known.seqs.add(seq, digest, given.entries, _SEQS)
     known.messages += 1
     known.last_said_at = given.now_us
-    return _keep(given, known, late=late)
-
-
-def _keep(given: FoldInput, agent: MqttAgentEntry, *, late: bool) -> Outcome:
-    _ENTRY.write(given.entries, agent)
-    row = _row(agent, agent_name=given.name, status=agent.status, last_seq=agent.seqs.last)
-    return accepted(agent.status, (changed(row),), late=late)
+    _ENTRY.write(given.entries, known)
+    return accepted(status, _changes(given, known), late=late)
 
 
 def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:

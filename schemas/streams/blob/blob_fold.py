@@ -12,12 +12,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from schemas.fold.entries import StructEntries
-from schemas.fold.life_cycles import wrong_state
-from schemas.fold.memories import RequestChunk, RequestMemory
-from schemas.fold.settled import Outcome, accepted, changed, rejected
+from schemas.fold.request_fold import RequestFold
+from schemas.fold.settled import Outcome, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.blob.blob_registry import (
     BLOB_MODELS,
+    BLOB_REMOVED,
     BLOB_STORED,
     BLOB_TRANSITIONS,
     DEFAULT_CONTENT_TYPE,
@@ -26,32 +26,9 @@ from schemas.streams.blob.blob_registry import (
     BlobRow,
 )
 from trunkline_agent.wire.ids import BLOB
-from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT
 
-_BLOB: Final = StructEntries("blob", BlobRow)
-_REQUESTS: Final = StructEntries("requests", RequestMemory)
-_OLDER_REQUESTS: Final = StructEntries("requests/", RequestChunk)
 _SECOND_US: Final = 1_000_000
-
-
-def settle_blob(given: FoldInput) -> Outcome:
-    """Settle a record of `blob/<digest>`: update the stream state, return verdict and changed rows.
-
-    `schemas.streams.fold.settle` calls this function with a checked body. The changes of the stream state,
-    `given.entries`, count only if the record is accepted.
-    """
-    known = _BLOB.read(given.entries)
-    requests = _REQUESTS.read(given.entries) or RequestMemory()
-    repeated = requests.repeated(given, _OLDER_REQUESTS, None if known is None else known.status)
-    if repeated is not None:
-        return repeated
-    found = _stored(given, known) if given.type == BLOB_STORED else _removed(given, known)
-    if isinstance(found, Outcome):
-        return found
-    requests.add(given, _OLDER_REQUESTS)
-    _REQUESTS.write(given.entries, requests)
-    _BLOB.write(given.entries, found)
-    return accepted(found.status, (changed(found),))
 
 
 def _stored(given: FoldInput, known: BlobRow | None) -> BlobRow | Outcome:
@@ -81,11 +58,7 @@ def _stored(given: FoldInput, known: BlobRow | None) -> BlobRow | Outcome:
     )
 
 
-def _removed(given: FoldInput, known: BlobRow | None) -> BlobRow | Outcome:
-    if known is None:
-        return rejected(UNKNOWN_STREAM, "no blob with this digest")
-    if REMOVED not in BLOB_TRANSITIONS[known.status]:
-        return wrong_state(BLOB_TRANSITIONS, known.status, "blob")
+def _removed(given: FoldInput, known: BlobRow) -> BlobRow | Outcome:
     if given.body["object"] != known.object:
         return rejected(ILLEGAL_TRANSITION, "the blob has another object", known.status)
     if given.now_us < known.keep_until:
@@ -93,10 +66,19 @@ def _removed(given: FoldInput, known: BlobRow | None) -> BlobRow | Outcome:
     return replace(known, status=REMOVED, removed_at=given.now_us)
 
 
+_FOLD: Final = RequestFold(
+    StructEntries("blob", BlobRow),
+    {BLOB_STORED: _stored, BLOB_REMOVED: _removed},
+    begins=(BLOB_STORED,),
+    unknown="no blob with this digest",
+    noun="blob",
+    transitions=BLOB_TRANSITIONS,
+    leads_to={BLOB_REMOVED: REMOVED},
+)
 BLOB_KIND: Final = StreamKind(
     name=BLOB,
     models=BLOB_MODELS,
-    settle=settle_blob,
+    settle=_FOLD.settle,
     row_of_each_stream=(BlobRow,),
     rows=(BlobRow,),
     named_by="digest",

@@ -7,15 +7,14 @@ remain after the schedule is removed, so the revisions of a name go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
 
 from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import wrong_state
-from schemas.fold.memories import RequestChunk, RequestMemory
-from schemas.fold.settled import Outcome, accepted, changed, rejected
+from schemas.fold.request_fold import RequestFold, Requests
+from schemas.fold.settled import Outcome, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.schedule.run_times import RunTimes
 from schemas.streams.schedule.schedule_registry import (
@@ -35,35 +34,7 @@ from schemas.streams.schedule.schedule_registry import (
 )
 from schemas.wire.record import JSON_CONTENT
 from trunkline_agent.wire.ids import SCHEDULE
-from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
-
-_SCHEDULE: Final = StructEntries("schedule", ScheduleRow)
-# A schedule may run so often that its runs would displace the requests from one common memory.
-_REQUESTS: Final = (StructEntries("requests", RequestMemory), StructEntries("requests/", RequestChunk))
-_OF_RUNS: Final = frozenset({SCHEDULE_RAN, SCHEDULE_MISSED, SCHEDULE_REFUSED})
-_RUNS: Final = (StructEntries("runs", RequestMemory), StructEntries("runs/", RequestChunk))
-
-
-def settle_schedule(given: FoldInput) -> Outcome:
-    """Settle a record of `schedule/<name>`: update the stream state, return verdict and changed rows.
-
-    The record sets or removes the schedule, or is about its next run. `schemas.streams.fold.settle` calls this
-    function with a checked body. The changes of the stream state, `given.entries`, count only if the record is
-    accepted.
-    """
-    known = _SCHEDULE.read(given.entries)
-    memories, chunks = _RUNS if given.type in _OF_RUNS else _REQUESTS
-    memory = memories.read(given.entries) or RequestMemory()
-    repeated = memory.repeated(given, chunks, None if known is None else known.status)
-    if repeated is not None:
-        return repeated
-    found = _set(given, known) if given.type == SCHEDULE_SET else _changed(given, known)
-    if isinstance(found, Outcome):
-        return found
-    memory.add(given, chunks)
-    memories.write(given.entries, memory)
-    _SCHEDULE.write(given.entries, found)
-    return accepted(found.status, (changed(found),))
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, SEQ_CONFLICT
 
 
 def _set(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outcome:
@@ -73,7 +44,8 @@ def _set(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outcome:
     cron, every_s = body.get("cron"), body.get("every_s")
     next_run_at = RunTimes(cron, every_s).first(given.now_us)
     if next_run_at is None:
-        return rejected(MALFORMED, "the schedule has no run up to the year 9999", _status_of(known))
+        status = None if known is None else known.status
+        return rejected(MALFORMED, "the schedule has no run up to the year 9999", status)
     return ScheduleRow(
         schedule=given.name,
         status=ACTIVE,
@@ -94,10 +66,6 @@ def _set(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outcome:
     )
 
 
-def _status_of(known: ScheduleRow | None) -> str | None:
-    return None if known is None else known.status
-
-
 def _foreign(given: FoldInput, known: ScheduleRow) -> Outcome | None:
     """Return the rejection of a request about another principal's schedule.
 
@@ -110,21 +78,10 @@ def _foreign(given: FoldInput, known: ScheduleRow) -> Outcome | None:
     return rejected(SEQ_CONFLICT, "another principal has set this schedule", known.status)
 
 
-def _changed(given: FoldInput, known: ScheduleRow | None) -> ScheduleRow | Outcome:
-    """Return the schedule after its removal or its next run, or the rejection."""
-    if known is None:
-        return rejected(UNKNOWN_STREAM, "no schedule with this name")
-    if known.status != ACTIVE and given.type != SCHEDULE_REFUSED:
-        return wrong_state(SCHEDULE_TRANSITIONS, known.status, "schedule")
-    return _CHANGES[given.type](given, known)
-
-
 def _removed(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
     refusal = _foreign(given, known)
     if refusal is not None:
         return refusal
-    if REMOVED not in SCHEDULE_TRANSITIONS[known.status]:
-        return wrong_state(SCHEDULE_TRANSITIONS, known.status, "schedule")
     return replace(known, status=REMOVED, next_run_at=None, removed_at=given.now_us)
 
 
@@ -178,6 +135,8 @@ def _refused(given: FoldInput, known: ScheduleRow) -> ScheduleRow | Outcome:
 
 def _due_run(given: FoldInput, known: ScheduleRow) -> int | Outcome:
     """Return the time of the schedule's next run, or the rejection of a record that is not about this run."""
+    if known.status != ACTIVE:
+        return wrong_state(SCHEDULE_TRANSITIONS, known.status, "schedule")
     body = given.body
     if body["revision"] != known.revision:
         return rejected(ILLEGAL_TRANSITION, "the schedule was set anew", known.status)
@@ -189,17 +148,28 @@ def _due_run(given: FoldInput, known: ScheduleRow) -> int | Outcome:
     return run_at
 
 
-_CHANGES: Final[dict[str, Callable[[FoldInput, ScheduleRow], ScheduleRow | Outcome]]] = {
-    SCHEDULE_REMOVED: _removed,
-    SCHEDULE_RAN: _ran,
-    SCHEDULE_MISSED: _missed,
-    SCHEDULE_REFUSED: _refused,
-}
-
+# A schedule may run so often that its runs would displace the requests from one common memory.
+_RUNS: Final = Requests("runs")
+_FOLD: Final = RequestFold(
+    StructEntries("schedule", ScheduleRow),
+    {
+        SCHEDULE_SET: _set,
+        SCHEDULE_REMOVED: _removed,
+        SCHEDULE_RAN: _ran,
+        SCHEDULE_MISSED: _missed,
+        SCHEDULE_REFUSED: _refused,
+    },
+    begins=(SCHEDULE_SET,),
+    unknown="no schedule with this name",
+    noun="schedule",
+    transitions=SCHEDULE_TRANSITIONS,
+    leads_to={SCHEDULE_REMOVED: REMOVED},
+    apart=dict.fromkeys((SCHEDULE_RAN, SCHEDULE_MISSED, SCHEDULE_REFUSED), _RUNS),
+)
 SCHEDULE_KIND: Final = StreamKind(
     name=SCHEDULE,
     models=SCHEDULE_MODELS,
-    settle=settle_schedule,
+    settle=_FOLD.settle,
     row_of_each_stream=(ScheduleRow,),
     rows=(ScheduleRow,),
     named_by="name",

@@ -12,8 +12,9 @@ import msgspec
 
 from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import RUNNING, STOPPED, wrong_state
-from schemas.fold.memories import RequestChunk, RequestMemory
-from schemas.fold.settled import Outcome, accepted, changed, rejected
+from schemas.fold.memories import RequestMemory
+from schemas.fold.request_fold import RequestFold, Requests
+from schemas.fold.settled import Outcome, changed, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import row_maker
 from schemas.streams.session.session_registry import (
@@ -32,7 +33,7 @@ from schemas.streams.session.session_registry import (
     SessionRow,
 )
 from trunkline_agent.wire.ids import SESSION
-from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
+from trunkline_agent.wire.verdicts import SEQ_CONFLICT
 
 ENTRY_VERSION: Final = 1
 _STATE_BY_MODE: Final = {STOP: STOPPED, HARD: TERMINATED, SOFT: ARCHIVED}
@@ -60,39 +61,12 @@ class SessionEntry(msgspec.Struct, array_like=True, gc=False):
     capture_id: str | None = None
 
 
-_SESSION: Final = StructEntries("session", SessionEntry)
-_REQUESTS: Final = StructEntries("requests/", RequestChunk)
 _row: Final = row_maker(SessionRow, SessionEntry)
 
 
-def settle_session(given: FoldInput) -> Outcome:
-    """Settle a record of `session/<name>`: update the stream state, return verdict and changed rows.
-
-    The record creates, stops or resumes the session, assigns a job to it, or reports that a job of it ended.
-    `schemas.streams.fold.settle` calls this function with a checked body. The changes of the stream state,
-    `given.entries`, count only if the record is accepted.
-    """
-    session = _SESSION.read(given.entries)
-    if session is None:
-        # A session that no record created may pick a job. Its first pick creates it.
-        if given.type not in (SESSION_CREATED, SESSION_JOB_ASSIGNED):
-            return rejected(UNKNOWN_STREAM, "no session with this name")
-        session = _created(given)
-    else:
-        repeated = session.requests.repeated(given, _REQUESTS, session.status)
-        if repeated is not None:
-            return repeated
-        if given.type == SESSION_CREATED:
-            return rejected(SEQ_CONFLICT, "a session with this name exists already", session.status)
-    refusal = _apply(given, session)
-    if refusal is not None:
-        return refusal
-    session.requests.add(given, _REQUESTS)
-    _SESSION.write(given.entries, session)
-    return accepted(session.status, (changed(_row(session, session=given.name)),))
-
-
-def _created(given: FoldInput) -> SessionEntry:
+def _created(given: FoldInput, known: SessionEntry | None) -> SessionEntry | Outcome:
+    if known is not None:
+        return rejected(SEQ_CONFLICT, "a session with this name exists already", known.status)
     body = given.body
     return SessionEntry(
         version=ENTRY_VERSION,
@@ -107,35 +81,42 @@ def _created(given: FoldInput) -> SessionEntry:
     )
 
 
-def _apply(given: FoldInput, session: SessionEntry) -> Outcome | None:
-    """Change `session`, or return the rejection."""
-    status, kind, body = session.status, given.type, given.body
-    if kind == SESSION_JOB_ENDED:
-        session.jobs_ended += 1
-        if session.job_id == body["job_id"]:
-            session.job_id = None
-        # An archived session was released, so it remains even if it was created for this job.
-        ends = status != ARCHIVED and TERMINATED in SESSION_TRANSITIONS[status]
-        if session.for_job == body["job_id"] and ends:
-            _end(given, session, TERMINATED, f"job {body['outcome']}")
-        return None
-    if kind == SESSION_CREATED:
-        return None
-    if kind == SESSION_JOB_ASSIGNED:
-        if status != RUNNING:
-            return wrong_state(SESSION_TRANSITIONS, status, "session")
-        session.job_id = body["job_id"]
-        return None
-    wanted = _STATE_BY_MODE[body.get("mode", STOP)] if kind == SESSION_STOPPED else RUNNING
-    if wanted not in SESSION_TRANSITIONS[status]:
-        return wrong_state(SESSION_TRANSITIONS, status, "session")
-    if kind == SESSION_RESUMED:
-        session.status, session.stopped_at, session.reason = wanted, None, None
-        session.host, session.handle = body.get("host") or session.host, body.get("handle") or session.handle
-        return None
-    _end(given, session, wanted, body.get("reason") or None)
-    session.capture_id = body.get("capture_id")
-    return None
+def _job_assigned(given: FoldInput, known: SessionEntry | None) -> SessionEntry | Outcome:
+    # A session that no record created may pick a job. Its first pick creates it.
+    session = known or _created(given, None)
+    if isinstance(session, SessionEntry):
+        if session.status != RUNNING:
+            return wrong_state(SESSION_TRANSITIONS, session.status, "session")
+        session.job_id = given.body["job_id"]
+    return session
+
+
+def _job_ended(given: FoldInput, session: SessionEntry) -> SessionEntry:
+    job_id = given.body["job_id"]
+    session.jobs_ended += 1
+    if session.job_id == job_id:
+        session.job_id = None
+    # An archived session was released, so it remains even if it was created for this job.
+    ends = session.status != ARCHIVED and TERMINATED in SESSION_TRANSITIONS[session.status]
+    if session.for_job == job_id and ends:
+        _end(given, session, TERMINATED, f"job {given.body['outcome']}")
+    return session
+
+
+def _stopped(given: FoldInput, session: SessionEntry) -> SessionEntry | Outcome:
+    wanted = _STATE_BY_MODE[given.body.get("mode", STOP)]
+    if wanted not in SESSION_TRANSITIONS[session.status]:
+        return wrong_state(SESSION_TRANSITIONS, session.status, "session")
+    _end(given, session, wanted, given.body.get("reason") or None)
+    session.capture_id = given.body.get("capture_id")
+    return session
+
+
+def _resumed(given: FoldInput, session: SessionEntry) -> SessionEntry:
+    body = given.body
+    session.status, session.stopped_at, session.reason = RUNNING, None, None
+    session.host, session.handle = body.get("host") or session.host, body.get("handle") or session.handle
+    return session
 
 
 def _end(given: FoldInput, session: SessionEntry, status: str, reason: str | None) -> None:
@@ -144,10 +125,27 @@ def _end(given: FoldInput, session: SessionEntry, status: str, reason: str | Non
     session.reason = reason
 
 
+_FOLD: Final = RequestFold(
+    StructEntries("session", SessionEntry),
+    {
+        SESSION_CREATED: _created,
+        SESSION_JOB_ASSIGNED: _job_assigned,
+        SESSION_JOB_ENDED: _job_ended,
+        SESSION_STOPPED: _stopped,
+        SESSION_RESUMED: _resumed,
+    },
+    begins=(SESSION_CREATED, SESSION_JOB_ASSIGNED),
+    unknown="no session with this name",
+    noun="session",
+    transitions=SESSION_TRANSITIONS,
+    leads_to={SESSION_RESUMED: RUNNING},
+    changes=lambda given, session: (changed(_row(session, session=given.name)),),
+    requests=Requests(is_inside=True),
+)
 SESSION_KIND: Final = StreamKind(
     name=SESSION,
     models=SESSION_MODELS,
-    settle=settle_session,
+    settle=_FOLD.settle,
     row_of_each_stream=(SessionRow,),
     rows=(SessionRow,),
     named_by="session",

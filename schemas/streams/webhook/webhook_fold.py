@@ -6,16 +6,14 @@ requests. `requests/...` have older ones. They remain after the removal, so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from schemas.fold.entries import Entries, StructEntries
-from schemas.fold.life_cycles import wrong_state
-from schemas.fold.memories import RequestChunk, RequestMemory
-from schemas.fold.settled import Outcome, accepted, changed, rejected
+from schemas.fold.request_fold import RequestFold
+from schemas.fold.settled import Outcome, changed, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.keys.sealing import Keyring, sealed_by, webhook_secret_purpose
 from schemas.streams.webhook.webhook_registry import (
@@ -31,7 +29,7 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookRow,
 )
 from trunkline_agent.wire.ids import WEBHOOK
-from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, UNKNOWN_STREAM
+from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION
 
 ENTRY_VERSION: Final = 1
 
@@ -48,44 +46,19 @@ class WebhookEntry(msgspec.Struct, array_like=True, gc=False):
     request_id: str
     old_sealed_secret: str | None = None
 
+    @property
+    def status(self) -> str:
+        """The status of the webhook."""
+        return self.row.status
+
 
 _WEBHOOK: Final = StructEntries("webhook", WebhookEntry)
-_REQUESTS: Final = StructEntries("requests", RequestMemory)
-_OLDER: Final = StructEntries("requests/", RequestChunk)
 _STATUS: Final = {
     WEBHOOK_SET: ACTIVE,
     WEBHOOK_PAUSED: PAUSED,
     WEBHOOK_RESUMED: ACTIVE,
     WEBHOOK_REMOVED: REMOVED,
 }
-
-
-def settle_webhook(given: FoldInput) -> Outcome:
-    """Settle a record of `webhook/<name>`: update the stream state, return verdict and changed rows.
-
-    `schemas.streams.fold.settle` calls this function with a checked body. The changes of the stream state,
-    `given.entries`, count only if the record is accepted.
-    """
-    known = _WEBHOOK.read(given.entries)
-    status = None if known is None else known.row.status
-    memory = _REQUESTS.read(given.entries) or RequestMemory()
-    repeated = memory.repeated(given, _OLDER, status)
-    if repeated is not None:
-        return repeated
-    if known is not None and _STATUS[given.type] not in WEBHOOK_TRANSITIONS[known.row.status]:
-        return wrong_state(WEBHOOK_TRANSITIONS, known.row.status, "webhook")
-    if given.type == WEBHOOK_SET:
-        found = _set(given, known)
-    elif known is None:
-        return rejected(UNKNOWN_STREAM, "no webhook with this name")
-    else:
-        found = _CHANGES[given.type](given, known)
-    if isinstance(found, Outcome):
-        return found
-    memory.add(given, _OLDER)
-    _REQUESTS.write(given.entries, memory)
-    _WEBHOOK.write(given.entries, found)
-    return accepted(found.row.status, (changed(found.row),))
 
 
 def _set(given: FoldInput, known: WebhookEntry | None) -> WebhookEntry | Outcome:
@@ -141,11 +114,16 @@ def _with(given: FoldInput, known: WebhookEntry, *, why_paused: str | None) -> W
     return replace(known, row=row)
 
 
-_CHANGES: Final[dict[str, Callable[[FoldInput, WebhookEntry], WebhookEntry | Outcome]]] = {
-    WEBHOOK_PAUSED: _paused,
-    WEBHOOK_RESUMED: _resumed,
-    WEBHOOK_REMOVED: _removed,
-}
+_FOLD: Final = RequestFold(
+    _WEBHOOK,
+    {WEBHOOK_SET: _set, WEBHOOK_PAUSED: _paused, WEBHOOK_RESUMED: _resumed, WEBHOOK_REMOVED: _removed},
+    begins=(WEBHOOK_SET,),
+    unknown="no webhook with this name",
+    noun="webhook",
+    transitions=WEBHOOK_TRANSITIONS,
+    leads_to=_STATUS,
+    changes=lambda _, webhook: (changed(webhook.row),),
+)
 
 
 def webhook_secrets(name: str, entries: Entries, keyring: Keyring, now_us: int) -> list[str]:
@@ -184,7 +162,7 @@ def key_of_request(entries: Entries, request_id: str) -> str | None:
 WEBHOOK_KIND: Final = StreamKind(
     name=WEBHOOK,
     models=WEBHOOK_MODELS,
-    settle=settle_webhook,
+    settle=_FOLD.settle,
     row_of_each_stream=(WebhookRow,),
     rows=(WebhookRow,),
     named_by="name",
