@@ -13,8 +13,8 @@ from typing import Any
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.agents import participants
-from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
+    JOB_EVENT,
     JobCancellation,
     JobPick,
     JobRegistration,

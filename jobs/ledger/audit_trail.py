@@ -20,9 +20,16 @@ from typing import Final
 from deltalake import DeltaTable
 
 from jobs.driver.background import BackgroundThread
-from schemas.integrity.audit_anchors import ensure_anchor_key, sign_statement, statement_of
+from schemas.integrity.audit_anchors import (
+    anchor_key_file,
+    anchor_public_key_file,
+    anchors_file,
+    chain_file,
+    ensure_anchor_key,
+    sign_statement,
+    statement_of,
+)
 from schemas.integrity.audit_chain import ChainLine, has_commit, last_in_file, line_in_commit, lines_in_log
-from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file, chain_file
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER

@@ -17,6 +17,7 @@ from pyarrow.fs import FileSystem
 
 from jobs.ledger.batch_plan import Place
 from jobs.views.view_changes import ends_of
+from schemas.integrity.audit_anchors import chain_file
 from schemas.integrity.audit_chain import (
     ChainEntry,
     ChainLine,
@@ -31,7 +32,6 @@ from schemas.integrity.audit_chain import (
     next_entry,
     read_roots,
 )
-from schemas.integrity.audit_files import chain_file
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER

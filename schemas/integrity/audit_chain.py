@@ -19,8 +19,7 @@ import msgspec
 import orjson
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
-from schemas.integrity.ledger_leaves import NEWEST_ENCODING
-from schemas.integrity.merkle import leaf_hash, merkle_root, root_and_level
+from schemas.integrity.ledger_leaves import NEWEST_ENCODING, leaf_hash, merkle_root, root_and_level
 from trunkline_agent.wire.strict_json import canonical_plain
 
 BEFORE_THE_FIRST: Final = "0" * 64

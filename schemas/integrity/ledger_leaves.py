@@ -24,9 +24,60 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.integrity.merkle import LEAF
 from schemas.tables.ledger import COLUMNS
 from schemas.tables.ledger_arrow import LEDGER_ARROW
+
+HASH_BYTES: Final = 32
+LEAF: Final = b"\x00"
+NODE: Final = b"\x01"
+EMPTY_ROOT: Final = sha256(b"").digest()
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """Return the leaf hash of `data`: the SHA-256 of a zero byte and `data`."""
+    return sha256(LEAF + data).digest()
+
+
+def level_above(level: Sequence[bytes]) -> list[bytes]:
+    """Return the next level of a Merkle tree: one node for each pair of nodes of `level`.
+
+    `level` has at least two nodes, which are hashes of 32 bytes. An odd last node moves up unchanged.
+    """
+    pairs = zip(level[::2], level[1::2], strict=False)
+    above = [sha256(NODE + left + right).digest() for left, right in pairs]
+    if len(level) % 2:
+        above.append(level[-1])
+    return above
+
+
+def merkle_root(leaves: Sequence[bytes]) -> bytes:
+    """Return the Merkle root (32 bytes) over `leaves`, which are hashes that `leaf_hash` returns, in order.
+
+    Without leaves, the root is the SHA-256 of no bytes.
+    """
+    if not leaves:
+        return EMPTY_ROOT
+    level = leaves
+    while len(level) > 1:
+        level = level_above(level)
+    return level[0]
+
+
+def root_and_level(leaves: Sequence[bytes], most: int) -> tuple[bytes, list[bytes], int]:
+    """Return the Merkle root of `leaves` and a small level of the tree, to find where two trees differ.
+
+    `leaves` are hashes that `leaf_hash` returns, in order. `most` is the largest number of nodes of the level,
+    at least 1.
+
+    Returns:
+        The root, the lowest level that has at most `most` nodes, and the number of leaves below each of its
+        nodes. The last node of the level may have fewer leaves.
+    """
+    level, covered = list(leaves), 1
+    while len(level) > most:
+        level, covered = level_above(level), covered * 2
+    return merkle_root(level), level, covered
+
 
 # A version that adds columns, always at the end, adds an encoding. Hashes by an older encoding stay valid.
 ENCODINGS: Final[dict[int, tuple[str, ...]]] = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
 from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
 import pyarrow as pa
 
 from schemas.fold.view_rows import Moment
-from schemas.tables.column_texts import column_texts
 from schemas.tables.ledger import Int32, TextMoment
 
 MOMENT: Final = pa.timestamp("us", tz="UTC")
@@ -55,3 +57,18 @@ def with_comments(schema: pa.Schema, *row_types: type[Any]) -> pa.Schema:
             for field in schema
         ]
     )
+
+
+def column_texts(row_type: type[Any]) -> dict[str, str]:
+    """Return the docstring of each field of a row class as one line, by the field's name.
+
+    A field without a docstring is left out, as are the fields of base classes. The function reads the source of
+    the class, so call it once per class.
+    """
+    (tree,) = ast.parse(inspect.getsource(row_type)).body
+    found = {}
+    for field, below in pairwise(ast.iter_child_nodes(tree)):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found

@@ -152,6 +152,11 @@ class WireBody(BaseModel):
         return content_id(self.TYPE.encode(), *parts)
 
 
+def models_of(*bodies: type[WireBody]) -> dict[str, type[WireBody]]:
+    """Return these bodies by the types of their records."""
+    return {body.TYPE: body for body in bodies}
+
+
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
     """Validate a decoded body against the model of its record type.
 

@@ -11,8 +11,7 @@ from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JobRegistration
+from schemas.streams.job.job_registry import JOB_EVENT, JobRegistration
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.job_event import COMPLETED, PROGRESS, STARTED

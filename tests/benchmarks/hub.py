@@ -49,7 +49,7 @@ from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from tests.benchmarks import library_load
 from tests.benchmarks.bench_report import (
     Bench,

@@ -12,8 +12,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings, StorageSettings
 from schemas.streams.fold import settle
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JobRegistration
+from schemas.streams.job.job_registry import JOB_EVENT, JobRegistration
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord

@@ -31,7 +31,7 @@ from connectors.programs.local_stack import LocalStack
 from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.job.job_event import JobEvent
+from schemas.streams.job.job_registry import JobEvent
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer

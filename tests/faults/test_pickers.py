@@ -22,8 +22,7 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import macs_stream
 from schemas.streams.fold import settle
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JOB_PICKED
+from schemas.streams.job.job_registry import JOB_EVENT, JOB_PICKED
 from schemas.wire.record import OutgoingRecord, Record
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Asking, Gateways

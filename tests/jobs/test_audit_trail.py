@@ -13,9 +13,8 @@ from deltalake import DeltaTable
 from connectors.tools.audit.verification import verify
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
 from jobs.ledger.ledger_files import FileRoots
-from schemas.integrity.audit_anchors import read_anchors
+from schemas.integrity.audit_anchors import anchor_key_file, anchors_file, read_anchors
 from schemas.integrity.audit_chain import last_in_file, lines_in_file
-from schemas.integrity.audit_files import anchor_key_file, anchors_file
 from schemas.settings.settings import Settings
 from schemas.tables.ledger_arrow import ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at

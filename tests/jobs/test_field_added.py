@@ -18,8 +18,7 @@ from jobs.build_views import catch_up
 from jobs.refold import check_views
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import JobEvent
-from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.job.job_registry import REGISTRY_JOBS, JobEvent
 from schemas.tables.ledger import LEDGER
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows, ledger_rows

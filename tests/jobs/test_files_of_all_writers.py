@@ -31,7 +31,7 @@ from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.switch_fold import state_of
 from jobs.views.view_changes import ends_of
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
 from schemas.tables.delta_files import dataset_of

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JobRegistration
+from schemas.streams.job.job_registry import JOB_EVENT, JobRegistration
 from schemas.wire.record import OutgoingRecord
 from tests.raw_records import Raw
 from tests.raw_records import append_raw as append_records

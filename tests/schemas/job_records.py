@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, job_secret_purpose
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.record import STANDARD_HEADERS, Record
 from trunkline_agent.wire.signing import sign_event
 

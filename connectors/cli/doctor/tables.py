@@ -15,9 +15,8 @@ from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_star
 from connectors.cli.doctor.parts import check_part
 from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.programs.local_stack.part_plan import STREAMS
-from schemas.integrity.audit_anchors import read_anchors
+from schemas.integrity.audit_anchors import anchors_file, chain_file, is_beside_the_ledger, read_anchors
 from schemas.integrity.audit_chain import last_in_file
-from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.blob.blob_registry import BLOBS, STORED

@@ -34,8 +34,7 @@ from connectors.tools.job_tools.job_watcher import EXIT_TIMED_OUT, JobWatcher, O
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JOB_SECRET_ROTATED, JOB_TERMINAL, BrokerOverlay
+from schemas.streams.job.job_registry import JOB_EVENT, JOB_SECRET_ROTATED, JOB_TERMINAL, BrokerOverlay
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from trunkline_agent.wire.ids import JOB

@@ -123,7 +123,7 @@ def _anchors(call: Call) -> int:
 @ACTIONS.add(takes_json=False)
 def _public_key(call: Call) -> int:
     """Print the public key that verifies the anchors."""
-    from schemas.integrity.audit_files import anchor_public_key_file
+    from schemas.integrity.audit_anchors import anchor_public_key_file
 
     file = anchor_public_key_file(call.settings)
     if not file.exists():

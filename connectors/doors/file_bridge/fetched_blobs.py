@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.streams.mailboxes.file_blobs import note_of_blob
+from schemas.streams.mailboxes.message_text import note_of_blob
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub.plans import Request
 from trunkline_agent.queue import Queue, QueueError

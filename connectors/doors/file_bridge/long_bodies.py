@@ -24,7 +24,7 @@ from connectors.plumbing.gateway_client.gateway_client import GatewayClient, pat
 from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import Settings
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE
+from schemas.streams.mailboxes.message_text import FILE_BLOB_TYPE
 from trunkline_agent.errors import RateLimited, TrunklineError
 from trunkline_agent.hub.plans import Request, Retries, exchange
 from trunkline_agent.queue.message_record import BODY_LIMIT, side_file_of

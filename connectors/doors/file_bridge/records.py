@@ -11,10 +11,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from schemas.streams.blob.blob_registry import BlobReference
-from schemas.streams.mailboxes.file_blobs import note_of_blob
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message
-from schemas.streams.mailboxes.message_text import shown_text
+from schemas.streams.mailboxes.message_text import note_of_blob, shown_text
 from schemas.wire.record import JSON_CONTENT, OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
 from trunkline_agent.queue import TOPICS
 from trunkline_agent.queue.message_record import EVERYBODY, NAME_LIMIT, is_name

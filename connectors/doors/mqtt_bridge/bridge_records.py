@@ -9,7 +9,7 @@ import msgspec
 from connectors.plumbing.mqtt_link.payloads import MQTT_DOOR, encode_receipt, read_payload
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, refused_stream
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import AGENT, JOB, is_name, stream_key

@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.fs import FileSystem
 
+from schemas.integrity.audit_anchors import chain_file
 from schemas.integrity.audit_chain import ChainEntry, last_in_file, line_in_metadata
-from schemas.integrity.audit_files import chain_file
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import table_storage

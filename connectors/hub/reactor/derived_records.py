@@ -17,8 +17,15 @@ from connectors.hub.reactor.known_recipients import GetRow
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Row
 from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import END, JOB_CANCELLED, JOB_PICKED, JOB_TERMINAL, JobRow, pick_id
+from schemas.streams.job.job_registry import (
+    END,
+    JOB_CANCELLED,
+    JOB_EVENT,
+    JOB_PICKED,
+    JOB_TERMINAL,
+    JobRow,
+    pick_id,
+)
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MessageDue, MessageReading
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,

@@ -8,7 +8,7 @@ from connectors.hub.reactor.known_recipients import GetRow
 from schemas.streams.agents.mqtt_agents import MqttAgentRow
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.control.limits import ALL, NAME, ROLE, SUBSCRIPTIONS_DEFAULT, LimitRow
-from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
+from schemas.streams.mailboxes.mailbox_bodies import PENDING_DEFAULT
 from schemas.streams.principal.principals import AGENT, PrincipalRow
 
 

@@ -15,8 +15,7 @@ from connectors.hub.reactor.known_recipients import GetRow, has_mailbox
 from connectors.hub.reactor.limits_of_principals import limits_of
 from connectors.plumbing.mqtt_link.payloads import MQTT_DOOR
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID, body_text
-from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import PERMISSION, JobRow
+from schemas.streams.job.job_registry import JOB_EVENT, PERMISSION, JobRow
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,

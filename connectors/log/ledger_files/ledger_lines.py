@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.tables.ledger import COLUMNS
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode

@@ -28,8 +28,7 @@ from schemas.streams.control.limits import (
     LimitRow,
     LimitsSet,
 )
-from schemas.streams.mailboxes.mailbox_bodies import MailboxLimits
-from schemas.streams.mailboxes.mailbox_limits import PENDING_DEFAULT
+from schemas.streams.mailboxes.mailbox_bodies import PENDING_DEFAULT, MailboxLimits
 from trunkline_agent.wire.agent_message import mqtt_user
 from trunkline_agent.wire.verdicts import RATE_LIMITED
 

@@ -44,10 +44,11 @@ from connectors.operations.rules.job_models import (
 from connectors.operations.rules.owners import owner_in, reporter_of_job, session_of_job
 from connectors.operations.work.registration import grant_of, opened_overlay, register
 from connectors.operations.work.secret_rotation import rotate_secret
-from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.streams.job.job_registry import (
     DESCRIPTION_LIMIT,
+    JOB_EVENT,
     JobCancellation,
+    JobEvent,
     JobRow,
     broker_digest,
 )

@@ -20,8 +20,7 @@ from connectors.tools.audit.findings import Fault, Finding, offsets_text
 from connectors.tools.audit.ledger_files_reader import LedgerFiles, LedgerPart
 from connectors.tools.audit.statistics_check import StatisticsCheck
 from schemas.integrity.audit_chain import MARK_BYTES, MARKS_MOST
-from schemas.integrity.ledger_leaves import ENCODINGS, ledger_leaves
-from schemas.integrity.merkle import HASH_BYTES, root_and_level
+from schemas.integrity.ledger_leaves import ENCODINGS, HASH_BYTES, ledger_leaves, root_and_level
 
 # About 150 MB of leaves.
 WINDOW_ROWS: Final = 4_000_000

@@ -18,9 +18,16 @@ from connectors.tools.audit.chain_check import CheckedChain
 from connectors.tools.audit.findings import Fault, Finding
 from connectors.tools.audit.ledger_files_reader import LedgerFiles
 from connectors.tools.audit.row_check import WINDOW_ROWS, RowCheck
-from schemas.integrity.audit_anchors import Anchor, public_keys_in, read_anchors
+from schemas.integrity.audit_anchors import (
+    Anchor,
+    anchor_public_key_file,
+    anchors_file,
+    chain_file,
+    is_beside_the_ledger,
+    public_keys_in,
+    read_anchors,
+)
 from schemas.integrity.audit_chain import lines_in_file
-from schemas.integrity.audit_files import anchor_public_key_file, anchors_file, chain_file, is_beside_the_ledger
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import NotFound, UsageError
 

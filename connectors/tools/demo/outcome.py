@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from connectors.log.ledger_files.ledger_lines import LINE_COLUMNS
 from connectors.tools.demo.steps import Step
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.receipt import Receipt
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode

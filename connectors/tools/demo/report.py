@@ -15,7 +15,7 @@ from connectors.log.ledger_files.ledger_lines import LINE_HEADING, text_line
 from connectors.tools.demo.outcome import Row, job_states, stream_of
 from connectors.tools.demo.performance import Performance
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.tables.ledger import LEDGER
 from trunkline_agent.terminal_text import escaped, is_coloured
 from trunkline_agent.wire.ids import JOB

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody
+from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody, models_of
 
 AGENT_DEFINED: Final = "agent.defined"
 AGENT_REMOVED: Final = "agent.removed"
@@ -82,7 +82,7 @@ class AgentRemoved(AgentBody):
     IDENTITY: ClassVar = ("{origin}", "{cause}", "{content}")
 
 
-AGENT_MODELS: Final[dict[str, type[AgentBody]]] = {AGENT_DEFINED: AgentDefined, AGENT_REMOVED: AgentRemoved}
+AGENT_MODELS: Final = models_of(AgentDefined, AgentRemoved)
 
 
 def change_cause(row: AgentRow | None) -> str:

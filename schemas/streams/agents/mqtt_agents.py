@@ -16,7 +16,7 @@ from schemas.streams.agents.agent_registry import AgentRequest
 from schemas.streams.mailboxes.message import DurationSeconds, check_times, with_message_fields
 from schemas.streams.principal.principals import FreeName
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.wire_body import Name
+from schemas.wire.wire_body import Name, models_of
 from trunkline_agent.wire.agent_message import CONFIRMS_MOST, KIND_LIMIT
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
@@ -117,8 +117,7 @@ class AgentConfirmed(BaseModel):
 
 
 MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
-    AGENT_MQTT_REGISTERED: AgentMqttRegistered,
-    AGENT_MQTT_REMOVED: AgentMqttRemoved,
+    **models_of(AgentMqttRegistered, AgentMqttRemoved),
     AGENT_SAID: AgentSaid,
     AGENT_CONFIRMED: AgentConfirmed,
 }

@@ -13,7 +13,15 @@ from pydantic import AfterValidator, Field
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.agents.agent_registry import AgentBody, AgentRequest
-from schemas.wire.wire_body import OVERLAP_LIMIT_MS, TASK_TEXT_LIMIT, Capabilities, Name, Note, Printable
+from schemas.wire.wire_body import (
+    OVERLAP_LIMIT_MS,
+    TASK_TEXT_LIMIT,
+    Capabilities,
+    Name,
+    Note,
+    Printable,
+    models_of,
+)
 from trunkline_agent.wire.public_keys import public_key_der
 
 AGENT_JOINED: Final = "agent.joined"
@@ -200,11 +208,6 @@ class AgentCalled(AgentBody):
     tool: Name
 
 
-PARTICIPANT_MODELS: Final[dict[str, type[AgentBody]]] = {
-    AGENT_JOINED: AgentJoined,
-    AGENT_KEY_REGISTERED: AgentKeyRegistered,
-    AGENT_KEY_REMOVED: AgentKeyRemoved,
-    AGENT_UPDATED: AgentUpdated,
-    AGENT_STOPPED: AgentStopped,
-    AGENT_CALLED: AgentCalled,
-}
+PARTICIPANT_MODELS: Final = models_of(
+    AgentJoined, AgentKeyRegistered, AgentKeyRemoved, AgentUpdated, AgentStopped, AgentCalled
+)

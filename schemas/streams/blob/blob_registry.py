@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import Name, Printable, WireBody
+from schemas.wire.wire_body import Name, Printable, WireBody, models_of
 from trunkline_agent.wire.strict_json import INT_MAX
 
 BLOB_STORED: Final = "blob.stored"
@@ -123,4 +123,4 @@ class BlobRemoved(_BlobBody):
     TYPE: ClassVar = BLOB_REMOVED
 
 
-BLOB_MODELS: Final[dict[str, type[WireBody]]] = {BLOB_STORED: BlobStored, BLOB_REMOVED: BlobRemoved}
+BLOB_MODELS: Final = models_of(BlobStored, BlobRemoved)

@@ -9,7 +9,7 @@ from pydantic import Field
 from schemas.fold.life_cycles import RUNNING
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.session.session_registry import Handle
-from schemas.wire.wire_body import Name, Note, WireBody
+from schemas.wire.wire_body import Name, Note, WireBody, models_of
 
 CONTAINER_CHANGED: Final = "container.changed"
 REGISTRY_CONTAINERS: Final = "registry_containers"
@@ -99,4 +99,4 @@ class ContainerChange(WireBody):
     error: Note | None = None
 
 
-CONTAINER_MODELS: Final[dict[str, type[WireBody]]] = {CONTAINER_CHANGED: ContainerChange}
+CONTAINER_MODELS: Final = models_of(ContainerChange)

@@ -140,7 +140,7 @@ _SETTLE_BY_NAME: Final = {
 _MODELS_BY_NAME: Final[dict[str, dict[str, type[WireBody]]]] = {
     TOPOLOGY: {CONTROL_TOPOLOGY: Topology},
     FOLD: {CONTROL_FOLD_SWITCHED: FoldSwitched},
-    ORGANISM: dict(ORGANISM_MODELS),
+    ORGANISM: ORGANISM_MODELS,
     MACS: MAC_MODELS,
     LIMITS: LIMIT_MODELS,
 }

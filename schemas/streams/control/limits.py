@@ -9,7 +9,7 @@ Entries:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import msgspec
 from pydantic import Field, model_validator
@@ -19,7 +19,7 @@ from schemas.fold.memories import content_digest
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import Most, Name, WireBody
+from schemas.wire.wire_body import Most, Name, WireBody, models_of
 from trunkline_agent.wire.ids import CONTROL, stream_key
 from trunkline_agent.wire.strict_json import INT_MAX
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT
@@ -111,7 +111,7 @@ class _Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _REQUESTS: Final = StructEntries("request/", _Request)
-LIMIT_MODELS: Final[dict[str, type[WireBody]]] = {CONTROL_LIMITED: LimitsSet}
+LIMIT_MODELS: Final = models_of(LimitsSet)
 
 
 def settle_limits(given: FoldInput) -> Outcome:
@@ -127,16 +127,7 @@ def settle_limits(given: FoldInput) -> Outcome:
             return duplicate(None)
         return rejected(SEQ_CONFLICT, "this request id was used with other content")
     _REQUESTS.write(given.entries, _Request(ENTRY_VERSION, body["request_id"], digest), at)
-    row = LimitRow(
-        scope=body["scope"],
-        name=body["name"],
-        pending_most=body.get("pending_most"),
-        bytes_most=body.get("bytes_most"),
-        messages_per_minute=body.get("messages_per_minute"),
-        bytes_per_minute=body.get("bytes_per_minute"),
-        limited_by=given.sender,
-        limited_at=given.now_us,
-        live_jobs_most=body.get("live_jobs_most"),
-        subscriptions_most=body.get("subscriptions_most"),
-    )
-    return accepted(None, (changed(row),))
+    limits: dict[str, Any] = {
+        name: body.get(name) for name in LimitsSet.model_fields if name in LimitRow.__struct_fields__
+    }
+    return accepted(None, (changed(LimitRow(**limits, limited_by=given.sender, limited_at=given.now_us)),))

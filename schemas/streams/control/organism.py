@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import Name, Note, WireBody
+from schemas.wire.wire_body import Name, Note, WireBody, models_of
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import CONTROL, stream_key
 
@@ -169,8 +169,4 @@ class ListenerRemoved(_OrganismBody):
     name: Name
 
 
-ORGANISM_MODELS: Final[dict[str, type[_OrganismBody]]] = {
-    ORGANISM_LOADED: OrganismLoaded,
-    LISTENER_ADDED: ListenerAdded,
-    LISTENER_REMOVED: ListenerRemoved,
-}
+ORGANISM_MODELS: Final = models_of(OrganismLoaded, ListenerAdded, ListenerRemoved)

@@ -20,7 +20,7 @@ from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.settled import Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.wire_body import Name, WireBody
+from schemas.wire.wire_body import Name, WireBody, models_of
 from trunkline_agent.wire.ids import CONTROL, stream_key
 from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MALFORMED, UNKNOWN_STREAM
 
@@ -54,7 +54,7 @@ class MacKeyEnded(WireBody):
     key_id: Name
 
 
-MAC_MODELS: Final[dict[str, type[WireBody]]] = {MACS_REQUIRED: MacsRequired, MAC_KEY_ENDED: MacKeyEnded}
+MAC_MODELS: Final = models_of(MacsRequired, MacKeyEnded)
 
 
 class MacRules(msgspec.Struct, array_like=True, frozen=True, gc=False):

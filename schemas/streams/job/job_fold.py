@@ -38,9 +38,9 @@ from schemas.streams.job.job_entries import (
     event_digest,
     is_signed,
 )
-from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
     JOB_CANCELLED,
+    JOB_EVENT,
     JOB_MODELS,
     JOB_PICKED,
     JOB_REGISTERED,

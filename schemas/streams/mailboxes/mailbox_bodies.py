@@ -1,16 +1,18 @@
-"""The bodies of the records about claims, leases, acks and other steps of a message, and their limits."""
+"""The bodies of the records about claims, leases, acks and other steps of a message; limits of mailboxes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from schemas.fold.view_rows import Moment, Row
 from schemas.streams.control.organism import PER_MINUTE_MOST
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.mailboxes.message import DEFAULT_REALM, Message
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
-from schemas.wire.wire_body import Most, Name, Note, WireBody
+from schemas.wire.wire_body import Most, Name, Note, WireBody, models_of
 from trunkline_agent.wire.content_id import content_id
 
 MESSAGE_CLAIMED: Final = "message.claimed"
@@ -238,20 +240,64 @@ class MessageExpiry(_MessageBody):
     TYPE: ClassVar = MESSAGE_EXPIRED
 
 
-MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
-    MESSAGE_POSTED: Message,
-    MESSAGE_CLAIMED: MailboxClaim,
-    MESSAGE_LEASED: MailboxLease,
-    MESSAGE_ACKED: MessageAck,
-    MESSAGES_HANDLED: MessagesHandled,
-    MESSAGE_NACKED: MessageNack,
-    MESSAGE_EXTENDED: MessageExtension,
-    MESSAGE_RECLAIMED: MessageReclaim,
-    MESSAGE_READ: MessageReading,
-    MESSAGE_DUE: MessageDue,
-    MESSAGE_EXPIRED: MessageExpiry,
-    MAILBOX_CLEARED: MailboxClearing,
-    MAILBOX_CLOSED: MailboxClosing,
-    MAILBOX_OPENED: MailboxOpening,
-    MAILBOX_LIMITED: MailboxLimits,
-}
+MAILBOX_MODELS: Final = models_of(
+    Message,
+    MailboxClaim,
+    MailboxLease,
+    MessageAck,
+    MessagesHandled,
+    MessageNack,
+    MessageExtension,
+    MessageReclaim,
+    MessageReading,
+    MessageDue,
+    MessageExpiry,
+    MailboxClearing,
+    MailboxClosing,
+    MailboxOpening,
+    MailboxLimits,
+)
+
+
+MAILBOX_LIMITS: Final = "mailbox_limits"
+# The limit of a mailbox for which no other was set.
+PENDING_DEFAULT: Final = 100_000
+
+
+class MailboxLimitRow(Row, frozen=True, gc=False):
+    """A row of `mailbox_limits`: the limits that were set for one mailbox."""
+
+    VIEW: ClassVar = MAILBOX_LIMITS
+    KEY: ClassVar = ("realm", "recipient")
+
+    realm: str
+    """Namespace of the mailbox."""
+    recipient: str
+    """Recipient within the realm."""
+    pending_most: int | None
+    """Largest number of messages without a final status. Null: no limit of its own."""
+    bytes_most: int | None
+    """Largest number of bytes of the bodies and blobs of these messages. Null: no limit of its own."""
+    limited_by: str
+    """Principal that set the limits, as `<door>/<principal>`."""
+    limited_at: Moment
+    """Time at which the limits were set."""
+
+
+class OwnLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The limits of a mailbox's own, as its state stores them. `None`: the limit that a posting carries."""
+
+    version: int
+    pending_most: int | None = None
+    bytes_most: int | None = None
+
+
+class MailboxSize(msgspec.Struct, array_like=True, gc=False):
+    """The number of messages of a mailbox without a final status, and the bytes of their bodies and blobs.
+
+    Messages from before fold version 11 count, and their bytes do not.
+    """
+
+    version: int
+    messages: int = 0
+    body_bytes: int = 0

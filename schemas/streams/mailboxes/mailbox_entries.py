@@ -30,7 +30,7 @@ import msgspec
 from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.memories import RequestChunk, RequestChunks, RequestMemory
 from schemas.fold.settled import Change
-from schemas.streams.mailboxes.mailbox_limits import MailboxSize, OwnLimits
+from schemas.streams.mailboxes.mailbox_bodies import MailboxSize, OwnLimits
 from schemas.streams.mailboxes.message import DELAYED, MAILBOX_VIEW, PRIORITIES, UNREAD
 from schemas.streams.mailboxes.pending_message import (
     CLOCK_AHEAD_US,

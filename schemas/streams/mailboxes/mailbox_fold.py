@@ -34,6 +34,8 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MESSAGE_READ,
     MESSAGE_RECLAIMED,
     MESSAGES_HANDLED,
+    MailboxLimitRow,
+    OwnLimits,
 )
 from schemas.streams.mailboxes.mailbox_entries import (
     ENTRY_VERSION,
@@ -42,7 +44,6 @@ from schemas.streams.mailboxes.mailbox_entries import (
     Leases,
     MailboxEntries,
 )
-from schemas.streams.mailboxes.mailbox_limits import MailboxLimitRow, OwnLimits
 from schemas.streams.mailboxes.mailbox_postings import CLOSED, settle_posting
 from schemas.streams.mailboxes.message import (
     CLAIMED,

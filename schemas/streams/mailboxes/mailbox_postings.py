@@ -7,9 +7,9 @@ from typing import Any, Final
 from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
-from schemas.streams.mailboxes.file_blobs import is_long_body
 from schemas.streams.mailboxes.mailbox_entries import ENTRY_VERSION, MailboxEntries
 from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, MessageBodyRow
+from schemas.streams.mailboxes.message_text import is_long_body
 from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
 from trunkline_agent.wire.agent_message import MESSAGE_FIELDS

@@ -4,10 +4,13 @@ A message is a text if its media type is `text/plain`, or if its JSON is a strin
 field `text`. Doors of text (MCP, MQTT, files, XML) show that text. Doors of JSON (HTTP, webhooks)
 show `{"text": TEXT}` for a body that is no JSON by its media type: the text `42` is no number. So a text that a
 reader sends on as it got it is the same text at every door.
+
+A long body of the file queue is in a blob, and the message has a note in place of it (DL-27).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -41,3 +44,20 @@ def shown_json(body: str, content_type: str) -> Any:
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(body)
     return {TEXT_FIELD: body}
+
+
+FILE_BLOB_TYPE: Final = "text/plain; charset=utf-8"
+"""The media type of a blob that the file bridge refers to: the queue's bodies are text."""
+
+
+def note_of_blob(size: int) -> str:
+    """Return the body of a message whose text is in a blob of `size` bytes."""
+    return f"The text of this message has {size} bytes and is in its blob."
+
+
+def is_long_body(body: str, blob: Mapping[str, Any]) -> bool:
+    """Return whether a message has the form in which the file bridge posts a long body.
+
+    `blob` is its reference, with the fields of `BlobReference`.
+    """
+    return blob["content_type"] == FILE_BLOB_TYPE and body == note_of_blob(blob["bytes"])

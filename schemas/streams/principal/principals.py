@@ -17,7 +17,7 @@ from schemas.fold.entries import StructEntries
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import Name, WireBody
+from schemas.wire.wire_body import Name, WireBody, models_of
 from trunkline_agent.wire.ids import PRINCIPAL
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
@@ -104,10 +104,7 @@ class PrincipalRevocation(WireBody):
     principal: Name
 
 
-PRINCIPAL_MODELS: Final[dict[str, type[WireBody]]] = {
-    PRINCIPAL_ADDED: PrincipalAddition,
-    PRINCIPAL_REVOKED: PrincipalRevocation,
-}
+PRINCIPAL_MODELS: Final = models_of(PrincipalAddition, PrincipalRevocation)
 
 
 _PRINCIPAL: Final = StructEntries("principal", PrincipalRow)

@@ -15,7 +15,7 @@ from schemas.fold.view_rows import Moment, Row
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, Priority
 from schemas.streams.schedule.run_times import CRON_CHARACTERS_MOST, EVERY_S_MOST, RunTimes, cron_fault
 from schemas.wire.record import JSON_CONTENT
-from schemas.wire.wire_body import Name, WireBody
+from schemas.wire.wire_body import Name, WireBody, models_of
 
 SCHEDULE_SET: Final = "schedule.set"
 SCHEDULE_REMOVED: Final = "schedule.removed"
@@ -256,13 +256,7 @@ class ScheduleRan(ScheduleMissed):
     expires_in_ms: DurationMs | None = None
 
 
-SCHEDULE_MODELS: Final[dict[str, type[WireBody]]] = {
-    SCHEDULE_SET: ScheduleSet,
-    SCHEDULE_REMOVED: ScheduleRemoved,
-    SCHEDULE_RAN: ScheduleRan,
-    SCHEDULE_MISSED: ScheduleMissed,
-    SCHEDULE_REFUSED: ScheduleRefused,
-}
+SCHEDULE_MODELS: Final = models_of(ScheduleSet, ScheduleRemoved, ScheduleRan, ScheduleMissed, ScheduleRefused)
 
 
 def message_fields(row: ScheduleRow) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import JobId, Name, Note, WireBody
+from schemas.wire.wire_body import JobId, Name, Note, WireBody, models_of
 
 SESSION_CREATED: Final = "session.created"
 SESSION_STOPPED: Final = "session.stopped"
@@ -160,10 +160,6 @@ class SessionJobEnded(_SessionBody):
     outcome: Literal["completed", "error", "cancelled"]
 
 
-SESSION_MODELS: Final[dict[str, type[_SessionBody]]] = {
-    SESSION_CREATED: SessionCreation,
-    SESSION_STOPPED: SessionStop,
-    SESSION_RESUMED: SessionResumption,
-    SESSION_JOB_ASSIGNED: SessionJobAssigned,
-    SESSION_JOB_ENDED: SessionJobEnded,
-}
+SESSION_MODELS: Final = models_of(
+    SessionCreation, SessionStop, SessionResumption, SessionJobAssigned, SessionJobEnded
+)

@@ -9,7 +9,16 @@ from pydantic import AfterValidator, Field
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.principal.principals import REVOKED
-from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Image, Name, Note, Printable, WireBody
+from schemas.wire.wire_body import (
+    TASK_TEXT_LIMIT,
+    Capabilities,
+    Image,
+    Name,
+    Note,
+    Printable,
+    WireBody,
+    models_of,
+)
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 
 TASK_CREATED: Final = "task.created"
@@ -214,14 +223,9 @@ class TokenRevocation(_TaskBody):
     reason: Note = ""
 
 
-TASK_MODELS: Final[dict[str, type[_TaskBody]]] = {
-    TASK_CREATED: TaskCreation,
-    TASK_STARTED: TaskStart,
-    TASK_COMPLETED: TaskCompletion,
-    TASK_FAILED: TaskFailure,
-    TASK_CANCELLED: TaskCancellation,
-    TOKEN_REVOKED: TokenRevocation,
-}
+TASK_MODELS: Final = models_of(
+    TaskCreation, TaskStart, TaskCompletion, TaskFailure, TaskCancellation, TokenRevocation
+)
 
 
 def result_text(value: Any) -> str:

@@ -22,7 +22,7 @@ from schemas.streams.mailboxes.message import (
     check_times,
     with_message_fields,
 )
-from schemas.wire.wire_body import Name, WireBody
+from schemas.wire.wire_body import Name, WireBody, models_of
 
 TOPIC_SUBSCRIBED: Final = "topic.subscribed"
 TOPIC_UNSUBSCRIBED: Final = "topic.unsubscribed"
@@ -224,9 +224,4 @@ class TopicDelivery(_TopicBody):
     refused: Annotated[list[Name], Field(max_length=REFUSED_NAMED_MOST)] | None = None
 
 
-TOPIC_MODELS: Final[dict[str, type[_TopicBody]]] = {
-    TOPIC_SUBSCRIBED: Subscription,
-    TOPIC_UNSUBSCRIBED: Unsubscription,
-    TOPIC_PUBLISHED: Publication,
-    TOPIC_DELIVERED: TopicDelivery,
-}
+TOPIC_MODELS: Final = models_of(Subscription, Unsubscription, Publication, TopicDelivery)

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import Transitions
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name, Note, WireBody
+from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name, Note, WireBody, models_of
 
 WEBHOOK_SET: Final = "webhook.set"
 WEBHOOK_PAUSED: Final = "webhook.paused"
@@ -178,9 +178,4 @@ class WebhookRemoved(_WebhookBody):
     TYPE: ClassVar = WEBHOOK_REMOVED
 
 
-WEBHOOK_MODELS: Final[dict[str, type[WireBody]]] = {
-    WEBHOOK_SET: WebhookSet,
-    WEBHOOK_PAUSED: WebhookPaused,
-    WEBHOOK_RESUMED: WebhookResumed,
-    WEBHOOK_REMOVED: WebhookRemoved,
-}
+WEBHOOK_MODELS: Final = models_of(WebhookSet, WebhookPaused, WebhookResumed, WebhookRemoved)

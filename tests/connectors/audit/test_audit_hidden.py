@@ -19,8 +19,8 @@ from connectors.tools.audit.statistics_check import Bounds, Said, Seen, contradi
 from connectors.tools.audit.verification import Report, verify
 from jobs.ledger.ledger_files import FileStatistics
 from jobs.maintain_tables import tidy_ledger
+from schemas.integrity.audit_anchors import anchors_file
 from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, lines_in_file, next_entry
-from schemas.integrity.audit_files import anchors_file
 from schemas.settings.settings import settings_environment
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LedgerRow

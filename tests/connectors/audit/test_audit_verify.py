@@ -17,9 +17,15 @@ from msgspec.structs import replace
 from connectors.cli.main import main
 from connectors.tools.audit.verification import Report, verify
 from jobs.maintain_tables import tidy_ledger
-from schemas.integrity.audit_anchors import read_anchors, sign_statement, statement_of
+from schemas.integrity.audit_anchors import (
+    anchor_key_file,
+    anchor_public_key_file,
+    anchors_file,
+    read_anchors,
+    sign_statement,
+    statement_of,
+)
 from schemas.integrity.audit_chain import commit_root, last_in_file, lines_in_file, partition_root
-from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
 from schemas.settings.settings import settings_environment
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch

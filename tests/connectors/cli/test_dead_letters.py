@@ -14,7 +14,7 @@ import pytest
 from connectors.log.ledger_files.ledger_replay import parse_position
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.connectors.cli.conftest import CommandLine, read_line
 from tests.connectors.ledger_tables import LedgerTable, settings_below

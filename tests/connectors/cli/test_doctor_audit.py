@@ -6,7 +6,7 @@ import pytest
 
 from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.tables import check_anchors, check_anchors_place
-from schemas.integrity.audit_files import anchors_file, is_beside_the_ledger
+from schemas.integrity.audit_anchors import anchors_file, is_beside_the_ledger
 from tests.audited_ledger import AuditedLedger, three_commits
 
 

@@ -14,7 +14,7 @@ from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease, MessageNack
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord

@@ -38,7 +38,7 @@ from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.raw_records import raw, with_mac

@@ -17,7 +17,7 @@ from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.policy import Caller
 from connectors.hub.serving.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from schemas.streams.agents.participants import AgentUpdated
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.partitions import Position
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until

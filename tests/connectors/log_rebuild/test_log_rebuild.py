@@ -17,7 +17,7 @@ from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, admin_client, check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.control.control_fold import TOPOLOGY_STREAM
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.partitions import partition_for
 from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record
 from tests.broker_processes import with_kafka

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.fold import key_range
+from schemas.fold import entries as entries_module
 from schemas.fold.entries import Entries, EntriesInMemory, StructEntries, Writes
 
 NAMES = ("a", "ab", "b", "b/a", "b/b", "b/c", "id/1", "id/2")
@@ -55,7 +55,7 @@ def test_entries_are_a_dict_with_a_draft(
     page: int,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_range, "_FIRST_READ", page)
+        patch.setattr(entries_module, "_FIRST_READ", page)
         entries, store = make(stored)
         kept, draft, taken = dict(stored), dict(stored), dict(stored)
         for what, key, value in steps:

@@ -15,8 +15,14 @@ from connectors.tools.audit.ledger_files_reader import LedgerFiles, LedgerPart
 from connectors.tools.audit.statistics_check import StatisticsCheck
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
-from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, NO_LEAF, encoded_rows, ledger_leaves
-from schemas.integrity.merkle import leaf_hash
+from schemas.integrity.ledger_leaves import (
+    ENCODINGS,
+    NEWEST_ENCODING,
+    NO_LEAF,
+    encoded_rows,
+    leaf_hash,
+    ledger_leaves,
+)
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from schemas.integrity.merkle import EMPTY_ROOT, leaf_hash, merkle_root, root_and_level
+from schemas.integrity.ledger_leaves import EMPTY_ROOT, leaf_hash, merkle_root, root_and_level
 
 
 def by_definition(data: list[bytes]) -> bytes:

@@ -11,8 +11,8 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.blob import blob_registry as registry
 from schemas.streams.blob.blob_registry import BlobRemoved, BlobRow, BlobStored
-from schemas.streams.mailboxes.file_blobs import FILE_BLOB_TYPE, note_of_blob
 from schemas.streams.mailboxes.message import Message, MessageBodyRow
+from schemas.streams.mailboxes.message_text import FILE_BLOB_TYPE, note_of_blob
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import DIGEST, storing
 from tests.schemas.job_records import START_US, said

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.streams.job.job_event import JobEvent
+from schemas.streams.job.job_registry import JobEvent
 from tests.schemas.job_records import event
 from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
 from trunkline_agent.wire.job_event import event_fault

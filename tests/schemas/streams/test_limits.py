@@ -16,13 +16,13 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MailboxClaim,
     MailboxClearing,
     MailboxLease,
+    MailboxLimitRow,
     MailboxLimits,
     MessageAck,
     MessageDue,
     MessageExpiry,
     MessageNack,
 )
-from schemas.streams.mailboxes.mailbox_limits import MailboxLimitRow
 from schemas.streams.mailboxes.message import Message
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, S_US, at, mailbox_of, post_at

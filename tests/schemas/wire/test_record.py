@@ -13,7 +13,7 @@ from cloudevents.core.formats.json import JSONFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.record import (
     STANDARD_HEADERS,
     BadEnvelopeError,

@@ -23,7 +23,7 @@ from connectors.doors.http_api.contracts.json_schemas import (
 from connectors.operations.rules.principal_models import MailboxMessageAnswer
 from connectors.plumbing.mqtt_link.payloads import INBOX_FIELDS
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt
 from trunkline_agent.wire.signing import SIGNATURE_FIELD
 from trunkline_agent.wire.verdicts import REASONS, Verdict

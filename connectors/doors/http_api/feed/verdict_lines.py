@@ -19,7 +19,7 @@ import orjson
 from connectors.hub.lists.settled_stream import TICK_S, Follower
 from connectors.hub.live.settled_feed import FellBehind, SettledRecord
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
-from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
 from schemas.wire.partitions import Position
