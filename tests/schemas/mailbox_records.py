@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -9,9 +10,20 @@ import msgspec
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
+from schemas.streams.mailboxes.mailbox_bodies import (
+    MailboxClaim,
+    MailboxClearing,
+    MailboxLease,
+    MessageAck,
+    MessageDue,
+    MessageExpiry,
+    MessageNack,
+    MessageReading,
+    MessageReclaim,
+)
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.record import OutgoingRecord
+from schemas.wire.wire_body import WireBody
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.stream_records import as_read, message
 
@@ -20,6 +32,28 @@ LEASE_US: Final = 30 * S_US
 AT: Final = {"to": "bo"}
 PUMP: Final[dict[str, Any]] = {"door": "xml", "principal": "bo"}
 HUB: Final[dict[str, Any]] = {"door": "http", "principal": "bo"}
+
+
+def _builder(body: type[WireBody], *named: str) -> Callable[..., OutgoingRecord]:
+    """Return a builder of records with this body, which takes these fields by position."""
+
+    def build(
+        *values: str, by: Mapping[str, Any] = PUMP, ce_id: str | None = None, **fields: Any
+    ) -> OutgoingRecord:
+        return body(**AT, **dict(zip(named, values, strict=True)), **fields).record(ce_id=ce_id, **by)
+
+    return build
+
+
+a_claim: Final = _builder(MailboxClaim, "request_id")
+a_lease: Final = _builder(MailboxLease, "request_id")
+a_clearing: Final = _builder(MailboxClearing, "request_id")
+an_ack: Final = _builder(MessageAck, "message_id", "request_id")
+a_nack: Final = _builder(MessageNack, "message_id", "request_id")
+a_reclaim: Final = _builder(MessageReclaim, "message_id", "request_id")
+a_reading: Final = _builder(MessageReading, "message_id")
+an_expiry: Final = _builder(MessageExpiry, "message_id")
+a_due: Final = _builder(MessageDue, "message_id")
 
 
 def at(offset_us: int, made: OutgoingRecord, entries: Entries) -> Settled:

@@ -9,12 +9,24 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_bodies import HandledMessage, MailboxLease, MessageAck, MessagesHandled
+from schemas.streams.mailboxes.mailbox_bodies import HandledMessage, MessagesHandled
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
-from tests.schemas.mailbox_records import AT, HUB, PUMP, S_US, at, mailbox_of, post_at, refused, statuses
+from tests.schemas.mailbox_records import (
+    AT,
+    HUB,
+    PUMP,
+    S_US,
+    a_lease,
+    an_ack,
+    at,
+    mailbox_of,
+    post_at,
+    refused,
+    statuses,
+)
 from tests.schemas.stream_records import MAILBOX_KEY, known_stream, message, of_mailbox
 
 PLACE = {"thread": "t1", "parent_thread": "t0", "root_thread": "t0", "on_behalf_of": "ann"}
@@ -31,9 +43,7 @@ def handled(*ids: str, lease: str = "l1", by: dict[str, Any] = PUMP, answer: str
 def leased_mailbox(*ids: str) -> Entries:
     """A mailbox whose messages are leased by the request l1."""
     entries = mailbox_of(*ids)
-    assert len(statuses(at(0, MailboxLease(**AT, request_id="l1", limit=9).record(**PUMP), entries))) == len(
-        ids
-    )
+    assert len(statuses(at(0, a_lease("l1", limit=9), entries))) == len(ids)
     return entries
 
 
@@ -46,7 +56,7 @@ def test_one_record_acknowledges_all_of_its_messages_once() -> None:
     assert said(at(S_US, handled("m1", "m2"), entries)) == ("duplicate", None)
     assert said(at(S_US, handled("m1", "m2", answer="no"), entries)) == ("rejected", "seq_conflict")
     # The others are still held, so that only two more can be leased.
-    more = at(S_US, MessageAck(**AT, message_id="m3", request_id="l1").record(**PUMP), entries)
+    more = at(S_US, an_ack("m3", "l1"), entries)
     assert statuses(more) == {"m3": "claimed"}
 
 
@@ -56,9 +66,9 @@ def test_a_record_acknowledges_none_if_it_may_not_acknowledge_one_of_its_message
     entries = leased_mailbox("m1", "m2")
     record = handled("m1", "m2")
     if trouble == "acked":
-        at(S_US, MessageAck(**AT, message_id="m2", request_id="l1").record(**PUMP), entries)
+        at(S_US, an_ack("m2", "l1"), entries)
     elif trouble == "another lease":
-        at(31 * S_US, MailboxLease(**AT, request_id="l2", limit=1, message_ids=["m2"]).record(**PUMP), entries)
+        at(31 * S_US, a_lease("l2", limit=1, message_ids=["m2"]), entries)
     elif trouble == "another reader":
         record = handled("m1", "m2", by=HUB)
     else:
@@ -68,10 +78,7 @@ def test_a_record_acknowledges_none_if_it_may_not_acknowledge_one_of_its_message
     assert refused(settled)[0] == "illegal_transition"
     assert (settled.changes, dict(entries.stored())) == ((), before)
     # By itself the other message can be acknowledged.
-    assert said(at(32 * S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)) == (
-        "accepted",
-        None,
-    )
+    assert said(at(32 * S_US, an_ack("m1", "l1"), entries)) == ("accepted", None)
 
 
 @pytest.mark.requirement("ST-50")

@@ -13,19 +13,26 @@ from schemas.fold.settled import Settled
 from schemas.streams.control.limits import LimitRow, LimitsSet
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes.mailbox_bodies import (
-    MailboxClaim,
-    MailboxClearing,
-    MailboxLease,
     MailboxLimitRow,
     MailboxLimits,
-    MessageAck,
-    MessageDue,
-    MessageExpiry,
-    MessageNack,
 )
 from schemas.streams.mailboxes.message import Message
 from tests.schemas.job_records import KEYRING, START_US, said
-from tests.schemas.mailbox_records import AT, HUB, PUMP, S_US, at, mailbox_of, post_at
+from tests.schemas.mailbox_records import (
+    AT,
+    HUB,
+    S_US,
+    a_claim,
+    a_clearing,
+    a_due,
+    a_lease,
+    a_nack,
+    an_ack,
+    an_expiry,
+    at,
+    mailbox_of,
+    post_at,
+)
 from tests.schemas.stream_records import as_read
 
 OPERATOR: dict[str, Any] = {"door": "http", "principal": "operator"}
@@ -40,13 +47,9 @@ def limit(entries: Entries, number: int, **most: int) -> Settled:
 @pytest.mark.requirement("LM-01")
 def test_a_full_mailbox_takes_a_message_again_as_soon_as_one_has_ended() -> None:
     ends = {
-        "claimed": lambda entries: at(
-            S_US, MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB), entries
-        ),
-        "cleared": lambda entries: at(S_US, MailboxClearing(**AT, request_id="x1").record(**HUB), entries),
-        "expired": lambda entries: at(
-            61 * S_US, MessageExpiry(**AT, message_id="m1").record(ce_id="e1", **OPERATOR), entries
-        ),
+        "claimed": lambda entries: at(S_US, a_claim("c1", limit=1, by=HUB), entries),
+        "cleared": lambda entries: at(S_US, a_clearing("x1", by=HUB), entries),
+        "expired": lambda entries: at(61 * S_US, an_expiry("m1", ce_id="e1", by=OPERATOR), entries),
     }
     for end in ends.values():
         entries = mailbox_of("m1", "m2", expires_in_ms=60_000)
@@ -61,14 +64,14 @@ def test_a_full_mailbox_takes_a_message_again_as_soon_as_one_has_ended() -> None
 def test_delayed_and_leased_messages_count_and_coming_back_or_being_delivered_counts_nothing_twice() -> None:
     entries = mailbox_of("m1")
     post_at(0, entries, "m2", deliver_after_ms=1000)
-    at(0, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
+    at(0, a_lease("l1"), entries)
     assert said(post_at(0, entries, "m3", pending_most=2)) == ("rejected", "mailbox_full")
-    at(0, MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
-    at(S_US, MessageDue(**AT, message_id="m2").record(ce_id="d1", **OPERATOR), entries)
+    at(0, a_nack("m1", "l1"), entries)
+    at(S_US, a_due("m2", ce_id="d1", by=OPERATOR), entries)
     assert said(post_at(S_US, entries, "m3", pending_most=2)) == ("rejected", "mailbox_full")
     assert said(post_at(S_US, entries, "m3", pending_most=3)) == ("accepted", None)
-    at(S_US, MailboxLease(**AT, request_id="l2").record(**PUMP), entries)
-    at(S_US, MessageAck(**AT, message_id="m1", request_id="l2").record(**PUMP), entries)
+    at(S_US, a_lease("l2"), entries)
+    at(S_US, an_ack("m1", "l2"), entries)
     assert said(post_at(S_US, entries, "m4", pending_most=3)) == ("accepted", None)
 
 
@@ -77,7 +80,7 @@ def test_bytes_are_those_of_the_bodies_in_utf_8() -> None:
     entries = mailbox_of("m1", body="ü")
     assert said(post_at(0, entries, "m2", body="☃", bytes_most=4)) == ("rejected", "mailbox_full")
     assert said(post_at(0, entries, "m2", body="☃", bytes_most=5)) == ("accepted", None)
-    at(S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)
+    at(S_US, a_claim("c1", by=HUB), entries)
     assert said(post_at(S_US, entries, "m3", body="12345", bytes_most=5)) == ("accepted", None)
 
 

@@ -14,8 +14,6 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_bodies import (
     LIMIT_MOST,
-    MailboxClaim,
-    MailboxClearing,
     MailboxLease,
     MessageAck,
     MessageExpiry,
@@ -33,6 +31,14 @@ from tests.schemas.mailbox_records import (
     LEASE_US,
     PUMP,
     S_US,
+    a_claim,
+    a_clearing,
+    a_lease,
+    a_nack,
+    a_reading,
+    a_reclaim,
+    an_ack,
+    an_expiry,
     at,
     leased,
     mailbox_of,
@@ -53,13 +59,7 @@ def worn_out() -> Entries:
     """A mailbox whose m1 was leased as often as may be, each lease of a millisecond; last at 2 s, by l2."""
     entries = mailbox_of("m1")
     for number in range(ATTEMPTS_MOST):
-        found = row_of(
-            at(
-                number * S_US,
-                MailboxLease(**AT, request_id=f"l{number}", limit=1, lease_ms=1).record(**PUMP),
-                entries,
-            )
-        )
+        found = row_of(at(number * S_US, a_lease(f"l{number}", limit=1, lease_ms=1), entries))
         assert (found.status, found.attempts) == ("leased", number + 1)
     return entries
 
@@ -69,11 +69,11 @@ def end_by(status: str) -> tuple[Entries, OutgoingRecord]:
     entries = Entries()
     post_at(0, entries, expires_at=LATER)
     made = {
-        "claimed": MailboxClaim(**AT, request_id="c1").record(**PUMP),
-        "read": MessageReading(**AT, message_id="m1").record(**PUMP),
-        "expired": MessageExpiry(**AT, message_id="m1").record(**PUMP),
-        "cleared": MailboxClearing(**AT, request_id="x1").record(**PUMP),
-        "dead": MessageNack(**AT, message_id="m1", request_id="l2").record(**PUMP),
+        "claimed": a_claim("c1"),
+        "read": a_reading("m1"),
+        "expired": an_expiry("m1"),
+        "cleared": a_clearing("x1"),
+        "dead": a_nack("m1", "l2"),
     }[status]
     if status == "dead":
         entries = worn_out()
@@ -85,42 +85,33 @@ def end_by(status: str) -> tuple[Entries, OutgoingRecord]:
 
 def test_a_leased_message_is_nobody_elses_until_the_very_end_of_its_lease() -> None:
     entries = leased()
-    assert rows_of(at(LEASE_US - 1, MailboxClaim(**AT, request_id="c1").record(**PUMP), entries)) == []
-    found = row_of(
-        at(LEASE_US, MailboxLease(**AT, request_id="l2", limit=1, lease_ms=60_000).record(**PUMP), entries)
-    )
+    assert rows_of(at(LEASE_US - 1, a_claim("c1"), entries)) == []
+    found = row_of(at(LEASE_US, a_lease("l2", limit=1, lease_ms=60_000), entries))
     assert (found.attempts, found.request_id) == (2, "l2")
     assert found.lease_until == START_US + LEASE_US + 60 * S_US
-    assert statuses(at(LEASE_US + 60 * S_US, MailboxClaim(**AT, request_id="c2").record(**PUMP), entries)) == {
-        "m1": "claimed"
-    }
+    assert statuses(at(LEASE_US + 60 * S_US, a_claim("c2"), entries)) == {"m1": "claimed"}
 
 
 @pytest.mark.parametrize("offset_us", [0, LEASE_US - 1, LEASE_US, 9 * LEASE_US])
 def test_its_holder_acknowledges_a_message_even_after_the_lease_has_run_out(offset_us: int) -> None:
     entries = leased()
-    settled = at(offset_us, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
+    settled = at(offset_us, an_ack("m1", "l1"), entries)
     assert (row_of(settled).status, row_of(settled).request_id, settled.status_after) == (
         "claimed",
         "l1",
         "claimed",
     )
-    again = at(offset_us, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
+    again = at(offset_us, an_ack("m1", "l1"), entries)
     assert (said(again), again.status_after) == (("duplicate", None), "claimed")
 
 
 def test_a_late_ack_counts_after_a_reclaim_until_somebody_else_gets_the_message() -> None:
     for taken in (False, True):
         entries = leased()
-        assert (
-            row_of(
-                at(LEASE_US, MessageReclaim(**AT, message_id="m1", request_id="l1").record(**HUB), entries)
-            ).status
-            == "unread"
-        )
+        assert row_of(at(LEASE_US, a_reclaim("m1", "l1", by=HUB), entries)).status == "unread"
         if taken:
-            at(LEASE_US, MailboxLease(**AT, request_id="l2").record(**PUMP), entries)
-        settled = at(LEASE_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
+            at(LEASE_US, a_lease("l2"), entries)
+        settled = at(LEASE_US, an_ack("m1", "l1"), entries)
         assert said(settled) == (("rejected", "illegal_transition") if taken else ("accepted", None))
 
 
@@ -136,44 +127,38 @@ def test_only_the_holder_acknowledges_or_gives_back_and_only_by_its_lease() -> N
 
 def test_a_message_given_back_is_unread_and_its_lease_is_no_more() -> None:
     entries = leased()
-    nack = MessageNack(**AT, message_id="m1", request_id="l1", reason="busy").record(**PUMP)
+    nack = a_nack("m1", "l1", reason="busy")
     found = row_of(at(S_US, nack, entries))
     assert (found.status, found.attempts, found.lease_until) == ("unread", 1, None)
     assert (found.handed_to, found.request_id) == ("xml/bo", None)
     assert (said(at(S_US, nack, entries)), entries.get("leases")) == (("duplicate", None), None)
-    assert refused(at(S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)) == (
-        "illegal_transition",
-        "unread",
-    )
-    other = MessageNack(**AT, message_id="m1", request_id="l1", reason="ill").record(**PUMP)
+    assert refused(at(S_US, an_ack("m1", "l1"), entries)) == ("illegal_transition", "unread")
+    other = a_nack("m1", "l1", reason="ill")
     assert refused(at(S_US, other, entries)) == ("seq_conflict", "unread")
-    at(S_US, MailboxLease(**AT, request_id="l2").record(**PUMP), entries)
+    at(S_US, a_lease("l2"), entries)
     again = at(S_US, nack, entries)
     assert (said(again), again.status_after) == (("duplicate", None), "leased"), "and the new lease stays"
 
 
 def test_a_lease_is_reclaimed_by_anybody_once_it_has_run_out_and_not_before() -> None:
-    entries, reclaim = (
-        leased(),
-        MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="follows", **HUB),
-    )
+    entries, reclaim = (leased(), a_reclaim("m1", "l1", ce_id="follows", by=HUB))
     assert refused(at(LEASE_US - 1, reclaim, entries)) == ("illegal_transition", "leased")
-    wrong = MessageReclaim(**AT, message_id="m1", request_id="l7").record(**HUB)
+    wrong = a_reclaim("m1", "l7", by=HUB)
     assert refused(at(LEASE_US, wrong, entries)) == ("illegal_transition", "leased")
     found = row_of(at(LEASE_US, reclaim, entries))
     assert (found.status, found.handed_to, found.lease_until) == ("unread", "xml/bo", None)
     assert said(at(LEASE_US, reclaim, entries)) == ("duplicate", None)
-    second = MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="another", **HUB)
+    second = a_reclaim("m1", "l1", ce_id="another", by=HUB)
     assert refused(at(LEASE_US, second, entries)) == ("illegal_transition", "unread")
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        MessageNack(**AT, message_id="m1", request_id="l2").record(**PUMP),
-        MessageReclaim(**AT, message_id="m1", request_id="l2").record(**HUB),
-        MailboxClaim(**AT, request_id="c1").record(**HUB),
-        MailboxLease(**AT, request_id="l3").record(**PUMP),
+        a_nack("m1", "l2"),
+        a_reclaim("m1", "l2", by=HUB),
+        a_claim("c1", by=HUB),
+        a_lease("l3"),
     ],
     ids=lambda made: made.type,
 )
@@ -186,92 +171,66 @@ def test_after_three_attempts_a_message_is_dead_instead_of_handed_out(made: Outg
 
 
 def test_the_third_attempt_may_succeed() -> None:
-    assert (
-        row_of(
-            at(60 * S_US, MessageAck(**AT, message_id="m1", request_id="l2").record(**PUMP), worn_out())
-        ).status
-        == "claimed"
-    )
+    assert row_of(at(60 * S_US, an_ack("m1", "l2"), worn_out())).status == "claimed"
 
 
 @pytest.mark.requirement("DL-04")
 def test_a_lease_keeps_its_messages_from_all_others_and_other_messages_go_to_any_door() -> None:
     entries = leased(2, "m1", "m2", "m3", "m4")
-    assert row_of(at(S_US, MessageReading(**AT, message_id="m4").record(**HUB), entries)).status == "read"
-    assert refused(at(S_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)) == (
-        "illegal_transition",
-        "leased",
-    )
-    assert statuses(at(S_US, MailboxLease(**AT, request_id="l2", limit=9).record(**HUB), entries)) == {
-        "m3": "leased"
-    }
-    assert rows_of(at(S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)) == []
-    at(S_US, MessageNack(**AT, message_id="m2", request_id="l1").record(**PUMP), entries)
-    assert statuses(at(S_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {"m2": "claimed"}
+    assert row_of(at(S_US, a_reading("m4", by=HUB), entries)).status == "read"
+    assert refused(at(S_US, a_reading("m1", by=HUB), entries)) == ("illegal_transition", "leased")
+    assert statuses(at(S_US, a_lease("l2", limit=9, by=HUB), entries)) == {"m3": "leased"}
+    assert rows_of(at(S_US, a_claim("c1", by=HUB), entries)) == []
+    at(S_US, a_nack("m2", "l1"), entries)
+    assert statuses(at(S_US, a_claim("c2", by=HUB), entries)) == {"m2": "claimed"}
 
 
 def test_a_lease_that_has_run_out_keeps_nobody_away() -> None:
     entries = leased()
-    assert rows_of(at(LEASE_US - 1, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)) == []
-    assert statuses(at(LEASE_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {
-        "m1": "claimed"
-    }
+    assert rows_of(at(LEASE_US - 1, a_claim("c1", by=HUB), entries)) == []
+    assert statuses(at(LEASE_US, a_claim("c2", by=HUB), entries)) == {"m1": "claimed"}
     entries = leased()
-    assert row_of(at(LEASE_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)).status == "read"
+    assert row_of(at(LEASE_US, a_reading("m1", by=HUB), entries)).status == "read"
 
 
 @pytest.mark.requirement("DL-07")
 def test_a_claim_of_unread_messages_leaves_those_that_somebody_holds() -> None:
     entries = leased(1, "m1", "m2")
-    wanted = MailboxClaim(
-        **AT, request_id="c1", message_ids=["m1", "m2"], if_unread=True, limit=LIMIT_MOST
-    ).record(**HUB)
+    wanted = a_claim("c1", message_ids=["m1", "m2"], if_unread=True, limit=LIMIT_MOST, by=HUB)
     assert statuses(at(S_US, wanted, entries)) == {"m2": "claimed"}
-    assert (
-        row_of(at(S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)).status
-        == "claimed"
-    )
+    assert row_of(at(S_US, an_ack("m1", "l1"), entries)).status == "claimed"
 
 
 def test_a_message_expires_when_its_time_is_over_and_nobody_holds_it() -> None:
     entries = mailbox_of("m1", expires_at=LATER)
-    expiry = MessageExpiry(**AT, message_id="m1").record(**HUB)
+    expiry = an_expiry("m1", by=HUB)
     assert refused(at(60 * S_US - 1, expiry, entries)) == ("illegal_transition", "unread")
-    at(50 * S_US, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
+    at(50 * S_US, a_lease("l1"), entries)
     assert refused(at(60 * S_US, expiry, entries)) == ("illegal_transition", "leased")
     assert row_of(at(80 * S_US, expiry, entries)).status == "expired"
-    assert refused(at(0, MessageExpiry(**AT, message_id="m1").record(**HUB), mailbox_of("m1"))) == (
-        "illegal_transition",
-        "unread",
-    )
+    assert refused(at(0, an_expiry("m1", by=HUB), mailbox_of("m1"))) == ("illegal_transition", "unread")
 
 
 def test_clearing_ends_all_that_is_pending_leased_or_not() -> None:
     entries = leased(1, "m1", "m2")
-    assert statuses(at(S_US, MailboxClearing(**AT, request_id="x1").record(**HUB), entries)) == {
-        "m1": "cleared",
-        "m2": "cleared",
-    }
+    assert statuses(at(S_US, a_clearing("x1", by=HUB), entries)) == {"m1": "cleared", "m2": "cleared"}
     assert (list(entries.with_prefix("m/")), entries.get("leases")) == ([], None)
-    assert refused(at(S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)) == (
-        "after_terminal",
-        None,
-    )
+    assert refused(at(S_US, an_ack("m1", "l1"), entries)) == ("after_terminal", None)
 
 
 @pytest.mark.parametrize("status", sorted(MESSAGE_FINAL))
 def test_what_is_final_stays_so(status: str) -> None:
     entries, made = end_by(status)
     later = [
-        MessageAck(**AT, message_id="m1", request_id="l9").record(**PUMP),
-        MessageNack(**AT, message_id="m1", request_id="l9").record(**PUMP),
-        MessageReclaim(**AT, message_id="m1", request_id="l9").record(**PUMP),
-        MessageReading(**AT, message_id="m1").record(**HUB),
-        MessageExpiry(**AT, message_id="m1").record(**HUB),
+        an_ack("m1", "l9"),
+        a_nack("m1", "l9"),
+        a_reclaim("m1", "l9"),
+        a_reading("m1", by=HUB),
+        an_expiry("m1", by=HUB),
     ]
     for one in later:
         assert refused(at(90 * S_US, one, entries)) == ("after_terminal", None)
-    assert rows_of(at(90 * S_US, MailboxClaim(**AT, request_id="c9").record(**PUMP), entries)) == []
+    assert rows_of(at(90 * S_US, a_claim("c9"), entries)) == []
     assert said(at(90 * S_US, made, entries)) == ("duplicate", None)
     assert status not in MESSAGE_PENDING
 
@@ -289,26 +248,18 @@ def test_of_a_message_that_nobody_posted_there_is_nothing_to_say() -> None:
 @pytest.mark.requirement("CM-04")
 def test_a_finished_messages_id_is_known_for_a_week_and_new_after_that() -> None:
     entries = mailbox_of("m1")
-    at(S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)
+    at(S_US, a_claim("c1", by=HUB), entries)
     assert said(post_at(WEEK_US, entries)) == ("duplicate", None)
     assert refused(post_at(WEEK_US, entries, body="other")) == ("seq_conflict", None)
-    assert refused(at(WEEK_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)) == (
-        "after_terminal",
-        None,
-    )
-    assert refused(at(WEEK_US + 1, MessageReading(**AT, message_id="m1").record(**HUB), entries)) == (
-        "unknown_stream",
-        None,
-    )
+    assert refused(at(WEEK_US, a_reading("m1", by=HUB), entries)) == ("after_terminal", None)
+    assert refused(at(WEEK_US + 1, a_reading("m1", by=HUB), entries)) == ("unknown_stream", None)
     assert row_of(post_at(WEEK_US + 1, entries, body="other")).posted_at == START_US + WEEK_US + 1
-    assert (
-        row_of(at(WEEK_US + 2, MessageReading(**AT, message_id="m1").record(**HUB), entries)).status == "read"
-    )
+    assert row_of(at(WEEK_US + 2, a_reading("m1", by=HUB), entries)).status == "read"
 
 
 def test_the_same_door_reads_the_message_that_has_its_id_after_a_week() -> None:
     """The record has the id of the one that read the first: that one is not it."""
-    entries, read = mailbox_of("m1"), MessageReading(**AT, message_id="m1").record(**HUB)
+    entries, read = mailbox_of("m1"), a_reading("m1", by=HUB)
     assert said(at(0, read, entries)) == ("accepted", None)
     post_at(WEEK_US + 1, entries)
     assert row_of(at(WEEK_US + 1, read, entries)).status == "read"
@@ -319,20 +270,17 @@ def test_no_entry_is_left_of_a_finished_message_but_its_id() -> None:
     entries = Entries()
     for n in range(600):
         post_at(n, entries, f"m{n}")
-    at(S_US, MailboxClaim(**AT, request_id="c1", limit=1000).record(**HUB), entries)
+    at(S_US, a_claim("c1", limit=1000, by=HUB), entries)
     kinds = {key.partition("/")[0] for key in entries.stored()}
     assert kinds == {"id", "last", "requests", "size"}
 
 
 def test_acks_do_not_make_a_drain_forgotten_that_may_yet_be_repeated() -> None:
     entries = mailbox_of(*(f"m{n}" for n in range(300)))
-    lease = MailboxLease(**AT, request_id="l1", limit=300).record(**PUMP)
+    lease = a_lease("l1", limit=300)
     assert len(rows_of(at(0, lease, entries))) == 300
     for n in range(300):
-        assert said(at(0, MessageAck(**AT, message_id=f"m{n}", request_id="l1").record(**PUMP), entries)) == (
-            "accepted",
-            None,
-        )
+        assert said(at(0, an_ack(f"m{n}", "l1"), entries)) == ("accepted", None)
     assert said(at(0, lease, entries)) == ("duplicate", None)
 
 
@@ -351,7 +299,7 @@ class CountedEntries(Entries):
 
 def test_a_claim_looks_at_no_more_messages_than_it_hands_out() -> None:
     entries = CountedEntries(mailbox_of(*(f"m{n}" for n in range(200))).stored())
-    assert len(rows_of(at(0, MailboxClaim(**AT, request_id="c1", limit=10).record(**HUB), entries))) == 10
+    assert len(rows_of(at(0, a_claim("c1", limit=10, by=HUB), entries))) == 10
     assert 10 <= entries.looked_at <= 11
 
 

@@ -9,15 +9,20 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes import mailbox_entries
-from schemas.streams.mailboxes.mailbox_bodies import (
-    MailboxClaim,
-    MailboxLease,
-    MessageDue,
-    MessageReading,
-    MessageReclaim,
-)
 from tests.schemas.job_records import START_US, said
-from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, post_at, refused, row_of
+from tests.schemas.mailbox_records import (
+    HUB,
+    a_claim,
+    a_due,
+    a_lease,
+    a_reading,
+    a_reclaim,
+    at,
+    mailbox_of,
+    post_at,
+    refused,
+    row_of,
+)
 
 WEEK_US = 7 * 24 * 3600 * 1_000_000
 
@@ -29,11 +34,11 @@ def shard_of(message_id: str) -> str:
 
 def test_the_ids_of_an_older_week_are_dropped_when_another_is_written() -> None:
     entries, shard = mailbox_of("m1"), shard_of("m1")
-    at(0, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)
+    at(0, a_claim("c1", by=HUB), entries)
     mate = next(f"x{n}" for n in range(100_000) if shard_of(f"x{n}") == shard)
     for offset_us, wanted in ((WEEK_US, {"m1", mate}), (2 * WEEK_US + 1, {mate})):
         post_at(offset_us, entries, mate)
-        at(offset_us, MailboxClaim(**AT, request_id=f"c{offset_us}").record(**HUB), entries)
+        at(offset_us, a_claim(f"c{offset_us}", by=HUB), entries)
         assert set(msgspec.msgpack.decode(entries.stored()[shard])[1]) == wanted
 
 
@@ -75,13 +80,8 @@ def test_the_id_of_a_message_that_lies_there_longer_than_a_week_is_not_used_agai
         assert said(post_at(2 * WEEK_US, entries, mate)) == ("accepted", None)
     assert said(post_at(2 * WEEK_US, entries)) == ("duplicate", None)
     assert refused(post_at(2 * WEEK_US, entries, body="other")) == ("seq_conflict", "unread")
-    assert (
-        row_of(at(2 * WEEK_US, MessageReading(**AT, message_id="m1").record(**HUB), entries)).status == "read"
-    )
-    assert refused(at(2 * WEEK_US, MessageReading(**AT, message_id="m1").record(**PUMP), entries)) == (
-        "unknown_stream",
-        None,
-    )
+    assert row_of(at(2 * WEEK_US, a_reading("m1", by=HUB), entries)).status == "read"
+    assert refused(at(2 * WEEK_US, a_reading("m1"), entries)) == ("unknown_stream", None)
 
 
 YEAR_US = 370 * 24 * 3600 * 1_000_000
@@ -106,8 +106,8 @@ def test_the_id_of_a_message_of_a_wrong_clock_is_known_for_a_week_from_its_end_a
     # One message ends under the wrong clock, and one after it.
     for message_id in ("m1", mates[0]):
         post_at(YEAR_US, entries, message_id)
-    at(YEAR_US, MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB), entries)
-    at(0, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)
+    at(YEAR_US, a_claim("c1", limit=1, by=HUB), entries)
+    at(0, a_claim("c2", by=HUB), entries)
     for message_id in ("m1", mates[0]):
         assert said(post_at(0, entries, message_id)) == ("duplicate", None)
     post_at(10, entries, mates[1])
@@ -119,15 +119,10 @@ def test_the_id_of_a_message_of_a_wrong_clock_is_known_for_a_week_from_its_end_a
 @pytest.mark.requirement("ST-86")
 def test_a_lease_and_a_delay_of_a_wrong_clock_end_with_it() -> None:
     entries = mailbox_of("m1")
-    at(YEAR_US, MailboxLease(**AT, request_id="l1", lease_ms=60_000).record(**PUMP), entries)
+    at(YEAR_US, a_lease("l1", lease_ms=60_000), entries)
     post_at(YEAR_US, entries, "m2", deliver_after_ms=1000)
-    assert said(at(20, MessageDue(**AT, message_id="m2").record(ce_id="d1", **HUB), entries)) == (
-        "accepted",
-        None,
-    )
-    assert said(
-        at(20, MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="r1", **HUB), entries)
-    ) == ("accepted", None)
-    at(30, MailboxLease(**AT, request_id="l2", lease_ms=86_400_000).record(**PUMP), entries)
-    early = at(40, MessageReclaim(**AT, message_id="m1", request_id="l2").record(ce_id="r2", **HUB), entries)
+    assert said(at(20, a_due("m2", ce_id="d1", by=HUB), entries)) == ("accepted", None)
+    assert said(at(20, a_reclaim("m1", "l1", ce_id="r1", by=HUB), entries)) == ("accepted", None)
+    at(30, a_lease("l2", lease_ms=86_400_000), entries)
+    early = at(40, a_reclaim("m1", "l2", ce_id="r2", by=HUB), entries)
     assert refused(early) == ("illegal_transition", "leased")

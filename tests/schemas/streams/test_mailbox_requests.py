@@ -22,7 +22,6 @@ from schemas.streams.mailboxes.mailbox_bodies import (
     MailboxLimits,
     MailboxOpening,
     MessageAck,
-    MessageDue,
     MessageExpiry,
     MessageExtension,
     MessageNack,
@@ -34,7 +33,23 @@ from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import WireBody
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
-from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, rows_of
+from tests.schemas.mailbox_records import (
+    AT,
+    HUB,
+    PUMP,
+    a_claim,
+    a_clearing,
+    a_due,
+    a_lease,
+    a_nack,
+    a_reading,
+    a_reclaim,
+    an_ack,
+    an_expiry,
+    at,
+    mailbox_of,
+    rows_of,
+)
 from tests.schemas.stream_records import MAILBOX_KEY, accepted_and_refolded, as_read, message
 
 S_US = 1_000_000
@@ -54,7 +69,7 @@ MADE = (
     *(make(**AT, message_id="m1", request_id="l1").record(**HUB) for make in BY_LEASE),
     *(make(**AT, message_id="m1").record(**HUB) for make in BY_MESSAGE),
     *(make(**AT, request_id="c1").record(**HUB) for make in BY_MAILBOX),
-    MessageDue(**AT, message_id="m1").record(ce_id="d1", **HUB),
+    a_due("m1", ce_id="d1", by=HUB),
     MailboxLimits(**AT, request_id="s1", pending_most=9, bytes_most=None).record(**HUB),
     MailboxClosing(**AT, request_id="g1").record(ce_id="g1", **HUB),
     MailboxOpening(**AT, request_id="g2").record(ce_id="g2", **HUB),
@@ -88,14 +103,14 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     posted = [Message.model_validate(message(f"m{n}", expires_at="2027-01-15T08:01:00Z")) for n in range(5)]
     sent = [(0, one.record(door="http", principal="ann")) for one in posted]
     sent += [
-        (0, MailboxLease(**AT, request_id="l1", limit=3).record(**PUMP)),
-        (1, MessageAck(**AT, message_id="m0", request_id="l1").record(**PUMP)),
-        (1, MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP)),
-        (30 * S_US, MessageReclaim(**AT, message_id="m2", request_id="l1").record(**PUMP)),
-        (30 * S_US, MessageReading(**AT, message_id="m1").record(**PUMP)),
-        (30 * S_US, MailboxClaim(**AT, request_id="c1", limit=1).record(**PUMP)),
-        (60 * S_US, MessageExpiry(**AT, message_id="m3").record(**PUMP)),
-        (60 * S_US, MailboxClearing(**AT, request_id="x1").record(**PUMP)),
+        (0, a_lease("l1", limit=3)),
+        (1, an_ack("m0", "l1")),
+        (1, a_nack("m1", "l1")),
+        (30 * S_US, a_reclaim("m2", "l1")),
+        (30 * S_US, a_reading("m1")),
+        (30 * S_US, a_claim("c1", limit=1)),
+        (60 * S_US, an_expiry("m3")),
+        (60 * S_US, a_clearing("x1")),
     ]
     rows, _ = accepted_and_refolded(
         as_read(made, offset, START_US + offset_us) for offset, (offset_us, made) in enumerate(sent)
@@ -104,10 +119,7 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
 
 
 def test_what_a_request_does_not_say_has_its_default() -> None:
-    claim, lease = (
-        body_of(MailboxClaim(**AT, request_id="c1").record(**HUB)),
-        body_of(MailboxLease(**AT, request_id="l1").record(**HUB)),
-    )
+    claim, lease = (body_of(a_claim("c1", by=HUB)), body_of(a_lease("l1", by=HUB)))
     assert (claim["limit"], lease["limit"], lease["lease_ms"]) == (100, 1, 30_000)
     short = {"schema_version": 1, "to": "bo", "request_id": "c1"}
     ids = [f"m{n}" for n in range(120)]
@@ -119,18 +131,9 @@ def test_what_a_request_does_not_say_has_its_default() -> None:
 
 def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
     """Else the same request with other content would be another request, and be carried out."""
-    assert (
-        MailboxClaim(**AT, request_id="c1", limit=1).record(**HUB).ce_id
-        == MailboxClaim(**AT, request_id="c1", limit=2).record(**HUB).ce_id
-    )
-    assert (
-        MailboxLease(**AT, request_id="l1", limit=1, lease_ms=5).record(**HUB).ce_id
-        == MailboxLease(**AT, request_id="l1", limit=1, lease_ms=6).record(**HUB).ce_id
-    )
-    assert (
-        MessageNack(**AT, message_id="m1", request_id="l1", reason="a").record(**HUB).ce_id
-        == MessageNack(**AT, message_id="m1", request_id="l1", reason="b").record(**HUB).ce_id
-    )
+    assert a_claim("c1", limit=1, by=HUB).ce_id == a_claim("c1", limit=2, by=HUB).ce_id
+    assert a_lease("l1", limit=1, lease_ms=5, by=HUB).ce_id == a_lease("l1", limit=1, lease_ms=6, by=HUB).ce_id
+    assert a_nack("m1", "l1", reason="a", by=HUB).ce_id == a_nack("m1", "l1", reason="b", by=HUB).ce_id
 
 
 def test_the_ids_of_two_requests_differ() -> None:
@@ -149,10 +152,8 @@ def test_the_ids_of_two_requests_differ() -> None:
 
 
 def test_what_the_reactor_makes_has_the_id_that_it_was_given() -> None:
-    assert (
-        MessageReclaim(**AT, message_id="m1", request_id="l1").record(ce_id="follows", **HUB).ce_id == "follows"
-    )
-    assert MessageExpiry(**AT, message_id="m1").record(ce_id="follows", **HUB).ce_id == "follows"
+    assert a_reclaim("m1", "l1", ce_id="follows", by=HUB).ce_id == "follows"
+    assert an_expiry("m1", ce_id="follows", by=HUB).ce_id == "follows"
 
 
 @pytest.mark.requirement("CM-01")
@@ -173,13 +174,10 @@ def test_no_record_is_made_for_none_or_for_too_many(limit: int) -> None:
         with pytest.raises(ValidationError):
             make(**AT, request_id="c1", limit=limit)
     with pytest.raises(ValidationError):
-        MailboxLease(**AT, request_id="l1", limit=1, lease_ms=0).record(**HUB)
+        a_lease("l1", limit=1, lease_ms=0, by=HUB)
     with pytest.raises(ValidationError):
-        MailboxLease(**AT, request_id="l1", limit=1, lease_ms=86_400_001).record(**HUB)
-    assert (
-        body_of(MailboxLease(**AT, request_id="l1", limit=1000, lease_ms=86_400_000).record(**HUB))["limit"]
-        == 1000
-    )
+        a_lease("l1", limit=1, lease_ms=86_400_001, by=HUB)
+    assert body_of(a_lease("l1", limit=1000, lease_ms=86_400_000, by=HUB))["limit"] == 1000
 
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -246,7 +244,7 @@ def test_what_is_said_of_a_refusal_quotes_nothing_of_the_record() -> None:
 @pytest.mark.requirement("FQ-16")
 def test_a_poll_that_has_happened_claims_what_another_door_has_leased() -> None:
     entries = mailbox_of("m1", "m2", "m3")
-    assert len(rows_of(at(0, MailboxLease(**AT, request_id="l1", limit=2).record(**PUMP), entries))) == 2
+    assert len(rows_of(at(0, a_lease("l1", limit=2), entries))) == 2
     found = at(
         S_US,
         MailboxClaim(**AT, request_id="c2", message_ids=["m1", "m3"], limit=LIMIT_MOST).record(
@@ -256,8 +254,8 @@ def test_a_poll_that_has_happened_claims_what_another_door_has_leased() -> None:
     )
     assert {(row.message_id, row.status) for row in rows_of(found)} == {("m1", "claimed"), ("m3", "claimed")}
     # The holder hears that it is too late, nobody gets it a second time, and its other lease goes on.
-    late = at(2 * S_US, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries)
+    late = at(2 * S_US, an_ack("m1", "l1"), entries)
     assert said(late) == ("rejected", "after_terminal")
-    (acked,) = rows_of(at(3 * S_US, MessageAck(**AT, message_id="m2", request_id="l1").record(**PUMP), entries))
+    (acked,) = rows_of(at(3 * S_US, an_ack("m2", "l1"), entries))
     assert acked.status == "claimed"
-    assert rows_of(at(3 * S_US, MailboxClaim(**AT, request_id="c4").record(**HUB), entries)) == []
+    assert rows_of(at(3 * S_US, a_claim("c4", by=HUB), entries)) == []

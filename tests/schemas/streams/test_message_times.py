@@ -11,24 +11,22 @@ from schemas.fold.entries import Entries
 from schemas.streams.agents.mqtt_agents import AgentSaid
 from schemas.streams.mailboxes.mailbox_bodies import (
     LIMIT_MOST,
-    MailboxClaim,
-    MailboxClearing,
-    MailboxLease,
-    MessageAck,
-    MessageDue,
-    MessageExpiry,
-    MessageNack,
-    MessageReading,
 )
 from schemas.streams.mailboxes.message import DURATION_MS_MOST, Message
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import (
-    AT,
     HUB,
     LEASE_US,
-    PUMP,
     S_US,
+    a_claim,
+    a_clearing,
+    a_due,
+    a_lease,
+    a_nack,
+    a_reading,
+    an_ack,
+    an_expiry,
     at,
     mailbox_of,
     post_at,
@@ -46,12 +44,12 @@ MINUTE_MS = 60_000
 
 def due(message_id: str = "m1", ce_id: str = "d1") -> OutgoingRecord:
     """The reactor's record that delivers a delayed message."""
-    return MessageDue(**AT, message_id=message_id).record(ce_id=ce_id, **REACTOR)
+    return a_due(message_id, ce_id=ce_id, by=REACTOR)
 
 
 def over(message_id: str = "m1", ce_id: str = "x1") -> OutgoingRecord:
     """The reactor's record that ends a message as expired."""
-    return MessageExpiry(**AT, message_id=message_id).record(ce_id=ce_id, **REACTOR)
+    return an_expiry(message_id, ce_id=ce_id, by=REACTOR)
 
 
 @pytest.mark.requirement("DL-21")
@@ -61,31 +59,23 @@ def test_a_message_expires_by_the_time_of_the_log_and_not_a_microsecond_earlier(
     assert refused(at(60 * S_US - 1, over(), entries)) == ("illegal_transition", "unread")
     found = at(60 * S_US, over(ce_id="x2"), entries)
     assert (found.status_after, row_of(found).ended_at) == ("expired", START_US + 60 * S_US)
-    assert rows_of(at(61 * S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)) == []
+    assert rows_of(at(61 * S_US, a_claim("c1", by=HUB), entries)) == []
 
 
 @pytest.mark.requirement("DL-21")
 def test_a_leased_message_expires_when_its_lease_has_ended_and_not_before() -> None:
     entries = mailbox_of("m1", expires_in_ms=10_000)
-    at(9 * S_US, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
+    at(9 * S_US, a_lease("l1"), entries)
     assert refused(at(20 * S_US, over(), entries)) == ("illegal_transition", "leased")
-    assert (
-        at(21 * S_US, MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP), entries).status_after
-        == "unread"
-    )
+    assert at(21 * S_US, a_nack("m1", "l1"), entries).status_after == "unread"
     assert at(21 * S_US, over(ce_id="x2"), entries).status_after == "expired"
 
 
 @pytest.mark.requirement("DL-21")
 def test_a_holder_may_acknowledge_a_message_that_expired_under_its_lease() -> None:
     entries = mailbox_of("m1", expires_in_ms=10_000)
-    at(9 * S_US, MailboxLease(**AT, request_id="l1").record(**PUMP), entries)
-    assert (
-        at(
-            9 * S_US + LEASE_US - 1, MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP), entries
-        ).status_after
-        == "claimed"
-    )
+    at(9 * S_US, a_lease("l1"), entries)
+    assert at(9 * S_US + LEASE_US - 1, an_ack("m1", "l1"), entries).status_after == "claimed"
 
 
 @pytest.mark.requirement("DL-22")
@@ -95,18 +85,16 @@ def test_a_delayed_message_is_handed_out_to_nobody_before_its_time() -> None:
     assert (posted.status_after, row_of(posted).deliver_at) == ("delayed", START_US + 60 * S_US)
     post_at(0, entries, "m2")
     for made in (
-        MailboxLease(**AT, request_id="l1", limit=100, message_ids=["m1"]).record(**PUMP),
-        MailboxClaim(**AT, request_id="c0", message_ids=["m1"], limit=LIMIT_MOST).record(**HUB),
-        MailboxClaim(**AT, request_id="c1", message_ids=["m1"], if_unread=True, limit=LIMIT_MOST).record(**HUB),
+        a_lease("l1", limit=100, message_ids=["m1"]),
+        a_claim("c0", message_ids=["m1"], limit=LIMIT_MOST, by=HUB),
+        a_claim("c1", message_ids=["m1"], if_unread=True, limit=LIMIT_MOST, by=HUB),
     ):
         assert rows_of(at(61 * S_US, made, entries)) == []
-    assert statuses(at(61 * S_US, MailboxClaim(**AT, request_id="c2").record(**HUB), entries)) == {
-        "m2": "claimed"
-    }
+    assert statuses(at(61 * S_US, a_claim("c2", by=HUB), entries)) == {"m2": "claimed"}
     for made in (
-        MessageReading(**AT, message_id="m1").record(**HUB),
-        MessageAck(**AT, message_id="m1", request_id="l1").record(**PUMP),
-        MessageNack(**AT, message_id="m1", request_id="l1").record(**PUMP),
+        a_reading("m1", by=HUB),
+        an_ack("m1", "l1"),
+        a_nack("m1", "l1"),
     ):
         assert refused(at(61 * S_US, made, entries)) == ("illegal_transition", "delayed")
 
@@ -121,10 +109,7 @@ def test_a_delayed_message_is_delivered_at_its_time_once_and_behind_what_came_me
     # Two gateways append the same record, and a later timer another one.
     assert said(at(60 * S_US, due(ce_id="d2"), entries)) == ("duplicate", None)
     assert refused(at(60 * S_US, due(ce_id="d3"), entries)) == ("illegal_transition", "unread")
-    assert list(statuses(at(61 * S_US, MailboxClaim(**AT, request_id="c1").record(**HUB), entries))) == [
-        "m2",
-        "m1",
-    ]
+    assert list(statuses(at(61 * S_US, a_claim("c1", by=HUB), entries))) == ["m2", "m1"]
 
 
 @pytest.mark.requirement("DL-22")
@@ -135,7 +120,7 @@ def test_a_message_that_is_posted_again_while_it_is_delayed_or_a_week_after_is_t
     assert (again.verdict, again.status_after) == ("duplicate", "delayed")
     assert refused(post_at(S_US, entries, body="other")) == ("seq_conflict", "delayed")
     at(2 * week_ms * 1000, due(), entries)
-    at(2 * week_ms * 1000, MailboxClaim(**AT, request_id="c1").record(**HUB), entries)
+    at(2 * week_ms * 1000, a_claim("c1", by=HUB), entries)
     again = post_at(3 * week_ms * 1000, entries, deliver_after_ms=2 * week_ms)
     assert (again.verdict, again.status_after) == ("duplicate", None)
 
@@ -152,7 +137,7 @@ def test_a_delayed_message_may_expire_before_anybody_delivered_it() -> None:
 def test_clearing_a_mailbox_ends_its_delayed_messages_too() -> None:
     entries = mailbox_of("m1", deliver_after_ms=1000)
     post_at(0, entries, "m2")
-    found = at(S_US, MailboxClearing(**AT, request_id="x").record(**HUB), entries)
+    found = at(S_US, a_clearing("x", by=HUB), entries)
     assert statuses(found) == {"m2": "cleared", "m1": "cleared"}
     assert {key for key in entries.stored() if key.startswith(("m/", "d/"))} == set()
 

@@ -344,12 +344,7 @@ def test_the_ledgers_rows_fold_to_the_same_schedule_again() -> None:
     rows, _ = accepted_and_refolded(
         as_read(made, number, START_US + number * 60 * S_US) for number, made in enumerate(records)
     )
-    assert [one.type for one in rows] == [
-        "schedule.set",
-        "schedule.ran",
-        "schedule.removed",
-        "schedule.set",
-    ]
+    assert [one.type for one in rows] == ["schedule.set", "schedule.ran", "schedule.removed", "schedule.set"]
 
 
 @pytest.mark.parametrize(
