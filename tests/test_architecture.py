@@ -31,7 +31,7 @@ SHARED_DELTA_FILES = {
     Path(f"schemas/tables/{name}.py") for name in ("delta_files", "fold_version", "view_progress")
 }
 ROOMS_ONLY, FOLDER_MODULES = ("schemas", "connectors"), 20
-PURE = ("schemas/wire", "schemas/fold", "schemas/streams")
+PURE = ("schemas/wire", "schemas/fold", "schemas/streams", "schemas/effects")
 # Both serve the notebooks.
 NOT_IMPORTED = {"delta-spark", "ipykernel"}
 IMPURE_LIBRARIES = {"socket", "ssl", "kafka", "confluent_kafka", "deltalake"}

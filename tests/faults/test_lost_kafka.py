@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.reactor.derived_records import DOOR
 from connectors.programs.local_stack import LocalStack, free_port
 from connectors.tools.audit.verification import verify
+from schemas.effects.following import DOOR
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import (
     AgentMcpSettings,

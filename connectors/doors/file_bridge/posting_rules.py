@@ -16,10 +16,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
-from connectors.hub.reactor.limits_of_principals import Limits, limits_of
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from connectors.plumbing.network.rates import TokenBuckets
+from schemas.effects.recipients import Limits, limits_of
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import PrincipalRow

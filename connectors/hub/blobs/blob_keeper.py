@@ -21,8 +21,8 @@ from connectors.hub.blobs.blob_references import BlobReferences
 from connectors.hub.blobs.blob_store import BlobStore
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
-from connectors.hub.reactor.derived_records import BY_REACTOR, derived_id
 from connectors.hub.reactor.timers import Timers
+from schemas.effects.following import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange
 from schemas.streams.blob.blob_registry import BLOB_REMOVED, REMOVED, STORED, BlobRemoved, BlobRow
 from schemas.streams.mailboxes.message import MessageRow

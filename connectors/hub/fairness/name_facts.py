@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from connectors.hub.reactor.known_recipients import GetRow
+from schemas.effects.following import GetRow
 from schemas.fold.settled import AppliedChange
 from schemas.streams.agents.agent_registry import AgentRow
 from schemas.streams.agents.mqtt_agents import MqttAgentRow

@@ -12,7 +12,8 @@ that it has already appended. While the ledger cannot be read, the reactor waits
 than a session remembers.
 
 The copies of a message to a topic are appended a few at a time. Only when all of them have a verdict, the
-reactor appends the record that says so (`topic_deliveries`). For verdicts on its records see `own_verdicts`.
+reactor appends the record that says so (`schemas.effects.topic_effects`). For verdicts on its records see
+`own_records`.
 """
 
 from __future__ import annotations
@@ -30,35 +31,22 @@ import structlog
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.live.verdict_reader import ids_by_door, postings_by_door, refusals_among
-from connectors.hub.reactor.derived_records import DOOR, SessionsByJob, derived_records
-from connectors.hub.reactor.few_notices import FewNotices
-from connectors.hub.reactor.own_answers import OwnAnswers
-from connectors.hub.reactor.own_verdicts import has_own_verdict, report_rejection
-from connectors.hub.reactor.schedule_records import (
-    is_run,
-    message_id_of,
-    messages_of_run,
-    refusal_of_run,
-    run_of,
-)
-from connectors.hub.reactor.topic_deliveries import (
-    TOPIC_DOOR,
-    Delivery,
-    TopicsBySubscriber,
-    delivery_of,
-    ended_subscriptions,
-    recipient_of,
-)
-from connectors.hub.reactor.verdict_records import depends_on_verdict, records_by_verdict
-from connectors.hub.reactor.webhook_records import webhook_records
-from connectors.hub.reactor.xml_records import XML_DOOR, acknowledged_by, may_have_effects, xml_records
+from connectors.hub.reactor.derived_records import FewNotices, cause_of, derived_records
+from connectors.hub.reactor.own_records import OwnAnswers, has_own_verdict, report_rejection
+from connectors.hub.reactor.related_names import SessionsByJob, TopicsBySubscriber
+from connectors.hub.reactor.xml_records import XML_DOOR, acknowledged_by
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.plumbing.mqtt_link.payloads import MQTT_DOOR as MQTT
 from connectors.plumbing.network.rates import Backoff
+from schemas.effects.following import DOOR, Cause
+from schemas.effects.schedule_effects import message_id_of, refusal_of_run
+from schemas.effects.topic_effects import TOPIC_DOOR, Delivery, delivery_of, recipient_of
+from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
+from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageRow
-from schemas.streams.schedule.schedule_registry import ScheduleRan
+from schemas.streams.schedule.schedule_registry import SCHEDULE_RAN, ScheduleRan
 from schemas.streams.session.session_registry import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
 from schemas.wire.partitions import Position
@@ -307,23 +295,27 @@ class Reactor:
         return self._derived(record, self._records_of, [])
 
     def _records_of(self, record: Record) -> list[OutgoingRecord]:
-        get = self._live_view.get
-        found = derived_records(record, get, self._sessions.made_for)
-        found += ended_subscriptions(record, get, self._topics.topics_of)
-        found += webhook_records(record, get)
-        is_own = has_own_verdict(record)
-        if is_own or depends_on_verdict(record, get) or may_have_effects(record, get) or is_run(record):
-            settled = self._settled(Position(record.partition, record.offset))
-            found += self._notices.first(records_by_verdict(record, settled.verdict, settled.reason, get))
-            found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
-            messages = messages_of_run(record, settled.verdict, get)
-            run = run_of(record) if messages else None
-            if run is not None:
-                self._runs[message_id_of(run)] = run
-            found += messages
-            if is_own:
-                report_rejection(settled)
-        return found
+        cause = cause_of(record, self._live_view.get, self._related)
+        if cause is None:
+            return []
+        if has_own_verdict(record):
+            report_rejection(self._ask(cause))
+        found = derived_records(cause, self._ask)
+        if cause.record_type == SCHEDULE_RAN:
+            run = cause.body_as(ScheduleRan) if found else None
+            self._runs |= {} if run is None else {message_id_of(run): run}
+        return self._notices.first(found) if cause.verdict == REJECTED else found
+
+    def _ask(self, cause: Cause) -> SettledRecord:
+        """Wait for the verdict on a record, and note it in `cause`."""
+        settled = self._settled(Position(cause.record.partition, cause.record.offset))
+        cause.verdict, cause.reason, cause.why = settled.verdict, settled.reason, settled.why
+        return settled
+
+    def _related(self, row_type: type[Row], name: str) -> Iterable[str]:
+        if row_type is ListenerRow:
+            return [row.listener for row in self._live_view.all(ListenerRow)]
+        return self._sessions.made_for(name) if row_type is SessionRow else self._topics.topics_of(name)
 
     @staticmethod
     def _derived(record: Record, derive: Callable[[Record], _Found], otherwise: _Found) -> _Found:

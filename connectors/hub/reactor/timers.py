@@ -15,7 +15,7 @@ import heapq
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 import structlog
 
@@ -23,8 +23,10 @@ from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.plumbing.machine.background_service import ThreadedService
+from schemas.effects.effects import TIMERS
+from schemas.effects.following import Timer
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import RowT
+from schemas.fold.view_rows import Row, RowT
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import REJECTED
 
@@ -183,3 +185,34 @@ class Timers(ThreadedService, ABC, Generic[RowT]):
                 pause_s = _PAUSE_S if self._look() else _TICK_S
             except Exception:
                 log.exception("timers_failed", timers=self._thread.name)
+
+
+def timers_of_kinds(*args: Any) -> list[KindTimers]:
+    """Return the timers of all kinds of streams that declare some. `args` are those of `Timers`."""
+    return [KindTimers(kind, timer, *args) for kind, timer in TIMERS.items()]
+
+
+class KindTimers(Timers[Row]):
+    """The timers of all rows of a kind of stream. For the other arguments see `Timers`.
+
+    Args:
+        kind: The name of the kind, such as `mailbox`.
+        timer: The moments and records that the kind declares.
+    """
+
+    def __init__(self, kind: str, timer: Timer, *args: Any) -> None:
+        self.thread_name, self.row_type, self._timer = f"{kind}-timers", timer.row_type, timer
+        self.follows = (timer.row_type,)
+        super().__init__(*args)
+
+    def stream_of(self, row: Row) -> str:
+        """Return the stream of the records about a row."""
+        return self._timer.stream_of(row)
+
+    def moment_of(self, row: Row) -> int | None:
+        """Return when the row next needs a record, in microseconds since 1970 UTC, or None for never."""
+        return self._timer.moment_of(row, self._log_clock.now_us())
+
+    def record_of(self, row: Row, now_us: int) -> OutgoingRecord:
+        """Return the record that the row needs at the log's time `now_us`."""
+        return self._timer.record_of(row, now_us, self._live_view.get)

@@ -24,10 +24,9 @@ from connectors.hub.launcher.local_processes import LocalProcessLauncher
 from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
-from connectors.hub.reactor.message_timers import MessageTimers
-from connectors.hub.reactor.own_answers import OwnAnswers
-from connectors.hub.reactor.schedule_timers import ScheduleTimers
-from connectors.hub.reactor.topic_deliveries import TopicsBySubscriber
+from connectors.hub.reactor.own_records import OwnAnswers
+from connectors.hub.reactor.related_names import TopicsBySubscriber
+from connectors.hub.reactor.timers import timers_of_kinds
 from connectors.hub.services.agent_registrar import AgentRegistrar
 from connectors.hub.services.audit_log import AuditLog
 from connectors.hub.services.bridge_watch import BridgeWatch
@@ -140,8 +139,7 @@ class Hub:
         append = self.appender.append_unattended
         self.blob_store = BlobStore(settings.blobs_root, settings.state_path / "uploads")
         self.blobs = BlobKeeper(live_view, append, self.blob_store, self.log_clock)
-        by_log = (live_view, append, self.log_clock)
-        timers = (MessageTimers(*by_log), ScheduleTimers(*by_log), self.blobs)
+        timers: list[BackgroundService] = [*timers_of_kinds(live_view, append, self.log_clock), self.blobs]
         self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, *timers)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()

@@ -14,9 +14,9 @@ import structlog
 
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.organism.organism_file import Organism, OrganismError, load_organism
-from connectors.hub.reactor.known_recipients import has_mailbox
 from connectors.hub.services.log_appender import LogAppender
 from connectors.plumbing.machine.background_service import ThreadedService
+from schemas.effects.recipients import has_mailbox
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, OrganismLoaded

@@ -17,12 +17,11 @@ from typing import Final
 from connectors.hub.fairness.name_facts import NameFacts
 from connectors.hub.lists.row_index import RowIndex
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.reactor.known_recipients import has_mailbox
-from connectors.hub.reactor.limits_of_principals import Limits, limits_of
-from connectors.hub.reactor.topic_deliveries import TopicsBySubscriber
+from connectors.hub.reactor.related_names import TopicsBySubscriber
 from connectors.hub.services.mailboxes import MailboxIndex
 from connectors.hub.serving.answers import RETRY_AFTER_S, too_many
 from connectors.plumbing.network.rates import TokenBuckets
+from schemas.effects.recipients import Limits, has_mailbox, limits_of
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED

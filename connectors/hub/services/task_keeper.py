@@ -28,12 +28,13 @@ from connectors.hub.launcher.protocol import (
 from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.reactor.derived_records import completes_a_task, stopped_with_task
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailboxes import MailboxIndex, token_mailbox
 from connectors.hub.services.task_credentials import AgentKeyFiles, task_token
 from connectors.plumbing.machine.background_service import ThreadedService
 from connectors.plumbing.machine.process_tree import host_name
+from schemas.effects.job_effects import stopped_with_task
+from schemas.effects.mailbox_effects import completes_a_task
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring

@@ -9,7 +9,6 @@ from pydantic import ConfigDict
 
 from connectors.hub.engine.family import Family, LongAnswer, Steps, page_by_name
 from connectors.hub.engine.operation import Answer, Asked
-from connectors.hub.reactor.limits_of_principals import NO_LIMITS
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, row_as_json
 from connectors.hub.serving.idempotency import TOKEN_WINDOW_S, url_safe
@@ -17,6 +16,7 @@ from connectors.hub.serving.models import AnswerBody, NoFields, PageAnswer, Page
 from connectors.hub.serving.policy import Action
 from connectors.operations.agents.agent_operations import AGENTS, AgentPath
 from connectors.operations.rules.owners import check_name_is_free
+from schemas.effects.recipients import NO_LIMITS
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
 from schemas.streams.agents.mqtt_agents import (

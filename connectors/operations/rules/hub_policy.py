@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 
 from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.reactor.known_recipients import has_mailbox
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import token_mailbox
 from connectors.hub.serving.policy import Caller
+from schemas.effects.recipients import has_mailbox
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
 from schemas.streams.principal.principals import ACTIVE, OPERATOR
 from schemas.streams.schedule.schedule_registry import ScheduleRow

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, Unpack
 
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.reactor.known_recipients import has_mailbox
 from connectors.hub.services.audit_log import why_refused
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.log_appender import gather_all
@@ -20,6 +19,7 @@ from connectors.operations.rules.hub_policy import (
     is_known_recipient,
     tokens_at_us,
 )
+from schemas.effects.recipients import has_mailbox
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord

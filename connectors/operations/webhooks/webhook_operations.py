@@ -10,8 +10,6 @@ from fastapi import Path
 
 from connectors.hub.engine.family import ROW_BYTES, Family, LongAnswer, Steps
 from connectors.hub.engine.operation import Answer, Asked
-from connectors.hub.reactor.known_recipients import has_mailbox, is_listener
-from connectors.hub.reactor.webhook_records import subscription_of
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.answers import (
@@ -37,6 +35,8 @@ from connectors.operations.webhooks.webhook_models import (
     WebhooksAnswer,
     WebhookTestAnswer,
 )
+from schemas.effects.recipients import has_mailbox, is_listener
+from schemas.effects.subscription_effects import subscription_of
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import HUB

@@ -17,7 +17,7 @@ from schemas.fold.entries import StructEntries
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.wire_body import Name, WireBody, models_of
+from schemas.wire.wire_body import Name, WireBody
 from trunkline_agent.wire.ids import PRINCIPAL
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
@@ -104,7 +104,10 @@ class PrincipalRevocation(WireBody):
     principal: Name
 
 
-PRINCIPAL_MODELS: Final = models_of(PrincipalAddition, PrincipalRevocation)
+PRINCIPAL_MODELS: Final[dict[str, type[WireBody]]] = {
+    PRINCIPAL_ADDED: PrincipalAddition,
+    PRINCIPAL_REVOKED: PrincipalRevocation,
+}
 
 
 _PRINCIPAL: Final = StructEntries("principal", PrincipalRow)

@@ -22,7 +22,7 @@ from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_rows import LiveRows
 from connectors.hub.live.log_clock import LogClock
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.reactor.topic_deliveries import TopicsBySubscriber
+from connectors.hub.reactor.related_names import TopicsBySubscriber
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailbox_waits import MailboxWaits
 from connectors.hub.services.mailboxes import MailboxIndex

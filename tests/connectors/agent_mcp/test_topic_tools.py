@@ -16,9 +16,9 @@ from connectors.doors.mcp_tools.agents.tool_arguments import (
     Unsubscribe,
     WaitForMessages,
 )
-from connectors.hub.reactor.topic_deliveries import delivery_of
 from connectors.hub.serving.answers import ApiError
 from connectors.operations.topics import topics
+from schemas.effects.topic_effects import delivery_of
 from schemas.streams.topic.topic_registry import TopicMessageRow
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until

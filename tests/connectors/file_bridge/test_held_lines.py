@@ -18,7 +18,7 @@ from connectors.doors.file_bridge.held_lines import Carried, NotHeld
 from connectors.doors.file_bridge.posting_rules import NO_VERDICT, BridgeRules, KnownLimits
 from connectors.doors.file_bridge.put_off import NOT_TRIED, HeldRetries
 from connectors.doors.file_bridge.session_carrier import SessionCarrier
-from connectors.hub.reactor.limits_of_principals import Limits
+from schemas.effects.recipients import Limits
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.wire.partitions import Position

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from connectors.hub.fairness.name_facts import NameFacts
-from connectors.hub.reactor.known_recipients import has_mailbox
-from connectors.hub.reactor.limits_of_principals import limits_of
+from schemas.effects.recipients import has_mailbox, limits_of
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.streams.control.limits import LimitRow

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from connectors.hub.reactor.derived_records import derived_records
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.fold.view_rows import Row
@@ -24,6 +23,7 @@ from schemas.streams.task.task_registry import (
     result_value,
 )
 from schemas.wire.record import OutgoingRecord, Record
+from tests.connectors.reactor.followed import follows
 from tests.schemas.job_records import KEYRING, said
 from tests.schemas.stream_records import GOOD, as_read, good_record
 from trunkline_agent.wire.ids import parse_stream_key
@@ -64,15 +64,11 @@ class Folded:
 
     def follow(self, record: Record) -> list[OutgoingRecord]:
         """Return the records that follow from `record` now, without readings."""
-        return [
-            made for made in derived_records(record, self.get, lambda job_id: ()) if made.type != MESSAGE_READ
-        ]
+        return [made for made in follows(record, self.get) if made.type != MESSAGE_READ]
 
     def readings(self, record: Record) -> list[OutgoingRecord]:
         """The hub's readings that follow."""
-        return [
-            made for made in derived_records(record, self.get, lambda job_id: ()) if made.type == MESSAGE_READ
-        ]
+        return [made for made in follows(record, self.get) if made.type == MESSAGE_READ]
 
     def task(self, task_id: str) -> TaskRow:
         """The row of a task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.hub.reactor.derived_records import derived_records, stopped_with_task
+from schemas.effects.job_effects import stopped_with_task
 from schemas.fold.settled import Settled
 from schemas.streams.agents.participants import AGENT_STOPPED, AgentJoined, ParticipantRow
 from schemas.streams.task.task_registry import (
@@ -14,6 +14,7 @@ from schemas.streams.task.task_registry import (
     TaskStart,
 )
 from schemas.wire.record import OutgoingRecord, Record
+from tests.connectors.reactor.followed import follows
 from tests.connectors.reactor.test_derived_records_hub import Folded
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import said
@@ -54,10 +55,6 @@ def joined(task_id: str | None = "t1", request_id: str = "j") -> OutgoingRecord:
     return body.record(**BY)
 
 
-def follow(log: Folded, record: Record) -> list[OutgoingRecord]:
-    return derived_records(record, log.get, lambda job_id: ())
-
-
 def participant(log: Folded) -> ParticipantRow:
     row = log.get(ParticipantRow, "ann")
     assert isinstance(row, ParticipantRow)
@@ -74,7 +71,7 @@ def test_a_spawned_agent_stops_with_its_task_once(how: str) -> None:
     for made in (started(), joined()):
         assert said(log.add(made)[0]) == ("accepted", None)
     _, end = ended(log, how)
-    (stop,) = follow(log, end)
+    (stop,) = follows(end, log.get)
     assert (stop.type, stop.door, stop.principal) == (AGENT_STOPPED, "reactor", "reactor")
     # The task keeper says the same in the same words: whoever is second is a duplicate.
     assert stopped_with_task(log.task("t1"), participant(log)) == stop
@@ -82,7 +79,7 @@ def test_a_spawned_agent_stops_with_its_task_once(how: str) -> None:
     assert said(log.add(stop)[0]) == ("duplicate", None)
     assert participant(log).status == "stopped"
     assert (participant(log).stopped_why or "").startswith(f"its task is {how}")
-    assert follow(log, end) == []
+    assert follows(end, log.get) == []
 
 
 def test_nothing_stops_that_has_another_task_or_none_or_joined_again() -> None:
@@ -90,13 +87,13 @@ def test_nothing_stops_that_has_another_task_or_none_or_joined_again() -> None:
         log = Folded()
         log.add(started())
         log.add(joined(other))
-        assert follow(log, ended(log, "failed")[1]) == []
+        assert follows(ended(log, "failed")[1], log.get) == []
     log = Folded()
     log.add(started())
     _, end = ended(log, "failed")
-    assert follow(log, end) == []
+    assert follows(end, log.get) == []
     log.add(joined("t9", "again"))
-    assert follow(log, end) == []
+    assert follows(end, log.get) == []
 
 
 def test_only_the_record_that_ended_the_task_has_a_derived_record() -> None:
@@ -106,4 +103,4 @@ def test_only_the_record_that_ended_the_task_has_a_derived_record() -> None:
     ended(log, "completed")
     settled, late = ended(log, "failed")
     assert settled.verdict == "rejected"
-    assert follow(log, late) == []
+    assert follows(late, log.get) == []

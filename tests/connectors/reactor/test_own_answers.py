@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-import connectors.hub.reactor.own_answers as module
-from connectors.hub.reactor.own_answers import OwnAnswers
+import connectors.hub.reactor.own_records as module
+from connectors.hub.reactor.own_records import OwnAnswers
 from connectors.log.publisher import Append
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -13,7 +13,8 @@ from kafka.admin import KafkaAdminClient
 
 import connectors.hub.reactor.reactor as reactor_module
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.reactor.derived_records import DOOR, derived_id, derived_records
+from connectors.hub.reactor.derived_records import derived_records
+from schemas.effects.following import DOOR, derived_id
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import (
     REGISTRY_JOBS,
@@ -28,6 +29,7 @@ from tests.broker_processes import wait_until, with_kafka
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.test_live_view import opened
 from tests.connectors.reactor.dying_reactor import DyingReactor, reacting
+from tests.connectors.reactor.followed import follows
 from tests.jobs.topic_load import append_all, event, registration
 from tests.schemas.job_records import make_record
 
@@ -283,10 +285,10 @@ def _swollen(found: list[OutgoingRecord]) -> list[OutgoingRecord]:
 
 
 def test_a_record_that_cannot_be_reacted_to_stops_nobody(settings, keyring, monkeypatch):
-    def fail_for_the_first(record, get, made_for):
-        if record.key == f"job/{JOBS[0]}".encode():
+    def fail_for_the_first(cause, ask):
+        if cause.name == JOBS[0]:
             raise RuntimeError("a bug")
-        return derived_records(record, get, made_for)
+        return derived_records(cause, ask)
 
     monkeypatch.setattr(reactor_module, "derived_records", fail_for_the_first)
     with opened(settings, keyring) as view, reacting(settings, view):
@@ -319,7 +321,7 @@ def test_a_pick_that_came_again_later_under_another_id_has_no_effect(keyring):
             record.value, record.type, key=record.key, ce_id=record.ce_id, sender="http/s1", offset=offset
         )
         folded.add(made)
-        return derived_records(made, folded.get, lambda job_id: ())
+        return follows(made, folded.get)
 
     job = JOBS[0]
     assert settled(registration(job, keyring), 1) == []

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from connectors.hub.reactor.schedule_records import is_run, messages_of_run
-from connectors.hub.reactor.schedule_timers import ScheduleTimers, has_lost_owner
+from connectors.hub.reactor.timers import KindTimers
+from schemas.effects.schedule_effects import SCHEDULE_TIMER, has_lost_owner
 from schemas.fold.settled import AppliedChange, Settled
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.principal.principals import (
@@ -33,6 +33,7 @@ from schemas.streams.task.task_registry import (
 from schemas.wire.record import OutgoingRecord, Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
+from tests.connectors.reactor.followed import follows, needs_verdict
 from tests.schemas.hub_records import schedule
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read
@@ -76,13 +77,18 @@ class Log(FoldedLog):
 
     def wanted(self, now_us: int) -> OutgoingRecord:
         """The record that a gateway's timers append at a time."""
-        timers = ScheduleTimers(self, lambda _: None)  # type: ignore[arg-type]
+        timers = KindTimers("schedule", SCHEDULE_TIMER, self, lambda _: None)  # type: ignore[arg-type]
         assert timers.moment_of(self.row) == self.row.next_run_at
         return timers.record_of(self.row, now_us)
 
 
 def no_row(row_type: Any, key: str) -> None:
     """Look up a row where there is none."""
+
+
+def messages_of_run(record: Record, verdict: str) -> list[OutgoingRecord]:
+    """Return the message that follows from a run with this verdict, in a list."""
+    return follows(record, no_row, verdict)
 
 
 def verdict_of(log: Log, now_us: int, made: OutgoingRecord) -> tuple[Record, str]:
@@ -106,7 +112,7 @@ def test_all_gateways_append_the_same_record_of_a_run_whenever_they_do() -> None
     same_time = again.wanted(START_US + MINUTE_US)
     assert same_time.ce_id != first.ce_id
     of_both = [
-        messages_of_run(*verdict_of(one, START_US + MINUTE_US, made), no_row)[0].ce_id
+        messages_of_run(*verdict_of(one, START_US + MINUTE_US, made))[0].ce_id
         for one, made in ((Log(), first), (again, same_time))
     ]
     assert len(set(of_both)) == 2
@@ -123,9 +129,9 @@ def test_a_run_that_was_missed_is_recorded_as_such() -> None:
 def test_an_accepted_run_has_one_message_of_the_owner_whose_id_follows_from_the_run() -> None:
     log = Log(priority="high", expires_in_ms=5000)
     record, settled = log.put(log.wanted(START_US + MINUTE_US), START_US + MINUTE_US + 250_000)
-    assert is_run(record)
-    (posting,) = messages_of_run(record, settled.verdict, no_row)
-    assert messages_of_run(record, settled.verdict, no_row) == [posting]
+    assert needs_verdict(record, no_row)
+    (posting,) = messages_of_run(record, settled.verdict)
+    assert messages_of_run(record, settled.verdict) == [posting]
     assert (posting.stream, posting.door, posting.principal) == ("mailbox/default/bo", "reactor", "reactor")
     message = Message.model_validate(decode(posting.value)[0])
     assert posting.ce_id == message.message_id
@@ -135,7 +141,7 @@ def test_an_accepted_run_has_one_message_of_the_owner_whose_id_follows_from_the_
     assert log.put(posting, START_US + MINUTE_US)[1].verdict == "accepted"
     # The run of another gateway, or of a reactor that starts again.
     record, settled = log.put(log.wanted(START_US + 2 * MINUTE_US), START_US + 2 * MINUTE_US)
-    (other,) = messages_of_run(record, settled.verdict, no_row)
+    (other,) = messages_of_run(record, settled.verdict)
     assert other.ce_id != posting.ce_id
 
 
@@ -143,17 +149,17 @@ def test_no_message_follows_from_a_run_that_was_not_accepted_or_from_another_rec
     log = Log()
     run = log.wanted(START_US + MINUTE_US)
     early, _ = log.put(run, START_US)
-    assert messages_of_run(early, "rejected", no_row) == []
+    assert messages_of_run(early, "rejected") == []
     record, settled = log.put(run, START_US + MINUTE_US)
     again, second = log.put(run, START_US + MINUTE_US)
     assert (settled.verdict, second.verdict) == ("accepted", "duplicate")
-    assert messages_of_run(again, second.verdict, no_row) == []
+    assert messages_of_run(again, second.verdict) == []
     missed, _ = log.put(log.wanted(START_US + 9 * MINUTE_US), START_US + 9 * MINUTE_US)
-    assert not is_run(missed)
-    assert messages_of_run(missed, "accepted", no_row) == []
-    assert messages_of_run(replace(record, value=b"{}"), "accepted", no_row) == []
-    assert messages_of_run(replace(record, value=None), "accepted", no_row) == []
-    assert not is_run(replace(record, header_names=(), header_values=()))
+    assert not needs_verdict(missed, no_row)
+    assert messages_of_run(missed, "accepted") == []
+    assert messages_of_run(replace(record, value=b"{}"), "accepted") == []
+    assert messages_of_run(replace(record, value=None), "accepted") == []
+    assert not needs_verdict(replace(record, header_names=(), header_values=()), no_row)
 
 
 def test_the_schedule_of_a_revoked_principal_is_removed_instead_of_its_next_run() -> None:
@@ -208,7 +214,7 @@ def test_the_next_run_is_recorded_at_its_time_and_runs_that_were_missed_follow_e
     now_us, missed = time.time_ns() // 1000, 40
     log = Log(now_us=now_us - (missed + 1) * S_US, every_s=1, missed="all")
     appended: queue.SimpleQueue[OutgoingRecord | None] = queue.SimpleQueue()
-    timers = ScheduleTimers(log, appended.put)  # type: ignore[arg-type]
+    timers = KindTimers("schedule", SCHEDULE_TIMER, log, appended.put)  # type: ignore[arg-type]
     logged: list[tuple[int, int]] = []
 
     def settle() -> None:

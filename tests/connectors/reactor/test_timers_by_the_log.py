@@ -9,7 +9,8 @@ import pytest
 
 from connectors.hub.live.log_clock import LogClock
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.reactor.message_timers import MessageTimers
+from connectors.hub.reactor.timers import KindTimers
+from schemas.effects.mailbox_effects import MESSAGE_TIMER
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.wire.partitions import Position
@@ -30,7 +31,7 @@ class SkewedLog(FoldedLog):
         super().__init__(KEYRING)
         self.now_us, self.ahead_us, self.offset = START_US, int(ahead_s * S_US), 0
         self.clock = LogClock(1, lambda: self.now_us + self.ahead_us)
-        self.timers = MessageTimers(self, self.put, self.clock)  # type: ignore[arg-type]
+        self.timers = KindTimers("mailbox", MESSAGE_TIMER, self, self.put, self.clock)  # type: ignore[arg-type]
         self.rejected = 0
 
     def live(self, row_type: type[Any]) -> list[Any]:

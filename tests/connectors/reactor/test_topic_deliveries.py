@@ -8,13 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.hub.reactor.derived_records import derived_records
-from connectors.hub.reactor.topic_deliveries import (
-    Delivery,
-    TopicsBySubscriber,
-    delivery_of,
-    ended_subscriptions,
-)
+from connectors.hub.reactor.related_names import TopicsBySubscriber
+from schemas.effects.topic_effects import Delivery, delivery_of
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.streams.agents.participants import AgentJoined, AgentStopped
@@ -36,6 +31,7 @@ from schemas.streams.topic.topic_registry import (
     Unsubscription,
 )
 from schemas.wire.record import OutgoingRecord, Record
+from tests.connectors.reactor.followed import follows
 from tests.connectors.reactor.test_derived_records_hub import Folded
 from tests.schemas.hub_records import public_key, publication
 from tests.schemas.job_records import said
@@ -169,7 +165,12 @@ def test_what_is_published_completes_no_task() -> None:
     _, record = log.add(published(from_task="t1", body=f'{{"event":"{TASK_COMPLETED}"}}'))
     (copy,) = delivery(log, record).copies()
     _, posted = log.add(copy)
-    assert derived_records(posted, log.get, lambda job_id: ()) == []
+    assert follows(posted, log.get) == []
+
+
+def ends_after(record: Record, log: Folded, topics: TopicsBySubscriber) -> list[OutgoingRecord]:
+    """Return the ends of subscriptions that follow from a record."""
+    return follows(record, log.get, related=lambda _, subscriber: topics.topics_of(subscriber))
 
 
 def topics_by(log: Folded, *topics: str) -> TopicsBySubscriber:
@@ -201,14 +202,14 @@ def test_a_stopped_agent_is_subscribed_to_nothing_any_more() -> None:
     for topic in ("news", "sports"):
         log.add(subscription("bo", topic=topic))
     topics = topics_by(log, "news", "sports")
-    assert ended_subscriptions(log.add(joined("again"))[1], log.get, topics.topics_of) == []
+    assert ends_after(log.add(joined("again"))[1], log, topics) == []
     _, stop = log.add(STOPPED)
-    ends = ended_subscriptions(stop, log.get, topics.topics_of)
-    assert ends == ended_subscriptions(stop, log.get, topics.topics_of)
+    ends = ends_after(stop, log, topics)
+    assert ends == ends_after(stop, log, topics)
     assert end_all(log, ends) == [("news", "accepted"), ("sports", "accepted")]
     assert log.get(SubscriptionRow, "news/bo").unsubscribed_by == "reactor/reactor"
     assert log.get(TopicRow, "news").subscribers == 1
-    assert ended_subscriptions(stop, log.get, topics.topics_of) == []
+    assert ends_after(stop, log, topics) == []
 
 
 def test_an_agent_that_joined_and_subscribed_again_stays_subscribed() -> None:
@@ -217,14 +218,14 @@ def test_an_agent_that_joined_and_subscribed_again_stays_subscribed() -> None:
     log.add(subscription("bo"))
     topics = topics_by(log, "news")
     _, stop = log.add(STOPPED)
-    ends = ended_subscriptions(stop, log.get, topics.topics_of)
+    ends = ends_after(stop, log, topics)
     # Before the reactor's record comes into the log, the agent is back.
     log.add(Unsubscription(topic="news", subscriber="bo", request_id="u1").record(**BY))
     log.add(joined("j2"))
     log.add(subscription("bo", "s2"))
     assert end_all(log, ends) == [("news", "duplicate")]
     assert log.get(SubscriptionRow, "news/bo").status == "subscribed"
-    assert ended_subscriptions(stop, log.get, topics.topics_of) == []
+    assert ends_after(stop, log, topics) == []
 
 
 def test_a_revoked_principal_is_subscribed_to_nothing_and_one_with_another_mailbox_stays() -> None:
@@ -238,9 +239,9 @@ def test_a_revoked_principal_is_subscribed_to_nothing_and_one_with_another_mailb
     topics = topics_by(log, "news")
     log.add(joined())
     _, revoked = log.add(PrincipalRevocation(principal="bo").record(door="http", principal=OPERATOR))
-    assert ended_subscriptions(revoked, log.get, topics.topics_of) == [], "it takes part as an agent"
+    assert ends_after(revoked, log, topics) == [], "it takes part as an agent"
     _, stop = log.add(STOPPED)
-    ends = ended_subscriptions(stop, log.get, topics.topics_of)
+    ends = ends_after(stop, log, topics)
     assert end_all(log, ends) == [("news", "accepted")]
 
 

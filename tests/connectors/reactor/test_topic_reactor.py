@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 
 import connectors.hub.reactor.reactor as reactor_module
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.reactor.topic_deliveries import TOPIC_DOOR, Delivery
+from schemas.effects.topic_effects import TOPIC_DOOR, Delivery
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, AgentStopped

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from connectors.doors.mqtt_bridge.bridge_records import incoming
-from connectors.hub.reactor.few_notices import FewNotices
-from connectors.hub.reactor.limits_of_principals import limits_of
-from connectors.hub.reactor.verdict_records import depends_on_verdict, records_by_verdict
+from connectors.hub.reactor.derived_records import FewNotices
+from schemas.effects.recipients import limits_of
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import job_secret_purpose, mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings
@@ -23,6 +22,7 @@ from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord, Record, oversized, read_envelope
 from tests.connectors.folded_log import FoldedLog
+from tests.connectors.reactor.followed import follows, needs_verdict
 from tests.schemas.job_records import KEYRING, SECRET, event, make_record
 from trunkline_agent.wire.agent_message import confirmation, sign_said
 from trunkline_agent.wire.signing import sign_event
@@ -74,8 +74,8 @@ class Log(FoldedLog):
 
     def after(self, record: Record, settled: Settled) -> list[OutgoingRecord]:
         """Return the records that follow from `record` now."""
-        assert depends_on_verdict(record, self.get)
-        return records_by_verdict(record, settled.verdict, settled.reason, self.get)
+        assert needs_verdict(record, self.get)
+        return follows(record, self.get, settled)
 
 
 def body_of(record: OutgoingRecord) -> Any:
@@ -181,7 +181,7 @@ def test_only_a_believed_question_for_permission_is_told_and_only_to_who_wants_i
         ).record(door="http", principal="dora")
     )
     asked = sign_event(event(1, "permission_required", detail="may I?"), SECRET)
-    for document, follows in (
+    for document, expected in (
         ({**asked, "detail": "forged"}, 0),
         (asked, count),
         (asked, 0),
@@ -191,8 +191,8 @@ def test_only_a_believed_question_for_permission_is_told_and_only_to_who_wants_i
             f"job/{JOB}", f"id {log.offset}", "mqtt", "unverified", "job.event", canonical(document)
         )
         record, settled = log.append(made)
-        found = records_by_verdict(record, settled.verdict, settled.reason, log.get)
-        assert len(found) == follows
+        found = follows(record, log.get, settled)
+        assert len(found) == expected
         if found:
             assert body_of(found[0]) == {"job_id": JOB, "seq": 1, "detail": "may I?"}
             assert found[0].stream == "mailbox/default/dora"
@@ -218,8 +218,8 @@ def test_other_records_of_agents_hang_on_no_verdict() -> None:
     log = Log()
     stop = AgentStopped(agent_name="ann", request_id="r9").record(door="mqtt", principal="ann")
     record, _ = log.append(stop)
-    assert not depends_on_verdict(record, log.get)
-    assert not depends_on_verdict(make_record(b"?", key=b"\xff"), log.get)
+    assert not needs_verdict(record, log.get)
+    assert not needs_verdict(make_record(b"?", key=b"\xff"), log.get)
 
 
 @pytest.mark.requirement("LM-05")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.hub.reactor.known_recipients import has_mailbox
-from connectors.hub.reactor.topic_deliveries import ended_subscriptions
-from connectors.hub.reactor.webhook_records import webhook_records
+from schemas.effects.recipients import has_mailbox
 from schemas.keys.sealing import webhook_secret_purpose
 from schemas.streams.principal.principals import (
     PrincipalAddition,
@@ -20,6 +18,7 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookSet,
 )
 from tests.connectors.folded_log import FoldedLog
+from tests.connectors.reactor.followed import follows
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import as_read
 
@@ -41,8 +40,7 @@ class Log:
         record = as_read(outgoing, self.count)
         self.folded.add(record)
         topics = [row.topic for _, _, row in self.folded.rows["registry_subscriptions"].values()]
-        get = self.folded.get
-        return [*ended_subscriptions(record, get, lambda _: topics), *webhook_records(record, get)]
+        return follows(record, self.folded.get, related=lambda *_: topics)
 
     def add_all(self, outgoing):
         """Settle a record and all that is derived from it."""

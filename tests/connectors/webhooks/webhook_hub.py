@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.reactor.message_timers import MessageTimers
 from connectors.hub.webhooks.deliverer import Deliverer
 from connectors.hub.webhooks.webhook_client import WebhookClient
 from connectors.hub.webhooks.webhook_health import WebhookHealth
 from connectors.operations.webhooks.webhook_calls import WebhookMailboxes
+from schemas.effects.mailbox_effects import MESSAGE_TIMER
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.settings.settings import Settings, WebhookSettings
@@ -116,14 +116,12 @@ class WebhookHub(FoldedHub):
             await self.webhook_client.close()
 
     async def _expire_leases(self) -> None:
-        hub: Any = self
-        timers = MessageTimers(hub, hub.add)
         while True:
             now_us = time.time_ns() // 1000
             for row in self.live(MessageRow):
-                moment = timers.moment_of(row)
+                moment = MESSAGE_TIMER.moment_of(row, now_us)
                 if moment is not None and moment <= now_us:
-                    self.add(timers.record_of(row, now_us))
+                    self.add(MESSAGE_TIMER.record_of(row, now_us, self.get))
             await asyncio.sleep(0.02)
 
 

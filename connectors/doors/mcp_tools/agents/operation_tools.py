@@ -11,7 +11,6 @@ from typing import Any
 
 from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool
 from connectors.hub.engine.operation import Asked
-from connectors.hub.reactor.known_recipients import has_mailbox
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError
 from connectors.operations.messages import lease_operations, message_operations
@@ -20,6 +19,7 @@ from connectors.operations.rules.hub_policy import evaluate_message
 from connectors.operations.rules.read_marks import ReadMarks
 from connectors.operations.topics import broadcast_operations, topic_operations
 from connectors.operations.topics.topics import Published, status_of, topics_page
+from schemas.effects.recipients import has_mailbox
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow
 from schemas.streams.topic.topic_registry import SUBSCRIBED
 from schemas.wire.record import OutgoingRecord

@@ -1,4 +1,4 @@
-"""Copies of a message to a topic for its subscribers, and ends of subscriptions (DL-24).
+"""The copies of a message to a topic for its subscribers (DL-24).
 
 A settled publication has the names of its recipients in its row. The reactor posts a copy to each of them, and
 appends `topic.delivered` when all copies have a verdict, with those that mailboxes refused. So while a copy may
@@ -10,43 +10,31 @@ The functions use only the settled record and the rows of the live view.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from connectors.hub.reactor.derived_records import BY_REACTOR, derived_id
-from connectors.hub.reactor.known_recipients import GetRow, has_mailbox
-from connectors.hub.reactor.limits_of_principals import limits_of
-from connectors.hub.reactor.webhook_records import ENDS_OF_MAILBOX
-from schemas.fold.settled import AppliedChange
+from schemas.effects.following import BY_REACTOR, GetRow, derived_id
+from schemas.effects.recipients import limits_of
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
 from schemas.streams.topic.topic_registry import (
     PUBLISHING,
     REFUSED_NAMED_MOST,
     TOPIC_DELIVERED,
     TOPIC_PUBLISHED,
-    TOPIC_UNSUBSCRIBED,
     Publication,
-    SubscriptionRow,
     TopicDelivery,
     TopicMessageRow,
-    Unsubscription,
 )
-from schemas.streams.webhook.webhook_registry import WEBHOOK_REMOVED
-from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
-from trunkline_agent.wire.ids import AGENT, MAILBOX, PRINCIPAL, TOPIC, WEBHOOK, parse_stream_key
+from schemas.wire.record import OutgoingRecord, Record
+from trunkline_agent.wire.ids import MAILBOX, TOPIC, parse_stream_key
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical_plain, decode
 
 # The door of the copies. They are far more than all that the reactor derives otherwise, so they are apart.
 TOPIC_DOOR: Final = "topic"
-_ENDS: Final = ENDS_OF_MAILBOX | {WEBHOOK_REMOVED}
 _PUBLISHED: Final = TOPIC_PUBLISHED.encode()
-
-TopicsOf = Callable[[str], Iterable[str]]
-"""`topics_of(subscriber)`: the names of the topics of a subscriber. Earlier ones may be among them."""
 
 
 class Delivery:
@@ -147,86 +135,3 @@ def delivery_of(record: Record, get: GetRow) -> Delivery | None:
     if row is None or row.published_offset != record.offset or row.status != PUBLISHING:
         return None
     return Delivery(body, row, get)
-
-
-def ended_subscriptions(record: Record, get: GetRow, topics_of: TopicsOf) -> list[OutgoingRecord]:
-    """Return the records that end the subscriptions of a name whose mailbox `record` has ended.
-
-    Such a record stops a participant, removes an agent or a webhook, or revokes a principal. The list is empty
-    if the name has a mailbox all the same. A subscription that begins later is not ended, even if the records
-    come late.
-
-    Args:
-        record: A settled record of any type.
-        get: The look-up of rows, such as `LiveView.get`. The rows must include the effect of `record`.
-        topics_of: Returns the topics of a subscriber.
-    """
-    stream = parse_stream_key(record.key)
-    if stream is None or stream[0] not in (AGENT, PRINCIPAL, WEBHOOK):
-        return []
-    try:
-        envelope = read_envelope(record)
-    except BadEnvelopeError:
-        return []
-    if envelope.type not in _ENDS or has_mailbox(get, stream[1]):
-        return []
-    rows = [get(SubscriptionRow, f"{topic}/{stream[1]}") for topic in sorted(topics_of(stream[1]))]
-    return [_end_of(row, envelope.ce_id) for row in rows if row is not None and row.is_live]
-
-
-def _end_of(row: SubscriptionRow, cause: str) -> OutgoingRecord:
-    ce_id = derived_id(f"{cause}/{row.key}/{row.since}", TOPIC_UNSUBSCRIBED)
-    body = Unsubscription(topic=row.topic, subscriber=row.subscriber, request_id=ce_id, since=row.since)
-    return body.record(ce_id=ce_id, **BY_REACTOR)
-
-
-class TopicsBySubscriber:
-    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe.
-
-    Register `changed` with the live view before it opens, and call `load` once it is open.
-    """
-
-    follows = (SubscriptionRow,)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._topics: dict[str, set[str]] = {}
-        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
-        self._changed: set[str] | None = set()
-
-    def topics_of(self, subscriber: str) -> list[str]:
-        """Return the names of the topics of a subscriber, in no order."""
-        with self._lock:
-            return list(self._topics.get(subscriber, ()))
-
-    def count(self, subscriber: str) -> int:
-        """Return the number of topics of a subscriber."""
-        with self._lock:
-            return len(self._topics.get(subscriber, ()))
-
-    def load(self, rows: Iterable[SubscriptionRow]) -> None:
-        """Note the subscriptions that the live view contains when it is open. Call it once."""
-        for row in rows:
-            with self._lock:
-                if self._changed is None or row.key not in self._changed:
-                    self._add(row)
-        with self._lock:
-            self._changed = None
-
-    def changed(self, change: AppliedChange) -> None:
-        """Note a subscription, or its end, when the live view's thread reports it. Ignore any other row."""
-        if not isinstance(change.row, SubscriptionRow):
-            return
-        with self._lock:
-            if self._changed is not None:
-                self._changed.add(change.key)
-            self._add(change.row)
-
-    def _add(self, row: SubscriptionRow) -> None:
-        topics = self._topics.setdefault(row.subscriber, set())
-        if row.is_live:
-            topics.add(row.topic)
-        else:
-            topics.discard(row.topic)
-        if not topics:
-            del self._topics[row.subscriber]

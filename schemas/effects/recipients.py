@@ -1,15 +1,53 @@
-"""The limits that apply to a principal: its own, those of its role, those for all, or the defaults (LM-02)."""
+"""The recipients that the rows of the views know: the check for a mailbox, and the limits of it (LM-02)."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-from connectors.hub.reactor.known_recipients import GetRow
-from schemas.streams.agents.mqtt_agents import MqttAgentRow
+from schemas.effects.following import GetRow
+from schemas.fold.life_cycles import STOPPED
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow
+from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow
 from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.control.limits import ALL, NAME, ROLE, SUBSCRIPTIONS_DEFAULT, LimitRow
+from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.mailbox_bodies import PENDING_DEFAULT
-from schemas.streams.principal.principals import AGENT, PrincipalRow
+from schemas.streams.principal.principals import ACTIVE, AGENT, HUB, OPERATOR, PrincipalRow
+from schemas.streams.webhook.webhook_registry import WebhookRow
+
+# The status with which a row of each type stands for a mailbox.
+_STATUSES: Final[dict[type[Any], str]] = {
+    AgentRow: DEFINED,
+    MqttAgentRow: REGISTERED,
+    ListenerRow: ACTIVE,
+    PrincipalRow: ACTIVE,
+}
+
+
+def is_listener(get: GetRow, name: str) -> bool:
+    """Return whether `name` is an active listener of the XML pump, which alone reads its mailbox."""
+    row = get(ListenerRow, name)
+    return row is not None and row.status == ACTIVE
+
+
+def has_mailbox(get: GetRow, name: str) -> bool:
+    """Return whether messages can be sent to `name`, because the realm `default` has a mailbox of this name.
+
+    The hub, the operator, active principals and active listeners of the XML pump have a mailbox. So do agents
+    with a definition, participants that are not stopped, and agents that are registered for MQTT. `get` is the
+    look-up of rows, such as `LiveView.get`.
+    """
+    if name in (HUB, OPERATOR):
+        return True
+    participant = get(ParticipantRow, name)
+    if participant is not None and participant.status != STOPPED:
+        return True
+    for row_type, status in _STATUSES.items():
+        row = get(row_type, name)
+        if row is not None and row.status == status:
+            return True
+    webhook = get(WebhookRow, name)
+    return webhook is not None and webhook.has_own_mailbox
 
 
 class Limits(NamedTuple):
