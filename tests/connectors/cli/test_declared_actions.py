@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from typing import Any, Self
@@ -9,6 +10,9 @@ from typing import Any, Self
 import pytest
 
 from connectors.cli.main import main
+from connectors.cli.shared.actions import Actions, Declared, Given, add_actions
+from connectors.cli.shared.call import Call
+from connectors.cli.shared.declared import add_declared
 from connectors.cli.shared.declared_requests import REQUESTS
 from connectors.hub.engine.operation import Operation
 from connectors.hub.serving.api_document import _example
@@ -121,3 +125,22 @@ def test_an_argument_that_is_not_valid_is_refused_without_a_request(
     gateway = answered(COMMANDS[" ".join(arguments[:2])])
     assert main(arguments) == 2
     assert text in capsys.readouterr().err and gateway.sent == []
+
+
+def test_an_action_that_its_command_does_not_describe_has_all_fields_of_a_row_as_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (Given("older_s", "least age", "seconds"), Given("limit", "", "limit"))
+    monkeypatch.setitem(REQUESTS, "places list", Declared("GET", ("places",), "List places", given, "places"))
+    gateway = Gateway({"places": [{"name": "here", "seen_by": None}], "total": 2})
+    monkeypatch.setattr(gateway_client, "GatewayClient", gateway)
+    actions, parser = Actions(), argparse.ArgumentParser()
+    add_declared(actions, "places")
+    add_actions(parser, actions)
+    call = parser.parse_args(["list", "--older", "5m", "--limit", "1"], Call())
+    call.settings = None
+    assert call.run(call) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["NAME  SEEN BY", "here  -"]
+    assert shown.err == "1 of 2; --limit shows more\n"
+    assert gateway.sent == [("GET", "/api/hub/places", {"older_s": 300.0, "limit": 1})]

@@ -208,3 +208,25 @@ test("a message that is handled for longer than longestS is given back, and its 
   for (const end = Date.now() + 10_000; nack() === undefined && Date.now() < end; ) await sleep(5);
   assert.match(JSON.parse(nack().body).reason, /longer than 0.05 s/);
 });
+
+test("a list goes on after its last row until none is left, and its rows have fields of their own", async (t) => {
+  const fields = { status: "idle", task: "", capabilities: ["sum"], started_at: "2026-01-31T12:00:00.250Z" };
+  const part = (left, ...names) => ({ json: { participants: names.map((id) => ({ id, ...fields })), left } });
+  const { agent, requests } = await serving(t, part(1, "ann", "bo"), part(0, "cy"));
+  const found = await agent.discover({ capability: "sum" });
+  assert.deepEqual(found.map((one) => one.name), ["ann", "bo", "cy"]);
+  assert.deepEqual(found[0].startedAt, new Date(fields.started_at));
+  assert.deepEqual(
+    requests.map((one) => one.url),
+    ["/api/hub/participants?capability=sum", "/api/hub/participants?capability=sum&after=bo"],
+  );
+});
+
+test("a change has the caller's key, and the names in its path are quoted", async (t) => {
+  const fields = { schedule: "s/1", recipient: "bo", kind: "note", cron: null, every_s: 60, status: "removed" };
+  const { agent, requests } = await serving(t, { json: { ...fields, next_run_at: null, runs: 3 } });
+  const found = await agent.unschedule("s/1", { key: "k-1" });
+  assert.deepEqual([found.name, found.type, found.everyS, found.nextRunAt], ["s/1", "note", 60, null]);
+  assert.equal(requests[0].url, "/api/hub/schedules/s%2F1/remove");
+  assert.equal(requests[0].headers["idempotency-key"], "k-1");
+});
