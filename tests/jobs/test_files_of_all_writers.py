@@ -175,6 +175,7 @@ def built(mixed: MixedTables, tmp_path: Path) -> None:
 READERS = (exported, loaded, refolded, rebuilt, tidied, verified, read_whole, asked, built)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_a_reader_takes_files_of_all_writers(
     reader: Callable[[MixedTables, Path], None], mixed: MixedTables, tmp_path: Path

@@ -46,6 +46,7 @@ def live_files(path: str) -> dict[str, int]:
     return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
 
 
+@pytest.mark.long
 def test_compaction_leaves_few_files_and_writes_none_anew_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def everybody_sends(root: Path, count: int) -> None:
     assert sum(line["removed"] for line in audit if line["op"] == "expire") == SENDERS * (count // 5)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-06")
 def test_eight_processes_send_at_once_and_nothing_is_torn_lost_or_doubled(tmp_path: Path) -> None:
     everybody_sends(tmp_path / "q", 200)

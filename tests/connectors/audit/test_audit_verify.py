@@ -33,6 +33,8 @@ from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
 from trunkline_agent.errors import NotFound, UsageError
 from trunkline_agent.mcp.pem import public_key_pem
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> AuditedLedger:

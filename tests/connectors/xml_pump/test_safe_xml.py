@@ -92,6 +92,7 @@ def test_the_notes_of_a_document_that_is_all_wrong_are_few() -> None:
     assert "more like these" in repaired.notes[-1]
 
 
+@pytest.mark.long
 def test_a_document_that_is_not_worth_it_is_not_repaired() -> None:
     with pytest.raises(XmlRefused, match="pieces"):
         repair(b"<a>&" + b"<b/>" * 60_000 + b"</a>")
@@ -117,6 +118,7 @@ print(len(CORPUS), opened)
 """
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-03")
 def test_no_document_of_the_corpus_makes_the_pipeline_read_a_file_or_call_anybody(tmp_path: Path) -> None:
     """libxml2 opens files in C, unseen by Python. So the canaries are a pipe that nobody writes to, and a port

@@ -217,6 +217,7 @@ def test_a_closed_store_is_not_read(store):
         store.position()
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-31")
 def test_a_store_that_is_mapped_anew_takes_no_memory_and_disturbs_no_reader_and_no_writer(store):
     rows = [job(f"{number:08x}", "completed", number) for number in range(5000)]

@@ -114,6 +114,7 @@ def wrapped(url: str, key: Path | str, agent: str = "ann") -> Iterator[Wrapper]:
                 stream.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_the_official_client_over_stdio_runs_tools_by_either_protocol(
     mode: str, door: SignedDoor, key_file: Path
