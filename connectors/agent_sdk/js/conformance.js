@@ -25,7 +25,8 @@ const {
   UsageError,
 } = await import(process.argv[2] ?? "./trunkline_agent.js");
 
-const FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ends_long_handlings", "ask", "topics", "handlings", "discovery", "job_http"];
+const FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ends_long_handlings", "ask", "topics", "handlings"];
+FEATURES.push("discovery", "schedules", "blobs", "job_http");
 // The kind of an error by its class; a class comes before those that it is below.
 const KINDS = [
   [MalformedJsonError, "malformed"],
@@ -41,8 +42,8 @@ const KINDS = [
 ];
 
 const messages = new Map();
-// By the message's id, a function that runs another one in the round of the loop that got the message.
-const rounds = new Map();
+// By the message's id, a function that runs another one within the handling of the message.
+const handlings = new Map();
 const jobs = new Map();
 let agent = null;
 
@@ -68,19 +69,18 @@ const operations = {
     return {};
   },
 
-  async send({ to, type, payload, while_handling: handled }) {
-    const round = handled === undefined ? (work) => work() : rounds.get(handled);
-    const { messageId } = await round(() => agent.send(to, type, payload));
+  async send({ to, type, while_handling: handled, blob, ...given }) {
+    const content = "payload" in given ? [given.payload, { blob }] : [];
+    const round = handled === undefined ? (work) => work() : handlingOf(handled);
+    const { messageId } = await round(() => agent.send(to, type, ...content));
     return { message_id: messageId };
   },
 
   async lease({ wait_s: waitS, lease_s: leaseS, longest_s: longestS = Infinity }) {
-    // The loop is not asked for a second message, so it settles nothing.
-    const { value, done } = await agent.messages({ leaseS, longestS, waitS }).next();
-    if (done) return { message: null };
-    messages.set(value.id, value);
-    rounds.set(value.id, AsyncResource.bind((work) => work()));
-    return { message: shown(value) };
+    const message = await agent.receive({ leaseS, longestS, waitS });
+    if (message === null) return { message: null };
+    messages.set(message.id, message);
+    return { message: shown(message) };
   },
 
   async ack({ message_id: id }) {
@@ -140,6 +140,27 @@ const operations = {
     return { agents: found.map(({ startedAt: _startedAt, ...fields }) => fields) };
   },
 
+  async schedule({ name, to, type, payload, every_s: everyS }) {
+    return shownSchedule(await agent.schedule(name, to, type, payload, { everyS }));
+  },
+
+  async unschedule({ name }) {
+    return shownSchedule(await agent.unschedule(name));
+  },
+
+  async schedules() {
+    return { schedules: (await agent.schedules()).map(shownSchedule) };
+  },
+
+  async upload({ content_base64: content, content_type: contentType }) {
+    const { digest, bytes, contentType: type } = await agent.upload(Buffer.from(content, "base64"), { contentType });
+    return { digest, bytes, content_type: type };
+  },
+
+  async blob({ message_id: id }) {
+    return { content_base64: (await messages.get(id).blob()).toString("base64") };
+  },
+
   async job_open({ job_id: id, secret, state_dir: stateDir, via, hub, mqtt, ...times }) {
     const { patience_s: patienceS, receipt_timeout_s: receiptS } = times;
     const broker = () => ({ host: mqtt.host, port: mqtt.port, tls: mqtt.tls, topicPrefix: mqtt.prefix, receiptS });
@@ -171,6 +192,18 @@ async function hasMqtt() {
   } catch {
     return false;
   }
+}
+
+function handlingOf(id) {
+  if (!handlings.has(id)) {
+    // A handler that never ends: the kit settles the message, or kills this process.
+    messages.get(id).handle(() => new Promise(() => handlings.set(id, AsyncResource.bind((work) => work()))));
+  }
+  return handlings.get(id);
+}
+
+function shownSchedule({ everyS: every_s, nextRunAt: next_run_at, ...fields }) {
+  return { ...fields, every_s, next_run_at };
 }
 
 function shown(message) {

@@ -1,7 +1,7 @@
 /// <reference types="node" />
 // The types of trunkline-agent. README.md describes each name.
 
-import type { Operations } from "./lib/operations.js";
+import type { Operations, Schedule } from "./lib/operations.js";
 export type * from "./lib/operations.js";
 
 /** Any JSON. A bigint is an integer; a number is one if it is whole and safe, else a float. */
@@ -152,17 +152,20 @@ export interface ScheduleOptions extends Signalled {
   key?: string;
 }
 
-export interface MessagesOptions extends Signalled {
-  /** How many messages to lease at once; 1 by default. */
-  limit?: number;
+export interface ReceiveOptions extends Signalled {
   /** The duration of a lease, 30 s by default. It is extended until the message is settled. */
   leaseS?: number;
   /** How long a handling may take, an hour by default; Infinity: without an end. Then the message is given back. */
   longestS?: number;
-  /** The loop ends when no message came for so long. Without it, it waits without a limit. */
+  /** The wait or the loop ends when no message came for so long. Without it, it waits without a limit. */
   waitS?: number;
   /** How long the gateway may be away; that of the agent by default. */
   patienceS?: number;
+}
+
+export interface MessagesOptions extends ReceiveOptions {
+  /** How many messages to lease at once; 1 by default. */
+  limit?: number;
 }
 
 export type MessageState = "open" | "handling" | "acknowledged" | "given back" | "lost" | "not leased";
@@ -204,6 +207,7 @@ export class Agent extends Operations implements AsyncDisposable {
   constructor(name: string | null, credentials: Credentials, options?: PatienceOptions);
   readonly name: string | null;
   messages(options?: MessagesOptions): AsyncGenerator<Message, void, void>;
+  receive(options?: ReceiveOptions): Promise<Message | null>;
   send(recipient: string, type: string, payload?: unknown, options?: SendOptions): Promise<Sent>;
   ask(
     recipient: string,
@@ -219,7 +223,7 @@ export class Agent extends Operations implements AsyncDisposable {
     type: string,
     payload: unknown,
     options: ScheduleOptions,
-  ): Promise<Record<string, any>>;
+  ): Promise<Schedule>;
   status(state: string, text?: string, options?: Signalled): Promise<Sent>;
   upload(content: Uint8Array | string, options?: Signalled & { contentType?: string }): Promise<StoredBlob>;
   blob(message: Message, options?: Signalled): Promise<Buffer>;

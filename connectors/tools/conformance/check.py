@@ -19,6 +19,8 @@ FEATURES: Final = (
     "topics",
     "handlings",
     "discovery",
+    "schedules",
+    "blobs",
     "job_http",
     "job_mqtt",
 )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import os
 import time
 import uuid
+from functools import partial
 from typing import Any, Final
 
 from connectors.plumbing.gateway_client.gateway_client import path_of
@@ -12,7 +16,7 @@ from connectors.tools.conformance.check import Checks
 from connectors.tools.conformance.client_process import ClientProcess, ClientRefused
 from connectors.tools.conformance.http_proxy import Fault
 from connectors.tools.conformance.hub_checks import SEND, drained, leased, posted
-from connectors.tools.conformance.scene import CALL_S, CheckFailed, Scene, expect
+from connectors.tools.conformance.scene import CALL_S, CheckFailed, Scene, expect, expect_error
 from connectors.tools.conformance.vector_checks import vectors
 from trunkline_agent.hub.derived_keys import Handling
 from trunkline_agent.mcp.signing import new_key_pair
@@ -123,23 +127,108 @@ def texts_stay_texts(scene: Scene) -> None:
 
 @CHECKS.add("hub")
 def refusals_follow_the_table(scene: Scene) -> None:
-    """Check that each refusal has the kind of the table that both libraries share, and keeps its reason."""
+    """Check that each refusal has the kind of the shared table, keeps its reason, and is repeated or not."""
     client = scene.agent(scene.principal(), patience_s=0.3)
     wrong = []
     for one in vectors("hub")["refusals"]:
         body = {name: one[name] for name in ("reason",) if one[name]} | {"message": "by the conformance kit"}
         scene.http.plant(Fault("POST", SEND, answer=(one["status"], {}, body), times=1000))
+        before = len(scene.http.exchanges("POST", SEND))
         try:
             client.call("send", CALL_S, to="anybody", type="note", payload={})
             found, reason = "success", one["reason"]
         except ClientRefused as error:
             found, reason = error.kind, error.reason
         scene.http.heal()
+        requests = len(scene.http.exchanges("POST", SEND)) - before
         wanted = _KINDS[one["error_of_a_message"]]
         if found != wanted or (one["reason"] and reason != one["reason"]):
             wrong.append(f"{one['status']} {one['reason']}: expected {wanted}, found {found} ({reason})")
+        elif (requests > 1) != one["is_repeated"]:
+            wrong.append(f"{one['status']} {one['reason']}: {requests} requests")
     if wrong:
         raise CheckFailed("; ".join(wrong))
+
+
+@CHECKS.add("hub")
+def answers_of_others_are_no_success(scene: Scene) -> None:
+    """Check that an answer 200 without the fields of the hub, as from another server, is an error."""
+    client = scene.agent(scene.principal())
+    scene.http.plant(Fault("POST", SEND, answer=(200, {}, {"hello": "world"})))
+    call = lambda: client.call("send", CALL_S, to="anybody", type="note", payload={})  # noqa: E731  used once
+    expect_error("failed", call, "an answer of another server")
+
+
+@CHECKS.add("hub")
+def impossible_numbers_are_usage(scene: Scene) -> None:
+    """Check that a lease of no time, or of more than a day, is `usage`, and no request."""
+    client = scene.agent(scene.principal())
+    for lease_s in (0, 86_401):
+        call = partial(client.call, "lease", CALL_S, wait_s=0.1, lease_s=lease_s)
+        expect_error("usage", call, f"a lease of {lease_s} s")
+    expect(scene.http.exchanges("GET", SEND), [], "requests")
+
+
+@CHECKS.add("hub")
+def reasons_follow_the_table(scene: Scene) -> None:
+    """Check that the reason with which a message is given back is sent as one line of 500 characters."""
+    ann, bo = scene.principal(), scene.principal()
+    client, kit = scene.agent(ann), scene.hub(bo)
+    for one in vectors("hub")["reasons"]:
+        message_id = posted(kit, ann.name, {})
+        leased(client)
+        client.call("nack", CALL_S, message_id=message_id, error=one["reason"])
+        sent = _last_body(scene, f"{SEND}/nack")
+        expect(sent.get("reason"), one["sent"], one["name"])
+        leased(client)
+        client.call("ack", CALL_S, message_id=message_id)
+
+
+@CHECKS.add("hub")
+def no_payload_is_null(scene: Scene) -> None:
+    """Check that a message that is sent without a payload has the payload null, and no other field."""
+    client = scene.agent(scene.principal())
+    client.call("send", CALL_S, to="hub", type="note")
+    sent = _last_body(scene, SEND)
+    expect(sent, {"recipient": "hub", "type": "note", "payload": None}, "the message")
+
+
+@CHECKS.add("schedules")
+def schedules(scene: Scene) -> None:
+    """Check that an agent sets schedules, lists its own active ones by name, and removes one once."""
+    ann, bo = scene.principal(), scene.principal()
+    first, client = scene.agent(bo), scene.agent(ann)
+    names = [f"{who.name}-{n}" for who, n in ((ann, 2), (ann, 1), (bo, 1))]
+    message = {"to": bo.name, "type": "tick", "payload": {}, "every_s": 3600}
+    for name, agent in zip(names, (client, client, first), strict=True):
+        agent.call("schedule", CALL_S, name=name, **message)
+    shown = {"recipient": bo.name, "type": "tick", "cron": None, "every_s": 3600, "status": "active", "runs": 0}
+    wanted = [{"name": name, **shown} for name in sorted(names[:2])]
+    found = client.call("schedules", CALL_S).get("schedules") or []
+    expect([{field: one.get(field) for field in wanted[0]} for one in found], wanted, "the schedules")
+    client.call("unschedule", CALL_S, name=names[0])
+    found = client.call("schedules", CALL_S).get("schedules") or []
+    expect([one.get("name") for one in found], names[1:2], "the schedules after one was removed")
+    call = lambda: client.call("unschedule", CALL_S, name=names[0])  # noqa: E731  used once
+    expect_error("refused", call, "the removal of a removed schedule")
+
+
+@CHECKS.add("blobs")
+def blobs(scene: Scene) -> None:
+    """Check that a large content arrives as it is, and that another one under its digest is an error."""
+    ann, bo = scene.principal(), scene.principal()
+    sender, client = scene.agent(bo), scene.agent(ann)
+    content = os.urandom(300_000)
+    digest = hashlib.sha256(content).hexdigest()
+    written = base64.b64encode(content).decode("ascii")
+    stored = sender.call("upload", CALL_S, content_base64=written, content_type="image/png")
+    expect(stored, {"digest": digest, "bytes": len(content), "content_type": "image/png"}, "the stored blob")
+    sender.call("send", CALL_S, to=ann.name, type="note", payload={}, blob=digest)
+    message_id = leased(client)["id"]
+    scene.http.plant(Fault("GET", ".*/blob", answer=(200, {}, "another content")))
+    call = lambda: client.call("blob", CALL_S, message_id=message_id)  # noqa: E731  used once
+    expect(expect_error("failed", call, "another content").reason, "damaged_blob", "the reason")
+    expect(call().get("content_base64") == written, True, "whether the content is that of the sender")
 
 
 @CHECKS.add("hub")
@@ -168,7 +257,7 @@ def reports_its_status(scene: Scene) -> None:
     """Check that a status is a message of the type status to the hub, with state and text."""
     client = scene.agent(scene.principal())
     client.call("status", CALL_S, state="working", text="step 3")
-    sent: dict[str, Any] = json.loads((scene.http.exchanges("POST", SEND) or [_nothing()])[-1].body)
+    sent = _last_body(scene, SEND)
     wanted = {"recipient": "hub", "type": "status", "payload": {"status": "working", "text": "step 3"}}
     expect({name: sent.get(name) for name in wanted}, wanted, "the message")
 
@@ -200,5 +289,10 @@ def discovers_by_capability(scene: Scene) -> None:
     expect(left, [], "the agents with a capability that have not stopped")
 
 
-def _nothing() -> Any:
-    raise CheckFailed("the client sent nothing")
+def _last_body(scene: Scene, path: str) -> dict[str, Any]:
+    """Return the JSON of the newest request to a path."""
+    exchanges = scene.http.exchanges("POST", path)
+    if not exchanges:
+        raise CheckFailed(f"the client sent no request to {path}")
+    found: dict[str, Any] = json.loads(exchanges[-1].body)
+    return found

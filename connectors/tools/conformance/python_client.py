@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,8 @@ _FEATURES: Final = [
     "topics",
     "handlings",
     "discovery",
+    "schedules",
+    "blobs",
     "job_http",
 ]
 _SHOWN_AGENT: Final = ("name", "status", "task", "capabilities")
@@ -97,14 +100,14 @@ class Adapter:
 
     def send(self, request: Fields) -> Fields:
         """Send a message."""
-        content = (request["to"], request["type"], request["payload"])
+        content = (request["to"], request["type"], *([request["payload"]] if "payload" in request else ()))
         handled = request.get("while_handling")
 
         def send() -> Sent:
             if handled is not None:
                 # As the block of a `with` statement that has not ended.
                 self._messages[handled].__enter__()
-            return self.agent.send(*content)
+            return self.agent.send(*content, blob=request.get("blob"))
 
         return {"message_id": copy_context().run(send).message_id}
 
@@ -165,6 +168,29 @@ class Adapter:
         """Find agents."""
         found = self.agent.discover(request.get("capability"), request.get("status"))
         return {"agents": [{name: getattr(one, name) for name in _SHOWN_AGENT} for one in found]}
+
+    def schedule(self, request: Fields) -> Fields:
+        """Set a schedule."""
+        content = (request["name"], request["to"], request["type"], request["payload"])
+        return asdict(self.agent.schedule(*content, every_s=request["every_s"]))
+
+    def unschedule(self, request: Fields) -> Fields:
+        """Remove a schedule."""
+        return asdict(self.agent.unschedule(request["name"]))
+
+    def schedules(self, request: Fields) -> Fields:
+        """List the schedules of the agent."""
+        del request
+        return {"schedules": [asdict(one) for one in self.agent.schedules()]}
+
+    def upload(self, request: Fields) -> Fields:
+        """Store a large content."""
+        return asdict(self.agent.upload(base64.b64decode(request["content_base64"]), request["content_type"]))
+
+    def blob(self, request: Fields) -> Fields:
+        """Fetch the large content of a message."""
+        content = self._messages[request["message_id"]].blob()
+        return {"content_base64": base64.b64encode(content).decode("ascii")}
 
     def job_open(self, request: Fields) -> Fields:
         """Make the publisher of a job."""
@@ -229,6 +255,11 @@ _OPERATIONS: Final = [
     "unsubscribe",
     "status",
     "discover",
+    "schedule",
+    "unschedule",
+    "schedules",
+    "upload",
+    "blob",
     "job_open",
     "job_publish",
     "job_resend",

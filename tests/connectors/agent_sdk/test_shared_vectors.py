@@ -103,11 +103,13 @@ def test_a_handling_makes_the_keys_of_the_vectors() -> None:
 def test_each_refusal_of_the_vectors_has_its_error_and_exit_code() -> None:
     for one in vectors("hub")["refusals"]:
         status, reason = one["status"], one["reason"]
-        body = b"<html>" if reason is None else json.dumps({"reason": reason, "message": "so it is"}).encode()
+        body = b"<html>" if reason is None else json.dumps({"reason": reason, "message": "so\nit is"}).encode()
         found = error_of(status, {}, body)
         kind = getattr(errors, one["error"])
         assert (type(found), found.exit_code) == (kind, one["exit_code"]), one
         assert found.reason == reason or (reason is None and found.reason == kind.reason)
+        # A terminal obeys control characters, and the text may quote another client's.
+        assert reason is None or "so\ufffdit is" in str(found)
         rejected = rejection_of(found)
         assert (type(rejected).__name__, rejected.exit_code) == (one["error_of_a_message"], one["exit_code"])
         assert str(rejected) == str(found)

@@ -1,11 +1,12 @@
 """A small client behind the protocol of conformance checks, right without arguments, wrong with `--fault NAME`.
 
-Each fault is a mistake that clients make. FAULTS names the check that must find it.
+Each fault is a mistake that clients make; `planted_faults` names the check that must find it.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
 import json
 import re
@@ -21,61 +22,7 @@ from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode_slowly
 
 FEATURES = ["canonical", "signing", "hub", "extend", "keeps_leases", "ask", "topics", "handlings", "discovery"]
-FEATURES += ["ends_long_handlings", "job_http", "job_mqtt"]
-# Each fault, and the check that finds it.
-FAULTS = {
-    "writes_whole_floats_as_integers": "canonical_numbers",
-    "escapes_separators": "canonical_strings",
-    "sorts_by_utf16": "canonical_key_order",
-    "refuses_64_levels": "canonical_structure",
-    "accepts_repeated_keys": "strict_json",
-    "signs_the_old_signature": "signatures",
-    "drops_nulls": "sends_and_receives",
-    "retries_once": "send_retries_a_cut_request",
-    "ignores_idempotency_key": "send_keeps_its_idempotency_key",
-    "ignores_retry_after": "send_waits_for_retry_after",
-    "reuses_the_idempotency_key": "send_has_a_new_key_for_each_message",
-    "has_one_kind_of_error": "refusals_have_their_kind",
-    "hides_retry_after": "rate_limits_are_reported",
-    "invents_success": "an_absent_hub_is_unreachable",
-    "forgets_to_unsubscribe": "topics",
-    "replies_without_reference": "replies_correlate",
-    "takes_the_next_message_as_reply": "ask_returns_the_reply_to_it",
-    "invents_replies": "ask_ends_without_a_reply",
-    "repeats_no_ack": "acknowledges",
-    "acknowledges_failures": "gives_back",
-    "acks_before_handling": "killed_before_ack",
-    "leases_anew": "lease_is_repeated_not_renewed",
-    "ignores_lost_leases": "lost_leases_are_reported",
-    "extends_nothing": "extends",
-    "lets_leases_end": "keeps_leases",
-    "hangs_for_ever": "ends_long_handlings",
-    "returns_early": "an_empty_mailbox_is_waited_for",
-    "sends_again_after_a_kill": "repeated_handlings_send_once",
-    "answers_again_after_a_kill": "repeated_handlings_reply_once",
-    "shows_the_text_of_errors": "failures_hide_their_text",
-    "parses_texts": "texts_stay_texts",
-    "has_no_kind_for_415": "refusals_follow_the_table",
-    "reads_no_dates": "send_waits_until_a_date",
-    "reports_no_text": "reports_its_status",
-    "ignores_the_capability": "discovers_by_capability",
-    "hides_the_ce_id": "job_http_life",
-    "renews_repeated_events": "job_http_repeats_the_same_bytes",
-    "forgets_outbox": "job_http_killed_before_send",
-    "renews_events_after_a_start": "job_http_killed_before_answer",
-    "drops_unsent_events": "job_http_unreachable_keeps_events",
-    "hides_rejections": "job_http_rejections_are_reported",
-    "locks_nothing": "job_http_outbox_has_one_writer",
-    "retains_nothing": "job_mqtt_life",
-    "trusts_the_puback": "job_mqtt_waits_for_the_receipt",
-    "accepts_forged_receipts": "job_mqtt_forged_receipts",
-    "hides_rejected_receipts": "job_mqtt_rejections_are_reported",
-    "renews_events_over_mqtt": "job_mqtt_repeats_the_same_bytes",
-    "forgets_mqtt_outbox": "job_mqtt_killed_before_send",
-    "renews_mqtt_events_after_a_start": "job_mqtt_killed_before_receipt",
-}
-# A fault that other checks meet as well: an acknowledged message is not given back, lost or extended any more.
-ALSO = {"acks_before_handling": {"gives_back", "lost_leases_are_reported", "extends"}}
+FEATURES += ["ends_long_handlings", "schedules", "blobs", "job_http", "job_mqtt"]
 KINDS = {404: "not_found", 410: "not_found", 429: "rate_limited", 400: "usage", 413: "usage", 422: "usage"}
 KINDS |= {401: "refused", 403: "refused", 409: "refused", 415: "usage"}
 AGAIN = {408, 429, 502, 503, 504}
@@ -111,7 +58,7 @@ class Hub:
             except (OSError, http.client.HTTPException):
                 reason, retry_after = "unreachable", None
             else:
-                reason = found.get("reason")
+                reason = found.get("reason") if isinstance(found, dict) else None
                 if status not in AGAIN or (reason == "launch_failed" and status == 502):
                     return status, found
                 retry_after = self._retry_after(more)
@@ -141,9 +88,16 @@ class Hub:
         try:
             link.request(method, path, None if method == "GET" else content, headers)
             answer = link.getresponse()
-            return answer.status, answer.getheader("Retry-After"), json.loads(answer.read())
+            found = answer.read()
+            is_json = answer.getheader("Content-Type") == "application/json"
+            return answer.status, answer.getheader("Retry-After"), json.loads(found) if is_json else found
         finally:
             link.close()
+
+    def content(self, path: str) -> bytes:
+        """Return the bytes of a blob."""
+        found: Any = self.call("GET", path)[1]
+        return found if isinstance(found, bytes) else json.dumps(found).encode()
 
     def done(self, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
         """Send a request that must succeed, and return the answer."""
@@ -207,7 +161,7 @@ class ReferenceClient:
         self,
         to: str,
         type: str,  # noqa: A002
-        payload: Any,
+        payload: Any = None,
         while_handling: str | None = None,
         key: str | None = None,
         **more: Any,
@@ -222,6 +176,8 @@ class ReferenceClient:
         renewed = "ignores_idempotency_key" in self.faults
         again = (lambda h: {**h, "Idempotency-Key": str(uuid.uuid4())}) if renewed else (lambda h: h)
         body = {"recipient": to, "type": type, "payload": payload, **more}
+        if payload is None and "sends_no_null" in self.faults:
+            del body["payload"]
         most = 2 if "retries_once" in self.faults else 1000
         try:
             answer = self.hub.done(
@@ -237,9 +193,13 @@ class ReferenceClient:
             if "hides_retry_after" in self.faults:
                 raise Failed(error.kind, error.reason) from None
             raise
-        return {"message_id": answer["message_id"]}
+        if "message_id" not in answer and "believes_any_answer" not in self.faults:
+            raise Failed("failed", "not_a_gateway")
+        return {"message_id": answer.get("message_id")}
 
     def lease(self, wait_s: float, lease_s: int, longest_s: float | None = None) -> dict[str, Any]:
+        if not 1 <= lease_s <= 86_400 and "leases_without_end" not in self.faults:
+            raise Failed("usage", "usage")
         if "returns_early" in self.faults:
             wait_s /= 2
         path = f"{MESSAGES}?limit=1&wait={wait_s}&lease={lease_s}"
@@ -268,6 +228,8 @@ class ReferenceClient:
     def nack(self, message_id: str, error: str) -> dict[str, Any]:
         if "acknowledges_failures" in self.faults:
             return self._settled("ack", message_id)
+        if "sends_reasons_as_they_are" not in self.faults:
+            error = "".join(one if one.isprintable() else " " for one in error)[:500]
         return self._settled("nack", message_id, {"reason": error})
 
     def fail(self, message_id: str, text: str) -> dict[str, Any]:
@@ -352,6 +314,37 @@ class ReferenceClient:
         query = {name: one for name, one in (("capability", capability), ("status", status)) if one}
         found = self.hub.done("GET", f"/api/hub/participants?{urlencode(query)}")["participants"]
         return {"agents": [{"name": one.pop("id"), **one} for one in found]}
+
+    def schedule(self, name: str, to: str, **fields: Any) -> dict[str, Any]:
+        found = self.hub.done("POST", f"/api/hub/schedules/{name}", {"recipient": to, **fields})
+        return self._schedule(found)
+
+    def unschedule(self, name: str) -> dict[str, Any]:
+        if "removes_no_schedules" in self.faults:
+            return {}
+        return self._schedule(self.hub.done("POST", f"/api/hub/schedules/{name}/remove", {}))
+
+    def schedules(self) -> dict[str, Any]:
+        found = self.hub.done("GET", "/api/hub/schedules")["schedules"]
+        return {"schedules": [self._schedule(one) for one in found]}
+
+    def _schedule(self, found: dict[str, Any]) -> dict[str, Any]:
+        return {"name": found["schedule"], "type": found["kind"], **found}
+
+    def upload(self, content_base64: str, content_type: str) -> dict[str, Any]:
+        content = base64.b64decode(content_base64)
+        headers = {"Content-Type": content_type}
+        found = self.hub.done("PUT", "/api/hub/blobs", content, headers=headers)
+        return {name: found[name] for name in ("digest", "bytes", "content_type")}
+
+    def blob(self, message_id: str) -> dict[str, Any]:
+        message = self.leases[message_id][1]
+        path = f"/api/hub/mailboxes/default/{message['recipient']}/messages/{message_id}/blob"
+        content = self.hub.content(path)
+        is_right = hashlib.sha256(content).hexdigest() == message["blob"]["digest"]
+        if not is_right and "believes_any_blob" not in self.faults:
+            raise Failed("failed", "damaged_blob")
+        return {"content_base64": base64.b64encode(content).decode()}
 
     def job_open(self, **fields: Any) -> dict[str, Any]:
         hub = Hub(fields["hub"], fields["patience_s"], self.faults) if fields["via"] == "http" else None

@@ -11,7 +11,8 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "connectors" / "agent_sdk")]
 
-from tests.connectors.conformance.reference_client import FAULTS, Failed, ReferenceClient  # noqa: E402
+from tests.connectors.conformance.planted_faults import FAULTS  # noqa: E402
+from tests.connectors.conformance.reference_client import Failed, ReferenceClient  # noqa: E402
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from connectors.tools.conformance.run import (
 )
 from connectors.tools.conformance.target import Target, own_target
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.connectors.conformance.reference_client import ALSO, FAULTS
+from tests.connectors.conformance.planted_faults import ALSO, FAULTS
 from tests.programs import required_program, run_program
 
 pytestmark = pytest.mark.stack
@@ -121,6 +121,8 @@ def by_fault(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.requirement("CF-08")
 @pytest.mark.requirement("CF-09")
 @pytest.mark.requirement("CF-10")
+@pytest.mark.requirement("CF-11")
+@pytest.mark.requirement("CF-12")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_fails_the_check_that_is_named_for_it(by_fault: dict[str, Result], fault: str) -> None:
     result = by_fault[fault]
@@ -156,7 +158,18 @@ def test_the_command_checks_a_client_against_a_stack_that_is_named(
 
 AREAS = {
     "vectors": {"canonical", "signing"},
-    "hub": {"hub", "ask", "topics", "extend", "keeps_leases", "ends_long_handlings", "handlings", "discovery"},
+    "hub": {
+        "hub",
+        "ask",
+        "topics",
+        "extend",
+        "keeps_leases",
+        "ends_long_handlings",
+        "handlings",
+        "discovery",
+        "schedules",
+        "blobs",
+    },
     "jobs": {"job_http", "job_mqtt"},
 }
 

@@ -5,14 +5,18 @@ import { createReadStream } from "node:fs";
 
 import { NoReply, NotFound, Refused, TrunklineError, UsageError } from "./errors.js";
 import { inHandlings, sendKey } from "./handling.js";
-import { HubClient, now, pathOf, PATIENCE_S } from "./hub_client.js";
+import { HubClient, notAGateway, now, pathOf, PATIENCE_S } from "./hub_client.js";
 import { isName } from "./job_event.js";
-import { Message } from "./message.js";
+import { checkedWhole, LEASE_S_MOST, Message } from "./message.js";
 import { Operations } from "./operations.js";
 
 const REALM = "default";
 const POLL_S = 30;
-const REPLY_S = 60;
+const LIMIT_MOST = 1000;
+// Proxies end connections that are silent for a minute.
+const REPLY_S = 30;
+const LEASE_S = 30;
+const LONGEST_S = 3600;
 const REPEATED = "seq_conflict";
 const DUPLICATE = "duplicate";
 const HUB = "hub";
@@ -22,6 +26,7 @@ const STATUS_TYPE = "status";
 export class Agent extends Operations {
   #hub;
   #closing = new AbortController();
+  #received = [];
   #requests;
 
   /**
@@ -33,21 +38,27 @@ export class Agent extends Operations {
   constructor(name, credentials, { patienceS = PATIENCE_S } = {}) {
     const own = name ?? credentials.name;
     if (own !== null && !isName(own)) throw new UsageError(`not an agent's name: ${own}`);
+    if (credentials.name !== null && credentials.name !== own) {
+      throw new UsageError(`the credentials are those of ${credentials.name}, not of ${own}`);
+    }
     const hub = new HubClient(credentials.section("hub"), { caCerts: credentials.caCerts, patienceS });
     super(hub);
     this.name = own;
     this.#hub = hub;
     this.#requests = {
-      settle: (message, how, fields) => this.#ofLease(message, how, fields),
-      extend: (message, leaseS) => this.#ofLease(message, "extend", { lease: leaseS }),
+      settle: (message, how, fields, patienceS) => this.#ofLease(message, how, fields, patienceS),
       sendReply: (message, payload, options) => this.#replied(message, payload, options),
       fetchBlob: (message, options) => this.blob(message, options),
     };
   }
 
-  /** End all loops over messages, and the waits for replies. A message that is handled can still be settled. */
+  /**
+   * End all loops over messages, and the waits for replies, and give back what was received and nothing handles. A
+   * message that is handled can still be settled.
+   */
   async close() {
     this.#closing.abort(new UsageError("the agent is closed"));
+    await Promise.allSettled(this.#received.map((message) => message.settleByEnd()));
     this.#hub.close();
   }
 
@@ -59,8 +70,9 @@ export class Agent extends Operations {
    * Iterate over the messages of the mailbox; wait for the next one. Each message is leased.
    *
    * When the loop asks for the next message, the last one is acknowledged, unless `message.handle` is still at it
-   * or it is settled. In the body of a `for await` loop, what is sent has keys that a repeated handling makes again. When the loop ends by `break`, `return` or an exception, the last one is given back:
-   * JavaScript does not tell an iterator which of them it was.
+   * or it is settled. In the body of a `for await` loop, what is sent has keys that a repeated handling makes again.
+   * When the loop ends by `break`, `return` or an exception, the last one is given back: JavaScript does not tell an
+   * iterator which of them it was.
    *
    * @param {object} [options]
    * @param {number} [options.limit] how many messages to lease at once
@@ -75,14 +87,26 @@ export class Agent extends Operations {
     return inHandlings(this.#messages(options));
   }
 
-  async *#messages({ limit = 1, leaseS = 30, longestS = 3600, waitS, signal, patienceS } = {}) {
-    if (!(leaseS >= 1)) throw new UsageError(`leaseS: expected at least 1 s, found ${leaseS}`);
-    const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
-    const lease = { leaseS: Math.ceil(leaseS), longestS };
+  /**
+   * Take one message, to `handle`, `ack` or `nack` it. Null: none came within `waitS`. Without `waitS` it waits for one.
+   * `close` gives it back unless it is handled or settled.
+   *
+   * @param {object} [options] as those of `messages`, without `limit`
+   * @returns {Promise<Message | null>}
+   */
+  async receive(options = {}) {
+    const [message = null] = await this.#taken(this.#checked({ ...options, limit: 1 }));
+    this.#received = [...this.#received, message].filter((one) => one?.state === "open");
+    return message;
+  }
+
+  async *#messages(options) {
+    const wanted = this.#checked(options);
+    const { stop } = wanted;
     let taken = [];
     try {
       for (;;) {
-        taken = await this.#taken(limit, lease, waitS, stop, patienceS);
+        taken = await this.#taken(wanted);
         if (taken.length === 0) return;
         for (; taken.length > 0; taken.shift()) {
           taken[0].begin();
@@ -105,7 +129,7 @@ export class Agent extends Operations {
    * The same `key` is the same message, which is sent once. Without it this call has one of its own; within the
    * handling of a message it is one that a repeated handling makes again for the same content.
    */
-  async send(recipient, type, payload = {}, options = {}) {
+  async send(recipient, type, payload = null, options = {}) {
     const body = { recipient, type, payload, ...sentFields(options) };
     return this.#sent(body, sendKey("message", body, options.key), options.signal);
   }
@@ -115,7 +139,7 @@ export class Agent extends Operations {
    *
    * @returns {Promise<Message>}
    */
-  async ask(recipient, type, payload = {}, { timeoutS = 30, key: own, signal, ...options } = {}) {
+  async ask(recipient, type, payload = null, { timeoutS = 30, key: own, signal, ...options } = {}) {
     const body = { recipient, type, payload, ...sentFields(options) };
     const { text: key } = sendKey("question", body, own);
     const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
@@ -133,7 +157,7 @@ export class Agent extends Operations {
   }
 
   /** Answer the sender of a message: the same as `message.reply`. */
-  async reply(message, payload = {}, options = {}) {
+  async reply(message, payload = null, options = {}) {
     return message.reply(payload, options);
   }
 
@@ -147,6 +171,7 @@ export class Agent extends Operations {
   async #sent(body, key, signal) {
     const answer = await this.#posted(pathOf("messages"), body, key, signal);
     if (answer === null) return { messageId: null, delivered: false, verdict: DUPLICATE };
+    if (answer.message_id === undefined) throw notAGateway();
     return { messageId: answer.message_id, delivered: answer.delivered, verdict: answer.verdict };
   }
 
@@ -161,26 +186,27 @@ export class Agent extends Operations {
   }
 
   /** Publish a message to a topic: each subscriber gets a copy. Throws NotFound if nobody ever subscribed. */
-  async publish(topic, type, payload = {}, options = {}) {
+  async publish(topic, type, payload = null, options = {}) {
     const body = { type, payload, ...sentFields(options) };
     const key = sendKey(`topic/${topic}`, body, options.key);
     const answer = await this.#posted(pathOf("topics", topic), body, key, options.signal);
     if (answer === null) return { messageId: null, topic, recipients: 0, verdict: DUPLICATE };
+    if (answer.message_id === undefined) throw notAGateway();
     return { messageId: answer.message_id, topic, recipients: answer.recipients, verdict: answer.verdict };
   }
 
   /**
-   * Set a schedule that posts a message again and again: `cron` in UTC, or `everyS`. Returns the schedule as the
-   * hub shows it, with `next_runs`.
+   * Set a schedule that posts a message again and again: `cron` in UTC, or `everyS`. Returns the schedule.
+   *
+   * @returns {Promise<Schedule>}
    */
-  async schedule(name, recipient, type, payload = {}, options = {}) {
+  async schedule(name, recipient, type, payload = null, options = {}) {
     const { cron, everyS, missed, priority, expiresInS, signal } = options;
     if ((cron === undefined) === (everyS === undefined)) throw new UsageError("a schedule has `cron` or `everyS`");
     const times = { cron, every_s: everyS, missed, priority, expires_in_s: expiresInS };
     const body = given({ recipient, type, payload, ...times });
     const { text: key } = sendKey(`schedule/${name}`, body, options.key);
-    const { verdict: _verdict, ...shown } = await this.#hub.post(pathOf("schedules", name), body, { key, signal });
-    return shown;
+    return scheduleOf(await this.#hub.post(pathOf("schedules", name), body, { key, signal }));
   }
 
   /** Report what the agent does, by a message of the type `status` to the hub, which the log keeps. */
@@ -211,13 +237,21 @@ export class Agent extends Operations {
     const path = pathOf("mailboxes", REALM, message.recipient, "messages", message.id, "blob");
     const { body } = await this.#hub.request("GET", path, { signal });
     if (digestOf(body).digest !== message.blobInfo.digest) {
-      throw new TrunklineError(`the blob of message ${message.id} is damaged`, { reason: "blob_damaged" });
+      throw new TrunklineError(`the blob of message ${message.id} is damaged`, { reason: "damaged_blob" });
     }
     return body;
   }
 
-  async #taken(limit, lease, waitS, stop, patienceS) {
-    const deadline = waitS === undefined ? Infinity : now() + waitS;
+  #checked({ limit = 1, leaseS = LEASE_S, longestS = LONGEST_S, waitS = Infinity, signal, patienceS }) {
+    const isTime = (value) => typeof value === "number" && value >= 0;
+    if (!isTime(longestS) || !isTime(waitS)) throw new UsageError("longestS and waitS are times in seconds");
+    const stop = signal === undefined ? this.#closing.signal : AbortSignal.any([signal, this.#closing.signal]);
+    const lease = { leaseS: checkedWhole("leaseS", leaseS, LEASE_S_MOST), longestS };
+    return { limit: checkedWhole("limit", limit, LIMIT_MOST), lease, waitS, stop, patienceS };
+  }
+
+  async #taken({ limit, lease, waitS, stop, patienceS }) {
+    const deadline = now() + waitS;
     for (;;) {
       const pollS = Math.max(0, Math.min(POLL_S, deadline - now()));
       const { messages, lease_id: id } = await this.#hub.get(pathOf("messages"), {
@@ -233,10 +267,15 @@ export class Agent extends Operations {
     }
   }
 
-  async #ofLease(message, how, fields) {
+  async #ofLease(message, how, fields, patienceS) {
     const body = { lease_id: message.leaseId, message_ids: [message.id], ...fields };
-    return this.#hub.post(pathOf("messages", how), body);
+    return this.#hub.post(pathOf("messages", how), body, { patienceS });
   }
+}
+
+function scheduleOf(shown) {
+  const { schedule: name, recipient, kind: type, cron, every_s: everyS, status, next_run_at: nextRunAt, runs } = shown;
+  return { name, recipient, type, cron, everyS, status, nextRunAt: nextRunAt && new Date(nextRunAt), runs };
 }
 
 // The fields that were given: a field without a value is left out.
@@ -269,6 +308,7 @@ async function digestOfFile(path, signal) {
     }
   } catch (error) {
     if (signal?.aborted) throw signal.reason;
+    if (error.code === "ENOENT") throw new NotFound(`no file ${path}`, { cause: error });
     throw new UsageError(`cannot read ${path}: ${error.code}`, { cause: error });
   }
   return { digest: hash.digest("hex"), size };

@@ -13,6 +13,8 @@ import {
 } from "./errors.js";
 
 const MESSAGE_LIMIT = 600;
+// As `isprintable` of Python has it.
+const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/gu;
 const LAUNCH_FAILED = "launch_failed";
 const REJECTIONS = ["seq_conflict", "policy"];
 const KINDS = {
@@ -69,9 +71,9 @@ export function reasonOf(answer) {
   }
 }
 
-/** Return a text as one line of at most so many characters, without control characters. */
-export function oneLine(text) {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f]+/g, " ").slice(0, MESSAGE_LIMIT);
+/** Return the first `most` characters of a text, with a mark for each that a terminal obeys or does not show. */
+export function printable(text, most = MESSAGE_LIMIT, mark = "\ufffd") {
+  return [...String(text).replace(UNPRINTABLE, mark)].slice(0, most).join("");
 }
 
 /**
@@ -119,5 +121,5 @@ function messageOf(answer, reason) {
   }
   if (typeof text !== "string" || text === "") text = `HTTP status ${answer.status}`;
   const shown = reason !== undefined && !text.includes(reason) ? `${text} (${reason})` : text;
-  return oneLine(shown);
+  return printable(shown);
 }

@@ -2,11 +2,11 @@
 
 import { decode } from "./canonical_json.js";
 import { BackboneUnreachable, RateLimited, TrunklineError } from "./errors.js";
-import { now, PATIENCE_S, sleep } from "./hub_client.js";
+import { backoffS, now, PATIENCE_S, sleep } from "./hub_client.js";
 
 // The gateway sends a comment at least every 15 s. A connection that is silent for longer is dead.
 const SILENCE_S = 45;
-const PAUSES_S = [0.5, 1, 2, 5];
+const FIRST_PAUSE_S = 0.5;
 const LINE_END = /\r\n|\n|\r/;
 const EVENT_LIMIT = 64 * 1024 * 1024;
 
@@ -47,8 +47,7 @@ export async function* serverEvents(hub, path, { signal, patienceS = PATIENCE_S 
  * stopped do not come back in the same moment.
  */
 export function pauseAfter(failures, retryAfterS, chance = Math.random()) {
-  const longest = PAUSES_S[Math.min(failures, PAUSES_S.length - 1)];
-  return Math.max(longest * (0.5 + chance / 2), retryAfterS * (1 + chance / 5));
+  return Math.max(backoffS(failures, FIRST_PAUSE_S, chance), retryAfterS * (1 + chance / 5));
 }
 
 async function* eventsOf(response) {

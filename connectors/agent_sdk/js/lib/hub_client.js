@@ -6,7 +6,7 @@ import http from "node:http";
 import https from "node:https";
 import { setTimeout as pause } from "node:timers/promises";
 
-import { errorOf, oneLine, retryAfterS } from "./answer_errors.js";
+import { errorOf, printable, retryAfterS } from "./answer_errors.js";
 import { canonicalBytes, decode } from "./canonical_json.js";
 import { BackboneUnreachable, RateLimited, TrunklineError, UsageError } from "./errors.js";
 import { proxyOf, TunnelAgent } from "./proxy.js";
@@ -17,7 +17,10 @@ const CONNECT_S = 5;
 // The next address of a host is tried after this time (RFC 8305, section 5).
 const NEXT_ADDRESS = { autoSelectFamily: true, autoSelectFamilyAttemptTimeout: 250 };
 const ANSWER_S = 45;
-const PAUSES_S = [0.2, 0.5, 1, 2, 5];
+// The pause before another attempt is between half of it and all of it, at random. It doubles with each attempt.
+const FIRST_PAUSE_S = 0.2;
+const LONGEST_PAUSE_S = 3;
+const NOT_A_GATEWAY = "check the address of the hub in the credentials";
 const BODY_LIMIT = 128 * 1024 * 1024;
 const CERTIFICATE = /CERT|SIGNATURE|ERR_TLS/;
 // A longer timer would fire at once.
@@ -36,6 +39,17 @@ export async function sleep(seconds, signal) {
   } catch (error) {
     throw signal?.aborted ? signal.reason : error;
   }
+}
+
+/** Return the pause after so many failures before this one: half to all of a time that doubles, 3 s at most. */
+export function backoffS(failures, firstS = FIRST_PAUSE_S, chance = Math.random()) {
+  return Math.min(firstS * 2 ** failures, LONGEST_PAUSE_S) * (0.5 + chance / 2);
+}
+
+/** Return the error, for the caller to throw, of an answer whose fields are not those of a gateway. */
+export function notAGateway() {
+  const text = "the answer is not that of a Trunkline gateway";
+  return new TrunklineError(text, { reason: "not_a_gateway", advice: NOT_A_GATEWAY });
 }
 
 /** The seconds of a clock that no one sets. */
@@ -91,8 +105,8 @@ export class HubClient {
   /**
    * Send a request, and return the gateway's answer: `status`, `headers` and the bytes `body`.
    *
-   * It is sent again on a lost connection and on the statuses 429, 502, 503 and 504, with growing pauses of at
-   * least `Retry-After`, until it has failed for `patienceS`.
+   * It is sent again on a lost connection and on the statuses 408, 429, 502, 503 and 504, with pauses that grow to
+   * 3 s, or of `Retry-After`, until it has failed for `patienceS`.
    *
    * @throws {TrunklineError} the error that belongs to the status of the answer
    */
@@ -102,7 +116,7 @@ export class HubClient {
     let failingSince = null;
     for (let attempt = 0; ; attempt += 1) {
       signal?.throwIfAborted();
-      let [problem, pauseS] = [null, PAUSES_S[Math.min(attempt, PAUSES_S.length - 1)]];
+      let [problem, pauseS] = [null, backoffS(attempt)];
       try {
         const answer = await whole(await this.#send(job), job);
         if (isAnswer(answer)) return answer;
@@ -115,8 +129,8 @@ export class HubClient {
       }
       failingSince ??= now();
       const isFinal = problem.isFinal || !(problem instanceof BackboneUnreachable || problem instanceof RateLimited);
-      if (isFinal || now() + pauseS - failingSince > patienceS) throw problem;
-      await sleep(pauseS * (1 + 0.2 * Math.random()), signal);
+      if (isFinal || now() + pauseS - failingSince >= patienceS) throw problem;
+      await sleep(pauseS, signal);
     }
   }
 
@@ -139,7 +153,7 @@ export class HubClient {
   unreachable(cause) {
     if (cause instanceof TrunklineError) return cause;
     const code = String(cause?.code ?? "");
-    const why = oneLine(cause?.message || code || String(cause));
+    const why = printable(cause?.message || code || String(cause));
     const by = this.#proxy === null ? "" : ` by the proxy ${this.#proxy.url}`;
     const text = `the gateway at ${this.#base.origin} does not answer${by} (${why})`;
     const error = new BackboneUnreachable(text, { cause });
@@ -160,7 +174,7 @@ export class HubClient {
     try {
       return JSON.parse(answer.body.toString("utf8"));
     } catch {
-      throw new TrunklineError(`the server at ${this.#base.origin} is not a Trunkline gateway`);
+      throw notAGateway();
     }
   }
 

@@ -1,5 +1,6 @@
 // A message out of the mailbox: its fields, its lease, and what the agent does with it.
 
+import { printable } from "./answer_errors.js";
 import { LeaseLost, Refused, TrunklineError, UsageError } from "./errors.js";
 import { Handling, within } from "./handling.js";
 import { typeName } from "./unsafe_text.js";
@@ -11,6 +12,9 @@ const GIVEN_BACK = "given back";
 const LOST = "lost";
 const NOT_LEASED = "not leased";
 const REASON_LIMIT = 500;
+export const LEASE_S_MOST = 86_400;
+// A handler that threw, or an agent that ends, gives its messages back, and must not take long for it.
+const PARTING_S = 2;
 
 /** One message. The agent makes it; `state` tells whether it is settled. */
 export class Message {
@@ -22,7 +26,7 @@ export class Message {
   #lost = new AbortController();
 
   /**
-   * @param {object} agent the agent's requests: `settle`, `extend`, `sendReply`, `fetchBlob`
+   * @param {object} agent the agent's requests: `settle`, `sendReply`, `fetchBlob`
    * @param {object} fields the message as the hub's API shows it
    * @param {{id: string, leaseS: number, longestS: number} | null} lease null: the message was taken for good
    */
@@ -95,13 +99,12 @@ export class Message {
 
   /** Give the message back. It is handed out again at once, or is dead after the last attempt. */
   async nack(reason = "") {
-    await this.#settle("nack", GIVEN_BACK, { reason: note(reason) });
+    await this.#settle("nack", GIVEN_BACK, { reason: printable(reason, REASON_LIMIT, " ") });
   }
 
   /** Set a new end for the lease, so many seconds from now. It is also extended by itself. */
   async extend(seconds = this.#lease?.leaseS) {
-    if (this.#lease === null) throw new UsageError("the message is not leased");
-    this.#refuseIfLost(await this.#agent.extend(this, Math.ceil(seconds)));
+    await this.#extend(seconds);
   }
 
   /**
@@ -110,7 +113,7 @@ export class Message {
    * The idempotency key follows from the message and the number of the reply. When the message is handed out
    * again, the first reply to it is thus not sent a second time.
    */
-  async reply(payload = {}, options = {}) {
+  async reply(payload = null, options = {}) {
     return this.#agent.sendReply(this, payload, options);
   }
 
@@ -136,14 +139,28 @@ export class Message {
 
   // Give the message back because its loop has ended.
   async settleByEnd() {
-    if (this.#state === OPEN) await this.nack("the loop over the messages has ended");
+    if (this.#state !== OPEN) return;
+    const reason = "the agent ended before it acknowledged the message";
+    await this.#settle("nack", GIVEN_BACK, { reason }, PARTING_S);
+  }
+
+  async #extend(seconds, patienceS) {
+    if (this.#lease === null) throw new UsageError("the message is not leased");
+    const lease = checkedWhole("seconds", seconds, LEASE_S_MOST);
+    this.#refuseIfLost(await this.#agent.settle(this, "extend", { lease }, patienceS));
+  }
+
+  // The patience with a request of the background: what it cannot do soon, the next one does.
+  get #patienceS() {
+    return Math.min(5, this.#lease.leaseS / 6);
   }
 
   async #giveBack(error) {
-    if (this.#state === HANDLING) await this.nack(typeName(error));
+    if (this.#state !== HANDLING) return;
+    await this.#settle("nack", GIVEN_BACK, { reason: printable(typeName(error), REASON_LIMIT, " ") }, PARTING_S);
   }
 
-  async #settle(how, state, fields) {
+  async #settle(how, state, fields, patienceS) {
     if (this.#state === state || this.#state === NOT_LEASED) return;
     if (this.#state === LOST) throw this.#reported();
     if (this.#state === ACKNOWLEDGED || this.#state === GIVEN_BACK) {
@@ -153,7 +170,7 @@ export class Message {
     this.#state = state;
     clearTimeout(this.#timer);
     try {
-      this.#refuseIfLost(await this.#agent.settle(this, how, fields));
+      this.#refuseIfLost(await this.#agent.settle(this, how, fields, patienceS));
     } catch (error) {
       if (error instanceof LeaseLost) throw this.#reported();
       this.#state = before;
@@ -186,7 +203,7 @@ export class Message {
     this.#timer = setTimeout(async () => {
       if (performance.now() >= this.#lease.endsAt) return this.#giveUp();
       try {
-        await this.extend();
+        await this.#extend(this.#lease.leaseS, this.#patienceS);
       } catch (error) {
         // Without an answer the lease may still be ours: the holder can acknowledge it until it is handed out.
         if (error instanceof LeaseLost) return;
@@ -203,16 +220,18 @@ export class Message {
     const advice = "make the work repeatable, and let longestS be longer than it takes; Infinity has no end";
     this.#lose(new LeaseLost(`message ${this.id} was given back: ${reason}`, { advice }));
     // If it cannot be given back, its lease ends by itself.
-    await this.#agent.settle(this, "nack", { reason }).catch(() => {});
+    await this.#agent.settle(this, "nack", { reason }, this.#patienceS).catch(() => {});
   }
+}
+
+/** Return a number rounded up. Throws UsageError unless it is between 1 and `most`. */
+export function checkedWhole(name, value, most) {
+  const whole = Math.ceil(value);
+  if (!(whole >= 1 && whole <= most)) throw new UsageError(`${name}: ${value} is not a number from 1 to ${most}`);
+  return whole;
 }
 
 function blobInfo(blob) {
   if (blob === undefined) return null;
   return { digest: blob.digest, bytes: blob.bytes, contentType: blob.content_type };
-}
-
-function note(text) {
-  const clean = String(text).replace(/[\u0000-\u001f\u007f-\u009f]+/g, " ");
-  return [...clean].slice(0, REASON_LIMIT).join("").replace(/\p{Surrogate}/gu, "?");
 }

@@ -7,7 +7,7 @@ import { readFileSync } from "node:fs";
 
 import { BackboneUnreachable, ReceiptMissing, Refused, UsageError } from "./errors.js";
 import { receipt } from "./http_delivery.js";
-import { now, sleep } from "./hub_client.js";
+import { backoffS, now, sleep } from "./hub_client.js";
 import { TERMINAL_EVENTS } from "./job_event.js";
 import { contentId, jobUser, mqttPassword } from "./signing.js";
 
@@ -17,6 +17,7 @@ const RECEIPT_S = 10;
 const PACKET_S = 5;
 const AGAIN_S = 0.5;
 const REFUSED_AGAIN_S = 2;
+const FIRST_PAUSE_S = 0.5;
 const RETAINED_S = 7 * 24 * 3600;
 // Reason codes of MQTT 5.
 const NO_SUBSCRIBER = 0x10;
@@ -56,7 +57,7 @@ export class MqttDelivery {
         const again = error instanceof NoAccount || error instanceof BackboneUnreachable;
         if (!again || error instanceof ReceiptMissing || attempt >= attempts) throw error;
       }
-      await sleep(Math.min(0.5 * 2 ** (attempt - 1), 8), signal);
+      await sleep(backoffS(attempt - 1, FIRST_PAUSE_S), signal);
     }
   }
 

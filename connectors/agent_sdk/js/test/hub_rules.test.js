@@ -28,11 +28,13 @@ test("a handling makes the keys of the vectors", () => {
 
 test("each refusal of the vectors has its error and exit code", () => {
   for (const { status, reason, error, error_of_a_message: ofMessage, exit_code: exitCode } of vectors.refusals) {
-    const body = Buffer.from(reason === null ? "<html>" : JSON.stringify({ reason, message: "so it is" }));
+    const body = Buffer.from(reason === null ? "<html>" : JSON.stringify({ reason, message: "so\nit is" }));
     for (const [isMessage, name] of [[false, error], [true, ofMessage]]) {
       const found = errorOf({ status, headers: {}, body }, { isMessage });
       assert.deepEqual([found.constructor, found.exitCode], [errors[name], exitCode], `${status} ${reason}`);
       assert.equal(found.reason, reason ?? errors[name].reason);
+      // A terminal obeys control characters, and the text may quote another client's.
+      assert.ok(reason === null || found.message.includes("so\ufffdit is"), found.message);
     }
   }
 });

@@ -34,6 +34,8 @@ export async function use(secret: string): Promise<Json> {
   const { messageId } = await agent.send("planner", "report", { n: 2n ** 60n, f: new Float(1) }, { blob });
   const answer: Message = await agent.ask("planner", "ask", [1, 2], { timeoutS: 3, thread: "t" });
   await agent.schedule("nightly", "planner", "tick", {}, { cron: "0 3 * * *" });
+  const schedules: (string | null)[] = (await agent.schedules()).map(({ name, cron }) => cron && name);
+  await (await agent.receive({ waitS: 3 }))?.ack();
   const [first] = await agent.discover();
   const job = new Job("0a1b2c3d", secret, { hub: new HubAccess("http://127.0.0.1:3200", secret) });
   const receipt: Receipt = await job.progress("1/2", { done: 1 });
@@ -54,5 +56,5 @@ export async function use(secret: string): Promise<Json> {
   await agent.send("planner", "note", {}, { priority: "urgent" });
   // @ts-expect-error a message has no setter for its payload
   answer.payload = 1;
-  return [canonical(decode("{}")), messageId, receipt.position?.offset ?? null, first?.name ?? null];
+  return [canonical(decode("{}")), messageId, ...schedules, receipt.position?.offset ?? null, first?.name ?? null];
 }
