@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import duration_s, name_of, request_id
+from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared, newest_last
 from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
@@ -31,6 +31,7 @@ from schemas.fold.life_cycles import COMPLETED
 from schemas.streams.task.task_registry import TASK_TERMINAL
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.durations import duration_s
 
 if TYPE_CHECKING:
     from connectors.plumbing.gateway_client.gateway_client import GatewayClient

@@ -6,10 +6,11 @@ import os
 from typing import Any, Final
 
 from connectors.cli.shared.actions import Argument, argument
-from connectors.cli.shared.arguments import duration, duration_s, name_of
+from connectors.cli.shared.arguments import duration, name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
 from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.durations import duration_s
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 _DEFAULT_REALM: Final = "default"
@@ -22,7 +23,9 @@ PAYLOAD: Final = (
     argument("--text", 'instead of PAYLOAD: {"text": TEXT}'),
 )
 EXPIRES: Final = duration(
-    "--expires", "the message ends if nobody takes it within so long, e.g. 10m; at most 366d"
+    "--expires-in",
+    "the message ends if nobody takes it within so long, e.g. 10m; at most 366d",
+    "--expires",
 )
 PRIORITY: Final = argument(
     "--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES
@@ -31,7 +34,9 @@ WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g.
 SENT: Final = (
     PRIORITY,
     EXPIRES,
-    duration("--after", "the message is in the mailbox after so long, e.g. 1h; at most 366d"),
+    duration(
+        "--deliver-after", "the message is in the mailbox after so long, e.g. 1h; at most 366d", "--after"
+    ),
 )
 
 
@@ -65,7 +70,7 @@ def mailbox_of(text: str) -> tuple[str, str]:
 
 def sent_fields(call: Call) -> dict[str, Any]:
     """Return the options `SENT` of a call as fields of a request to send a message, without those not given."""
-    given = {"priority": call.priority, "expires_in_s": call.expires, "deliver_after_s": call.after}
+    given = {"priority": call.priority, "expires_in_s": call.expires_in, "deliver_after_s": call.deliver_after}
     return {name: value for name, value in given.items() if value is not None}
 
 

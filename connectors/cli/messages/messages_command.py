@@ -4,7 +4,7 @@
   trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}' --wait-reply 30s
   trunkline messages send echo ask @question.json                - reads standard input
   trunkline messages send ann answer --text "noon" --in-reply-to 5b7e…
-  trunkline messages send ann remind --text "tea" --after 10m --expires 1h --priority high
+  trunkline messages send ann remind --text "tea" --deliver-after 10m --expires-in 1h --priority high
   trunkline messages send ann report --blob report.pdf
   trunkline messages broadcast news --text "soup is ready"          to all who take part, except the sender
   trunkline messages drain --wait 30s               takes the messages out of your own mailbox

@@ -28,8 +28,9 @@ from connectors.cli.shared.actions import Actions, argument, one_of
 from connectors.cli.shared.arguments import name_of, request_id, whole_seconds
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.text_table import UNIT_S, aligned, fields
+from connectors.cli.shared.text_table import aligned, fields
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.durations import UNIT_S
 
 # Written out, because the module of the schedules is slow to import and help must be quick.
 _MISSED: Final = ("skip", "latest", "all")
@@ -64,7 +65,7 @@ def _set(call: Call) -> int:
         "every_s": call.every,
         "missed": call.missed,
         "priority": call.priority,
-        "expires_in_s": call.expires,
+        "expires_in_s": call.expires_in,
     }
     row = call.post_named("schedules", call.name, possible_effect="the schedule was set", **given)
     text = f"schedule {escaped(row['schedule'])} posts to {escaped(row['recipient'])}, {_timing(row)}"

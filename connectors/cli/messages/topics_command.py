@@ -3,7 +3,7 @@
   trunkline topics subscribe news                   your own mailbox; the first subscription makes the topic
   trunkline topics subscribe news --as echo         another mailbox (operator)
   trunkline topics publish news note --text "soup is ready"
-  trunkline topics publish news note @menu.json --priority high --expires 2h
+  trunkline topics publish news note @menu.json --priority high --expires-in 2h
   trunkline topics unsubscribe news                 nothing that is published from now on
   trunkline topics list                             topics, their subscribers and newest messages
   trunkline topics show news                        who is subscribed
@@ -61,7 +61,7 @@ ACTIONS: Final = Actions()
     *SENT,
     BLOB,
     request_id("the same message, not a second one"),
-    example='trunkline topics publish news note --text "soup is ready" --expires 2h',
+    example='trunkline topics publish news note --text "soup is ready" --expires-in 2h',
     late="payload",
 )
 def _publish(call: Call) -> int:

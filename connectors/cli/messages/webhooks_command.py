@@ -25,11 +25,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import duration_s, name_of, request_id
+from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Lines, Shown, add_declared
 from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.durations import duration_s
 
 _NAME: Final = argument("name", "the webhook, which has the name of its mailbox", type=name_of("a webhook"))
 _FAILED: Final = 1

@@ -25,17 +25,18 @@ Run = Callable[["Call"], int]
 """A function that runs an action and returns its exit code. It raises TrunklineError."""
 
 
-def argument(name: str, text: str, **options: Any) -> Argument:
+def argument(name: str, text: str, *, older: Sequence[str] = (), **options: Any) -> Argument:
     """Declare an argument of an action: return a function that adds the argument to a parser.
 
     Args:
         name: The name of a positional argument, or an option such as `--limit`.
         text: The help of the argument.
+        older: Other spellings of the option, which it has had.
         options: Further arguments of `ArgumentParser.add_argument`.
     """
     if not name.startswith("-"):
         options.setdefault("metavar", name.upper())
-    return lambda parser: parser.add_argument(name, help=text, **options)
+    return lambda parser: parser.add_argument(name, *older, help=text, **options)
 
 
 def flag(name: str, text: str) -> Argument:

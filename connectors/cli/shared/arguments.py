@@ -17,14 +17,13 @@ from typing import Any, Final
 from connectors.cli.shared.actions import Argument, argument, one_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
-from connectors.cli.shared.text_table import UNIT_S
 from trunkline_agent.errors import UsageError
 from trunkline_agent.private_files import PrivateFileError, check_private, open_private
+from trunkline_agent.wire.durations import duration_s
 from trunkline_agent.wire.ids import is_job_id, is_name, parse_stream_key
 
 _PORT_LIMIT: Final = 65535
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?")
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)").fullmatch
 # The gateway takes the same as the value of a header.
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,255}").fullmatch
 
@@ -59,17 +58,6 @@ def stream_key(text: str) -> tuple[str, str]:
     return found
 
 
-def duration_s(text: str) -> float:
-    """Convert a duration such as `90`, `90s`, `5m`, `2h` or `1d` to seconds. A number alone is in seconds.
-
-    Raises argparse.ArgumentTypeError for another form.
-    """
-    found = _DURATION(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, found {text!r}")
-    return float(found[1]) * UNIT_S[found[2]]
-
-
 def whole_seconds(text: str) -> int:
     """Convert a duration to whole seconds, at least 1. Raises UsageError for other ones."""
     seconds = duration_s(text)
@@ -93,12 +81,12 @@ def request_id(effect: str) -> Argument:
     return argument("--request-id", f"the same name again is {effect}", type=_request_id, metavar="NAME")
 
 
-def duration(name: str, text: str) -> Argument:
+def duration(name: str, text: str, *older: str) -> Argument:
     """Declare an option whose value is a duration such as `5m`; the parsed value is in seconds.
 
-    `name` is the option, such as `--timeout`, and `text` its help.
+    `name` is the option, such as `--timeout`, `text` its help, and `older` other spellings that it has had.
     """
-    return argument(name, text, type=duration_s, metavar="TIME")
+    return argument(name, text, older=older, type=duration_s, metavar="TIME")
 
 
 def path(name: str, text: str, metavar: str = "PATH") -> Argument:

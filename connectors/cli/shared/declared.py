@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from connectors.cli.shared.actions import Action, Actions, Argument, Declared, Given, argument
-from connectors.cli.shared.arguments import duration_s, limit, name_of, request_id, whole_seconds
+from connectors.cli.shared.arguments import limit, name_of, request_id, whole_seconds
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared_requests import REQUESTS
 from connectors.cli.shared.text_table import CELL_LIMIT, fields
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.durations import duration_s
 
 Lines = Callable[[Row], Sequence[str]]
 """A function that returns the lines of text about an answer."""

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.durations import UNIT_S
 
-UNIT_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 CELL_LIMIT: Final = 60
 
 

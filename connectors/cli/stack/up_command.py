@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from connectors.cli.shared.actions import argument
-from connectors.cli.shared.arguments import duration_s
 from connectors.cli.shared.call import Call
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.data_files import describe_repair, find_open, last_lines
@@ -25,6 +24,7 @@ from connectors.programs.local_stack.stack import check_folders
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.durations import duration_s
 
 _SHOW_EVERY_S = 10.0
 _LINE_CHARACTERS = 100

@@ -20,6 +20,7 @@ from schemas.streams.blob.blob_registry import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
 from trunkline_agent.wire.agent_message import MESSAGE_FIELDS, MessageField
+from trunkline_agent.wire.durations import DURATION_S_LEAST, DURATION_S_MOST, EXPIRES_FIRST, expires_first
 from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"
@@ -31,8 +32,6 @@ DEFAULT_REALM: Final = "default"
 PRIORITIES: Final = ("high", "normal", "low")
 
 REPAIRS_MOST: Final = 20
-# The longest time until a message expires, or until it is delivered.
-DURATION_MS_MOST: Final = 366 * 24 * 3600 * 1000
 
 DELAYED: Final = "delayed"
 UNREAD: Final = "unread"
@@ -65,9 +64,9 @@ ContentType = Annotated[str, Field(max_length=128)]
 """The media type of a message's body."""
 Priority = Literal["low", "normal", "high"]
 """How urgently a message is handed out."""
-DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MOST)]
+DurationMs = Annotated[int, Field(ge=1, le=DURATION_S_MOST * 1000)]
 """A time from the posting of a message, in milliseconds: up to 366 days."""
-DurationSeconds = Annotated[float, Field(ge=0.001, le=DURATION_MS_MOST // 1000, allow_inf_nan=False)]
+DurationSeconds = Annotated[float, Field(ge=DURATION_S_LEAST, le=DURATION_S_MOST, allow_inf_nan=False)]
 """A time from the posting of a message, in seconds: a millisecond to 366 days."""
 
 
@@ -76,8 +75,8 @@ def check_times(deliver_after: float | None, expires_in: float | None) -> None:
 
     Both are times from its posting, in the same unit. `None` means at once, and never.
     """
-    if expires_in is not None and (deliver_after or 0) >= expires_in:
-        raise ValueError("the message would expire before it is delivered")
+    if expires_first(deliver_after, expires_in):
+        raise ValueError(EXPIRES_FIRST)
 
 
 def with_message_fields(

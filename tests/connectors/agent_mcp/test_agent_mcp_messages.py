@@ -136,7 +136,7 @@ def test_an_agent_reads_and_marks_its_own_messages_only(new_caller: NewCaller) -
 def test_a_message_with_a_ttl_expires_and_a_repeated_call_is_the_same_message(new_caller: NewCaller) -> None:
     ann = new_caller("ann")
     kept = {"targetAgentId": ann.name, "message": "for an hour", "ttlSeconds": 3600, "idempotencyKey": "t1"}
-    over = {"targetAgentId": ann.name, "message": "over", "ttlSeconds": 0, "idempotencyKey": "t2"}
+    over = {"targetAgentId": ann.name, "message": "over", "ttlSeconds": 0.001, "idempotencyKey": "t2"}
     first = [ann.call("send_to_agent", **one) for one in (kept, over)]
     assert [ann.call("send_to_agent", **one) for one in (kept, over)] == first
     assert [one["content"] for one in ann.messages()] == ["for an hour"]

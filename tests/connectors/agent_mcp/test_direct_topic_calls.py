@@ -48,6 +48,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "priority": ("low", "high", "urgent", None),
     "ttlSeconds": (60, 0, -1, "1", 1e9, 0.5),
     "delaySeconds": (3600, 0, None, 7),
+    "expiresInSeconds": (60, 0, 0.5),
+    "deliverAfterSeconds": (3600, None, 7),
     "thread": ("t1", None, 5),
     "inReplyTo": ("m1",),
     "blob": (None, "0" * 64, "x"),

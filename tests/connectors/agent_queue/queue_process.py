@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from tests.connectors.agent_queue.expired_messages import send_gone
 from trunkline_agent.queue import Queue
 
 PROJECT_ROOT = Path(__file__).resolve().parents[3]
@@ -111,7 +113,8 @@ def _main(root: str, operation: str, kill_at: str, nth: str, *rest: str) -> None
         me, count = rest
         for number in range(int(count)):
             body = f"{me} {number} " + "x" * (number * 37 % 5000)
-            print(queue.send("ask", body, sender=me, ttl_s=0 if number % 5 == 4 else None))
+            send = partial(send_gone, queue) if number % 5 == 4 else queue.send
+            print(send("ask", body, sender=me))
 
 
 if __name__ == "__main__":

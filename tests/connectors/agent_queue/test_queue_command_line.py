@@ -39,14 +39,15 @@ def run(*command: object, **options: Any) -> tuple[int, str, str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The wrapper and the package alone, in a folder with a space in its name, with this interpreter."""
+    """The wrapper and the modules of the queue alone, in a folder with a space, with this interpreter."""
     folder = tmp_path / "a checkout"
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
     shutil.copy(PROJECT_ROOT / "trunkline", folder / "trunkline")
     package = "connectors/agent_sdk/trunkline_agent"
-    (folder / package).mkdir(parents=True)
-    shutil.copy(PROJECT_ROOT / package / "__init__.py", folder / package)
+    (folder / package / "wire").mkdir(parents=True)
+    for module in ("__init__.py", "wire/__init__.py", "wire/durations.py"):
+        shutil.copy(PROJECT_ROOT / package / module, folder / package / module)
     shutil.copytree(PROJECT_ROOT / package / "queue", folder / package / "queue")
     return folder
 
@@ -79,7 +80,7 @@ def test_a_message_goes_the_whole_way_by_the_command_line(
     ]
     msg_id = said("send", "--topic", "ask", "--body", "é\x9b", *options).strip()
     other = said("send", "--topic", "status", "--body", "b" * 4000, "--session", "s", "--ttl-s", "0.5").strip()
-    third = said("send", "--topic", "answer", "--body", "", "--session", "s", "--ttl-s", "0").strip()
+    third = said("send", "--topic", "answer", "--body", "", "--session", "s", "--ttl-s", "0.001").strip()
     text = said("tail", "--session", "s", "-n", "5", "--include-expired")
     assert "\x9b" not in text and "é" in text
     tail = [json.loads(line) for line in text.splitlines()]
@@ -125,7 +126,10 @@ def test_the_body_comes_from_standard_input(
     "arguments",
     [
         *([], ["nothing"], ["send"], ["send", "--topic", "x"], ["send", "--topic", "ask", "--to", "a b"]),
-        *(["send", "--topic", "ask", "--ttl-s", text] for text in ("x", "-1", "nan", "inf", "9" * 5000)),
+        *(
+            ["send", "--topic", "ask", "--ttl-s", text]
+            for text in ("x", "-1", "nan", "inf", "9" * 5000, "0", "367d")
+        ),
         *(["poll"], ["poll", "--agent-id", "../x"], ["poll", "--agent-id", "a", "--topic", "x"]),
         *(["tail", "-n", text] for text in ("-1", "x", "1.5", "9" * 5000)),
         *(
@@ -340,7 +344,7 @@ sys.path.append(sys.argv[1])
 from trunkline_agent.queue import Queue
 from trunkline_agent.queue.command_line import main
 queue = Queue(sys.argv[2], body_threshold=0)
-queue.send("ask", "x", ttl_s=0)
+queue.send("ask", "x", ttl_s=0.001)
 queue.poll("ann"), queue.tail(include_expired=True), queue.status(), queue.expire(), queue.root
 main(["--root", sys.argv[2], "expire"])
 names = {name.partition(".")[0] for name in sys.modules}
@@ -350,7 +354,8 @@ print(sorted(n for n in sys.modules if n.startswith("trunkline") and ".queue" no
     # The whole library is on the path: modules that the package itself imports would show.
     command = [sys.executable, "-I", "-S", "-c", program, PROJECT_ROOT / "connectors/agent_sdk", tmp_path / "q"]
     code, _, err = run(*command)
-    assert (code, err) == (0, "['trunkline_agent']\n['trunkline_agent']\n")
+    names = ["trunkline_agent", "trunkline_agent.wire", "trunkline_agent.wire.durations"]
+    assert (code, err) == (0, f"['trunkline_agent']\n{names}\n")
 
 
 @pytest.mark.requirement("FQ-14")

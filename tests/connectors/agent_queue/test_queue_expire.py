@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.connectors.agent_queue.expired_messages import send_gone
 from tests.connectors.agent_queue.queue_process import killed
 from tests.connectors.agent_queue.test_queue_hostile_lines import GOOD, to_line, write
 from trunkline_agent.queue import Queue, QueueError
@@ -40,13 +41,14 @@ def fill(queue: Queue) -> tuple[list[str], dict[str, list[str]]]:
     got: dict[str, list[str]] = {agent: [] for agent in AGENTS}
     for number in range(12):
         expired = number % 2 == 0
-        msg_id = queue.send("ask", "x" * (5000 if number % 3 == 0 else 10), ttl_s=0 if expired else None)
+        body = "x" * (5000 if number % 3 == 0 else 10)
+        msg_id = send_gone(queue, "ask", body) if expired else queue.send("ask", body)
         if not expired:
             live.append(msg_id)
         if number == 6:
             got["bo"] = ids(queue.poll("bo"))
     got["cy"] = ids(queue.poll("cy"))
-    queue.send("ask", "gone", ttl_s=0)
+    send_gone(queue, "ask", "gone")
     return live, got
 
 
@@ -77,7 +79,7 @@ def test_expire_keeps_a_last_line_without_its_newline_and_a_session_that_is_not_
     queue: Queue, session_path: Path
 ) -> None:
     assert queue.expire() == 0 and not queue.root.exists()
-    queue.send("ask", "gone", ttl_s=0)
+    send_gone(queue, "ask", "gone")
     write(session_path, b'{"half')
     assert queue.expire() == 1
     assert (session_path / "messages.jsonl").read_bytes() == b'{"half'

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.connectors.agent_queue.expired_messages import GONE_S, send_gone
 from tests.connectors.agent_queue.test_queue_hostile_lines import GOOD, to_line, write
 from trunkline_agent.queue import Queue, QueueError
 
@@ -177,7 +178,7 @@ def test_a_cursor_cut_at_any_byte_is_an_error_that_names_it_and_delivers_nothing
         with pytest.raises(QueueError, match=r"ann\.cursor is not whole"):
             queue.poll("ann")
         assert queue.status()["sessions"]["default"]["cursors"] == {"ann": None}
-        queue.send("ask", "gone", ttl_s=0)
+        send_gone(queue, "ask", "gone")
         assert queue.expire() == 1
         assert path.read_bytes() == broken
     path.write_text(str(int(whole)))  # by hand, or by the older queue
@@ -219,7 +220,7 @@ def test_a_cursor_in_the_middle_of_a_line_never_delivers_its_rest(queue: Queue, 
 
 @pytest.mark.requirement("FQ-10")
 def test_each_operation_leaves_one_audit_line_without_a_body(queue: Queue) -> None:
-    first = queue.send("ask", "secret", to="bo", sender="ann", ttl_s=0)
+    first = send_gone(queue, "ask", "secret", to="bo", sender="ann")
     second = queue.send("ask", "secret" * 1000)
     queue.poll("bo", ["ask"])
     queue.expire()
@@ -239,7 +240,7 @@ def test_each_operation_leaves_one_audit_line_without_a_body(queue: Queue) -> No
             "from": "ann",
             "body_bytes": 6,
             "externalized": False,
-            "ttl_s": 0,
+            "ttl_s": GONE_S,
         },
         {
             "op": "send",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.connectors.agent_queue.expired_messages import send_gone
 from trunkline_agent.queue import Queue, message_record, session_files
 from trunkline_agent.queue.command_line import main
 from trunkline_agent.queue.message_record import LINE_LIMIT, parse_line, to_line
@@ -73,7 +74,7 @@ def test_every_line_that_is_no_message_is_skipped_by_poll_and_kept_by_expire(
     for line in WRONG_LINES:
         write(session_path, line + b"\n")
         queue.send("ask", str(line[:9]), ttl_s=None)
-    gone = queue.send("ask", "gone", ttl_s=0)
+    gone = send_gone(queue, "ask", "gone")
     assert [m["body"] for m in queue.poll("ann")] == [str(line[:9]) for line in WRONG_LINES]
     assert len(queue.tail(1000)) == len(WRONG_LINES)
     assert queue.status()["unparseable"] == len(WRONG_LINES)

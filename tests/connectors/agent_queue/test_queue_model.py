@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.connectors.agent_queue.expired_messages import GONE_S
 from tests.connectors.agent_queue.test_queue_hostile_lines import GOOD, WRONG_LINES, to_line, write
 from trunkline_agent.queue import TOPICS, Queue, QueueDisabledError
 
@@ -58,8 +60,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.lines.append(self.unfinished)
             self.unfinished = None
 
-    @rule(topic=topics, to=st.sampled_from([None, "all", *AGENTS]), ttl=st.sampled_from([None, 0, 9999]))
-    def send(self, topic: str, to: str | None, ttl: int | None) -> None:
+    @rule(topic=topics, to=st.sampled_from([None, "all", *AGENTS]), ttl=st.sampled_from([None, GONE_S, 9999]))
+    def send(self, topic: str, to: str | None, ttl: float | None) -> None:
         body = "@file:x.txt" * (self.count % 3)
         if self.disabled:
             with pytest.raises(QueueDisabledError):
@@ -67,6 +69,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         self.count += 1
         msg_id = self.queue.send(topic, body, to, ttl, sender="ann")
+        time.sleep(3 * GONE_S if ttl == GONE_S else 0)
         self.line_ends()
         self.lines.append(
             {"msg_id": msg_id, "topic": topic, "body": body, "to": to, "ttl_s": ttl, "side": len(body) > 10}
@@ -107,7 +110,7 @@ class QueueMachine(RuleBasedStateMachine):
             for line in self.lines[self.cursors.get(agent, 0) :]
             if line is not JUNK
             and line["to"] in (None, "all", agent)
-            and line["ttl_s"] != 0
+            and line["ttl_s"] != GONE_S
             and (filter_topics is None or line["topic"] in filter_topics)
         ]
 
@@ -122,7 +125,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 6), expired=st.booleans())
     def tail(self, n: int, expired: bool) -> None:
-        seen = [line for line in self.lines if line is not JUNK and (expired or line["ttl_s"] != 0)]
+        seen = [line for line in self.lines if line is not JUNK and (expired or line["ttl_s"] != GONE_S)]
         found = self.queue.tail(n, expired)
         assert [m["msg_id"] for m in found] == [
             line["msg_id"] for line in seen[len(seen) - min(n, len(seen)) :]
@@ -131,7 +134,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        goes = [line.get("ttl_s") == 0 for line in self.lines]
+        goes = [line.get("ttl_s") == GONE_S for line in self.lines]
         if self.disabled:
             assert self.queue.expire() == 0
             return
@@ -152,7 +155,7 @@ class QueueMachine(RuleBasedStateMachine):
         messages = [line for line in self.lines if line is not JUNK]
         assert status["messages"] == len(messages)
         assert status["unparseable"] == len(self.lines) - len(messages)
-        assert status["expired"] == sum(line["ttl_s"] == 0 for line in messages)
+        assert status["expired"] == sum(line["ttl_s"] == GONE_S for line in messages)
         kept = [f"{line['msg_id']}.txt" for line in messages if line.get("side")]
         assert sorted(path.name for path in self.session.glob("bodies/*")) == sorted([*kept, *self.orphans])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.connectors.agent_queue.expired_messages import send_gone
 from tests.connectors.agent_queue.queue_process import killed, queue_process, stopped
 from tests.connectors.agent_queue.test_queue_hostile_lines import GOOD, to_line, write
 from trunkline_agent.queue import Queue, expiry
@@ -58,7 +59,7 @@ def test_it_goes_also_when_messages_expire_with_it(queue: Queue, bodies: Path) -
     named = names(bodies)
     killed(queue.root, "send", "side_file_written")
     age(bodies)
-    queue.send("ask", LONG, ttl_s=0)
+    send_gone(queue, "ask", LONG)
     fresh = queue.send("ask", LONG)
     assert queue.expire() == 1
     assert names(bodies) == {*named, f"{fresh}.txt"}
@@ -127,7 +128,7 @@ def test_a_sender_that_is_killed_while_it_stands_still_leaves_a_file_that_goes(
 def test_an_expire_killed_among_the_orphans_leaves_the_others_to_the_next(queue: Queue, bodies: Path) -> None:
     for _ in range(3):
         killed(queue.root, "send", "side_file_written")
-    queue.send("ask", "gone", ttl_s=0)
+    send_gone(queue, "ask", "gone")
     age(bodies)
     assert killed(queue.root, "expire", "orphan_removed", 2) == ""
     assert len(names(bodies)) == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.connectors.agent_queue.expired_messages import send_gone
 from trunkline_agent.queue import DEFAULT_BODY_THRESHOLD, Queue, QueueDisabledError, QueueError
 from trunkline_agent.queue.queue_settings import QueueSettings, find_root
 
@@ -87,7 +88,7 @@ def test_the_public_attributes_say_where_and_how(tmp_path: Path, monkeypatch: py
 def test_the_kill_switch_stops_what_changes_anything_and_nothing_else(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    queue.send("ask", "gone", ttl_s=0)
+    send_gone(queue, "ask", "gone")
     queue.send("ask", "kept")
     before = {path: path.read_bytes() for path in queue.root.rglob("*") if path.is_file()}
     monkeypatch.setenv(name, "1")

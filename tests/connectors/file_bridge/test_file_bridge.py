@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from tests.broker_processes import wait_until
+from tests.connectors.agent_queue.expired_messages import send_gone
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
 from trunkline_agent.queue import Queue
@@ -47,7 +48,7 @@ def test_killed_again_and_again_and_with_expire_under_its_eyes_each_line_counts_
             session = f"s{number}"
             for _ in range(EACH // 3):
                 kept = run.queue.send("ask", "stays", to="bo", sender="ann", session=session)
-                run.queue.send("ask", "goes", to="cy", sender="ann", session=session, ttl_s=0)
+                send_gone(run.queue, "ask", "goes", to="cy", sender="ann", session=session)
                 sent.setdefault(session, set()).add(kept)
             if turn % 2:
                 run.queue.expire(session)

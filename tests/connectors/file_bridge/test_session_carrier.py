@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from connectors.doors.file_bridge.records import is_to_everybody, may_be_of, may_be_to_everybody
+from tests.connectors.agent_queue.expired_messages import send_gone
 from tests.connectors.file_bridge.carriers import Log, carrier, killed
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue
@@ -40,7 +41,7 @@ def test_an_expire_between_append_and_cursor_costs_no_line_and_repeats_none(tmp_
 
     def send(number: int) -> None:
         stays.append(queue.send("ask", "stays", to="bo", sender="ann"))
-        queue.send("ask", "goes", to="bo", sender="ann", ttl_s=0)
+        send_gone(queue, "ask", "goes", to="bo", sender="ann")
         if number % 2:
             stays.append(queue.send("ask", "stays", to="bo", sender="ann"))
 

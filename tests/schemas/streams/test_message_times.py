@@ -12,7 +12,7 @@ from schemas.streams.agents.mqtt_agents import AgentSaid
 from schemas.streams.mailboxes.mailbox_bodies import (
     LIMIT_MOST,
 )
-from schemas.streams.mailboxes.message import DURATION_MS_MOST, Message
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import (
@@ -36,6 +36,7 @@ from tests.schemas.mailbox_records import (
     statuses,
 )
 from tests.schemas.stream_records import message
+from trunkline_agent.wire.durations import DURATION_S_MOST
 from trunkline_agent.wire.moments import has_come, iso_moment, moment_of
 
 REACTOR: dict[str, Any] = {"door": "reactor", "principal": "reactor"}
@@ -148,7 +149,7 @@ def test_clearing_a_mailbox_ends_its_delayed_messages_too() -> None:
     "times",
     [
         {"expires_in_ms": 0},
-        {"expires_in_ms": DURATION_MS_MOST + 1},
+        {"expires_in_ms": DURATION_S_MOST * 1000 + 1},
         {"deliver_after_ms": 0},
         {"deliver_after_ms": 1.5},
         {"deliver_after_ms": "1"},

@@ -52,17 +52,6 @@ def credentials_of(given: argparse.Namespace) -> Credentials:
     return Credentials.from_environment()
 
 
-def seconds(text: str) -> float:
-    """Return a number of seconds, for argparse. Raises argparse.ArgumentTypeError for any other text."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 10**9:
-        raise argparse.ArgumentTypeError(f"expected seconds, found {text!r}")
-    return found
-
-
 def at_least(least: int) -> Callable[[str], int]:
     """Return a type for argparse: a whole number of at least `least`."""
 

@@ -13,7 +13,6 @@ from trunkline_agent.command.command_options import (
     json_value,
     print_json,
     read_text,
-    seconds,
 )
 from trunkline_agent.command.shown_messages import as_json, body_of, line_of
 from trunkline_agent.command.stop_signals import StopSignals
@@ -24,6 +23,7 @@ from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.message_plans import ask, envelope
 from trunkline_agent.hub.plans import Retries
 from trunkline_agent.message import Message
+from trunkline_agent.wire.durations import duration_s
 
 _SEND: Final = """\
 Send a message to another agent, and print its id. The payload is JSON; --text sends {"text": TEXT}.
@@ -63,16 +63,16 @@ def add_to(commands: Any) -> None:
     receive.add_argument("--count", type=at_least(1), metavar="N", help="end after so many (default: none)")
     receive.add_argument(
         "--wait",
-        type=seconds,
+        type=duration_s,
         default=0.0,
-        metavar="SECONDS",
+        metavar="TIME",
         help="how long to wait for the next (default: 0)",
     )
     receive.add_argument("--no-ack", action="store_true", help="give the messages back at the end")
     ask = add_command(commands, "ask", _ask, "send a message and print the reply", _ASK)
     _add_message(ask)
     ask.add_argument(
-        "--timeout", type=seconds, default=30.0, metavar="SECONDS", help="how long to wait (default: 30)"
+        "--timeout", type=duration_s, default=30.0, metavar="TIME", help="how long to wait (default: 30)"
     )
 
 
@@ -83,8 +83,10 @@ def _add_message(found: argparse.ArgumentParser) -> None:
     found.add_argument("--text", help='the content {"text": TEXT}; - reads standard input')
     found.add_argument("--thread", metavar="NAME", help="the conversation that it belongs to")
     found.add_argument("--in-reply-to", metavar="ID", help="the message that it answers")
-    found.add_argument("--expires-in", type=seconds, metavar="SECONDS", help="not delivered after so long")
-    found.add_argument("--deliver-after", type=seconds, metavar="SECONDS", help="not delivered before")
+    found.add_argument(
+        "--expires-in", type=duration_s, metavar="TIME", help="it ends after so long, as 90, 5m or 2h"
+    )
+    found.add_argument("--deliver-after", type=duration_s, metavar="TIME", help="delivered after so long")
     found.add_argument("--priority", choices=("low", "normal", "high"))
     found.add_argument("--key", metavar="KEY", help="the idempotency key: the same key is the same message")
 

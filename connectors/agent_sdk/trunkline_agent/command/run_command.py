@@ -7,9 +7,10 @@ import shutil
 from typing import Any, Final
 
 from trunkline_agent.command.child_program import Limits
-from trunkline_agent.command.command_options import add_command, at_least, seconds
+from trunkline_agent.command.command_options import add_command, at_least
 from trunkline_agent.errors import UsageError
 from trunkline_agent.hub.agent_calls import LONGEST_S
+from trunkline_agent.wire.durations import duration_s
 
 _HELP: Final = """\
 Run a program for each message in the mailbox, or once for a job. No shell reads COMMAND.
@@ -53,16 +54,16 @@ def add_to(commands: Any) -> None:
     )
     found.add_argument("--count", type=at_least(1), metavar="N", help="end after so many messages")
     found.add_argument(
-        "--wait", type=seconds, metavar="SECONDS", help="end when no message came for so long (default: never)"
+        "--wait", type=duration_s, metavar="TIME", help="end when no message came for so long (default: never)"
     )
     found.add_argument(
         "--timeout",
-        type=seconds,
-        metavar="SECONDS",
+        type=duration_s,
+        metavar="TIME",
         help="time for one run; 0: no limit (default: 3600, with --job no limit)",
     )
     found.add_argument(
-        "--grace", type=seconds, default=10.0, metavar="SECONDS", help="SIGTERM to SIGKILL (default: 10)"
+        "--grace", type=duration_s, default=10.0, metavar="TIME", help="SIGTERM to SIGKILL (default: 10)"
     )
     found.add_argument(
         "--output-limit",

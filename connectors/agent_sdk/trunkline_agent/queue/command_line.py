@@ -9,6 +9,7 @@ import sys
 from trunkline_agent.queue.message_queue import Queue
 from trunkline_agent.queue.message_record import BODY_LIMIT, PRIORITIES, TOPICS, to_indented, to_line
 from trunkline_agent.queue.queue_errors import QueueError
+from trunkline_agent.wire.durations import duration_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ examples:
   trunkline queue poll --agent builder
   trunkline queue poll --agent builder --topic ask --topic answer
   trunkline queue tail -n 3 | jq -r .body
-  trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
-  trunkline queue send --topic ask --to builder --priority high --deliver-after-s 600 --body "And now?"
+  trunkline queue send --topic answer --to ann --reply-to MSG_ID --expires-in 1h --body yes
+  trunkline queue send --topic ask --to builder --priority high --deliver-after 10m --body "And now?"
 
 A poll returns each message once: a printed message is taken. After an error of the output it comes again.
 tail only reads.
@@ -35,8 +36,8 @@ Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _D
 see docs/how-to/use_the_file_queue.md.
 """
 _BODY_HELP = "the text; - or nothing: standard input, byte for byte, with its last newline"
-_TTL_HELP = "how long it may be delivered (default: without limit)"
-_DELAY_HELP = "how long no agent gets it (default: no delay)"
+_TTL_HELP = "after how long it expires, such as 90, 5m or 2h (default: never)"
+_DELAY_HELP = "after how long agents get it (default: at once)"
 _SESSION_HELP = "the session (default: $TRUNKLINE_QUEUE_SESSION or default)"
 
 
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     option("--topic", required=True, choices=sorted(TOPICS), help="what kind of message it is")
     option("--body", metavar="TEXT", default="-", help=_BODY_HELP)
     option("--to", metavar="NAME", help="the recipient; without it, or all or broadcast: every agent")
-    option("--ttl-s", "--ttl", metavar="SECONDS", type=_seconds, help=_TTL_HELP)
+    option("--expires-in", "--ttl-s", "--ttl", dest="ttl_s", metavar="TIME", type=_seconds, help=_TTL_HELP)
     option(
         "--sender",
         "--from",
@@ -86,7 +87,14 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
     option("--thread", metavar="ID", help="the conversation that the message belongs to")
-    option("--deliver-after-s", "--deliver-after", metavar="SECONDS", type=_seconds, help=_DELAY_HELP)
+    option(
+        "--deliver-after",
+        "--deliver-after-s",
+        dest="deliver_after_s",
+        metavar="TIME",
+        type=_seconds,
+        help=_DELAY_HELP,
+    )
     option("--priority", choices=PRIORITIES, help="a poll returns higher ones first (default: normal)")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
     option(
@@ -112,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    value = duration_s(text)
+    return int(value) if value.is_integer() else value
 
 
 def _count(text: str) -> int:
@@ -122,7 +130,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-_seconds.__name__, _count.__name__ = "number of seconds", "number of messages"  # argparse shows them
+_count.__name__ = "number of messages"  # argparse shows it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,12 +17,11 @@ from trunkline_agent.queue.message_record import (
     CARRIED,
     UTF16_ADVICE,
     blob_file_of,
-    checked_delay,
+    check_durations,
     checked_name,
     checked_priority,
     checked_topic,
     checked_topics,
-    checked_ttl,
     encoded_body,
     new_id,
     parse_line,
@@ -127,18 +126,19 @@ class Queue:
             topic: One of `TOPICS`, such as `ask`, or TopicError is raised.
             body: The text, at most 16 MiB.
             to: The recipient. None, `all` or `broadcast` addresses every agent that polls.
-            ttl_s: The time in seconds in which the message may be delivered; None for no limit.
+            ttl_s: The time in seconds until the message expires, from 0.001 to 366 days; None for no limit.
             session: The session; None for the variable TRUNKLINE_QUEUE_SESSION, else `default`.
             sender: The sender; None for the variable TRUNKLINE_QUEUE_AGENT_ID, else `anonymous`.
             reply_to: The id of the message that this one answers, or None.
             thread: The id of the conversation. None leaves the field out of the line.
-            deliver_after_s: The time in seconds before which no agent gets the message; None for no delay.
+            deliver_after_s: The same until an agent gets the message, less than `ttl_s`; None for no delay.
             priority: `high`, `normal` or `low`. A poll returns higher ones first. None counts as `normal`.
 
         Raises ValueError, QueueError, or QueueDisabledError if the queue is switched off. After a QueueError
         about fsync it is unknown whether the message is kept. After any other error it was not sent.
         """
         check_enabled(os.environ)
+        check_durations(deliver_after_s, ttl_s)
         record: dict[str, Any] = {
             "msg_id": new_id(),
             "ts": stamp(),
@@ -147,28 +147,27 @@ class Queue:
             "topic": checked_topic(topic),
             "body": body,
             "in_reply_to": None if reply_to is None else checked_name(reply_to, "the message replied to"),
-            "ttl_s": checked_ttl(ttl_s),
+            "ttl_s": ttl_s,
             **({} if thread is None else {"thread": checked_name(thread, "the thread")}),
             **({} if priority is None else {"priority": checked_priority(priority)}),
         }
-        delay_s = checked_delay(deliver_after_s, ttl_s)
         where = self._named(session)
         line, side_file, text = self._line(record)
         with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
-            if delay_s is None:
+            if deliver_after_s is None:
                 self._append(folder, where, line, side_file, text)
             else:
                 from trunkline_agent.queue.delayed_messages import store_delayed
 
                 self._lock(folder, where)
-                store_delayed(folder, record, time.time() + delay_s)
+                store_delayed(folder, record, time.time() + deliver_after_s)
                 self._step("delayed")
         fields: dict[str, Any] = {
             "body_bytes": len(text),
             "externalized": side_file is not None,
             "ttl_s": ttl_s,
         }
-        fields |= {} if delay_s is None else {"deliver_after_s": delay_s}
+        fields |= {} if deliver_after_s is None else {"deliver_after_s": deliver_after_s}
         self._audit_message("send", where, record, **fields)
         return str(record["msg_id"])
 

@@ -13,6 +13,13 @@ import re
 import time
 
 from trunkline_agent.queue.queue_errors import TopicError
+from trunkline_agent.wire.durations import (
+    DURATION_S_LEAST,
+    DURATION_S_MOST,
+    EXPIRES_FIRST,
+    expires_first,
+    is_duration,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +33,6 @@ LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
 
 # In the order in which a poll returns messages. A line without a priority has the priority `normal`.
 PRIORITIES = ("high", "normal", "low")
-DELAY_MOST_S = 366 * 24 * 3600
-_DELAY_LEAST_S = 0.001
 
 # The end of the name of a file with the bytes of a blob.
 BLOB_SUFFIX = ".blob"
@@ -85,28 +90,14 @@ def checked_topics(values: Iterable[object]) -> list[str]:
     return sorted({checked_topic(value) for value in ((values,) if isinstance(values, str) else values)})
 
 
-def checked_ttl(value: object) -> float | None:
-    """Return `value` if it is None (no limit) or a number of seconds, 0 or more; else raise ValueError."""
-    if value is None or _is_ttl(value):
-        return value  # type: ignore[return-value]
-    raise ValueError(f"ttl_s must be a number of seconds, 0 or more, not {str(value)[:40]!r}")
-
-
-def checked_delay(value: object, ttl_s: float | None) -> float | None:
-    """Return `value` if it is None (no delay) or a number of seconds from 0.001 to 366 days; else ValueError.
-
-    It must be less than `ttl_s`, the time to live of the message, or ValueError is raised.
-    """
-    if value is None:
-        return None
-    if not _is_ttl(value) or not _DELAY_LEAST_S <= value <= DELAY_MOST_S:  # type: ignore[operator]
-        raise ValueError(
-            f"deliver_after_s must be a number of seconds from {_DELAY_LEAST_S} to {DELAY_MOST_S}, "
-            f"not {str(value)[:40]!r}"
-        )
-    if ttl_s is not None and ttl_s <= value:  # type: ignore[operator]
-        raise ValueError("the message would expire before it is delivered: ttl_s is not above deliver_after_s")
-    return value  # type: ignore[return-value]
+def check_durations(deliver_after_s: object, ttl_s: object) -> None:
+    """Raise ValueError for a time that is no duration and not None, and if the message would expire first."""
+    for name, value in (("ttl_s", ttl_s), ("deliver_after_s", deliver_after_s)):
+        if value is not None and not is_duration(value):
+            limits = f"from {DURATION_S_LEAST} to {DURATION_S_MOST}"
+            raise ValueError(f"{name} must be a number of seconds {limits}, not {str(value)[:40]!r}")
+    if expires_first(deliver_after_s, ttl_s):  # type: ignore[arg-type]
+        raise ValueError(f"{EXPIRES_FIRST}: ttl_s is not above deliver_after_s")
 
 
 def checked_priority(value: object) -> str:

@@ -5,10 +5,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from trunkline_agent.wire.durations import (
+    DURATION_S_LEAST,
+    DURATION_S_MOST,
+    EXPIRES_FIRST,
+    expires_first,
+    is_duration,
+)
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
@@ -17,8 +23,6 @@ KIND_LIMIT: Final = 128
 # The most messages that one payload on the outbox confirms.
 CONFIRMS_MOST: Final = 100
 PRIORITIES: Final = ("low", "normal", "high")
-DURATION_S_LEAST: Final = 0.001
-DURATION_S_MOST: Final = 366 * 24 * 3600
 _USER: Final = "agent."
 _NAMES: Final = ("message_id", "to")
 _DURATIONS: Final = ("expires_in_s", "deliver_after_s")
@@ -120,7 +124,7 @@ def message_fault(message: dict[str, Any]) -> str | None:
     if get("priority", "normal") not in PRIORITIES:
         return "priority: expected one of " + ", ".join(PRIORITIES)
     for field in _DURATIONS:
-        if not _is_duration(get(field)):
+        if get(field) is not None and not is_duration(get(field)):
             return f"{field}: expected {DURATION_S_LEAST} to {DURATION_S_MOST} seconds"
     for one in MESSAGE_FIELDS:
         if why := one.fault(get(one.name)):
@@ -128,18 +132,10 @@ def message_fault(message: dict[str, Any]) -> str | None:
     seq = get("seq")
     if type(seq) is not int or not 1 <= seq <= INT_MAX:
         return "seq: expected an integer from 1"
-    if get("expires_in_s") is not None and (get("deliver_after_s") or 0) >= message["expires_in_s"]:
-        return "expires_in_s: the message would expire before it is delivered"
+    if expires_first(get("deliver_after_s"), get("expires_in_s")):
+        return f"expires_in_s: {EXPIRES_FIRST}"
     return None
 
 
 def _is_name(value: object) -> bool:
     return type(value) is str and is_name(value)
-
-
-def _is_duration(value: object) -> bool:
-    if value is None:
-        return True
-    if type(value) is not int and type(value) is not float:
-        return False
-    return math.isfinite(value) and DURATION_S_LEAST <= value <= DURATION_S_MOST

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from connectors.doors.mcp_tools.agents.mcp_tool import ToolArguments, described_tools, tools_by_name
 from connectors.hub.serving.models import BlobDigest
@@ -24,7 +24,7 @@ from connectors.operations.rules.message_models import (
 from connectors.operations.rules.participant_models import BroadcastRequest
 from connectors.operations.rules.topic_models import NamesFilter, PublishRequest, SubscriptionRequest
 from schemas.streams.blob.blob_registry import BlobContentType
-from schemas.streams.mailboxes.message import DURATION_MS_MOST, check_times
+from schemas.streams.mailboxes.message import check_times
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Capabilities, Name
 
@@ -32,8 +32,6 @@ MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
 # The messages of a lease that do not fit into one answer are given back, at the cost of a record each.
 LEASED_AT_ONCE: Final = 100
-# 366 days, as at the other doors.
-TTL_MOST_S: Final = DURATION_MS_MOST // 1000
 # Below the 300 s for which clients usually wait for an answer.
 WAIT_MOST_S: Final = 240
 LEASE_MOST_S: Final = LEASE_MS_MOST // 1000
@@ -54,8 +52,6 @@ Key = Annotated[
 ]
 """The idempotency key of a call."""
 _Text = Annotated[str, Field(min_length=1)]
-_Seconds = Annotated[float | None, Field(ge=0, le=TTL_MOST_S)]
-_Delay = Annotated[_Seconds, AfterValidator(lambda seconds: seconds or None)]
 _Lease = Annotated[int, Field(ge=1, le=LEASE_MOST_S, description="How many seconds you have for them.")]
 _WaitS = Annotated[
     float,
@@ -83,11 +79,9 @@ _SPELLED: Final = {
     "after": _Spelled("Only topics after this name, for the next page."),
     "blob": _Spelled("The digest of a large content that goes along, as upload_blob returned it."),
     "deliver_after_s": _Spelled(
-        "It comes into the mailbox so many seconds after this call.", "delaySeconds", _Delay, None
+        "It comes into the mailbox so many seconds after this call.", "deliverAfterSeconds"
     ),
-    "expires_in_s": _Spelled(
-        "The message expires so many seconds after this call.", "ttlSeconds", _Seconds, None
-    ),
+    "expires_in_s": _Spelled("The message expires so many seconds after this call.", "expiresInSeconds"),
     "idempotency_key": _Spelled(kind=Key, default=None),
     "in_reply_to": _Spelled("The id of the message that this one answers."),
     "lease": _Spelled(None, "leaseSeconds", _Lease, 60),
@@ -102,6 +96,7 @@ _SPELLED: Final = {
     "thread": _Spelled("The id of the conversation."),
     "topic": _Spelled("The topic.", None, Name),
 }
+_OLDER: Final = {"delaySeconds": "deliverAfterSeconds", "ttlSeconds": "expiresInSeconds"}
 
 
 def _takes(
@@ -147,10 +142,17 @@ class TimedMessage(ToolArguments):
 
     in_the_log = SentMessage.in_the_log
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_anew(cls, given: Any) -> Any:
+        """Return the arguments with the names that those have now which were given under older ones."""
+        older = _OLDER.keys() & given if isinstance(given, dict) else ()
+        names = {name: _OLDER[name] for name in older if _OLDER[name] not in given}
+        return {names.get(name, name): value for name, value in given.items()} if names else given
+
     @model_validator(mode="after")
     def _times_fit(self: Any) -> Any:
-        if self.deliver_after_s:
-            check_times(self.deliver_after_s, self.expires_in_s)
+        check_times(self.deliver_after_s, self.expires_in_s)
         return self
 
 
