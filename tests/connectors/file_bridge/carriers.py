@@ -56,5 +56,5 @@ def carrier(root: Path, carry: Carry, blobs: Any = None, rules: Any = NO_RULES) 
 
 
 def killed() -> None:
-    """What the carrier meets when it is killed before its cursor moves."""
+    """Fail as a carrier does that is killed before its cursor moves."""
     raise BackboneUnreachable("killed here")
