@@ -171,39 +171,6 @@ def test_a_session_that_nobody_created_is_known_from_the_job_that_it_picked() ->
     assert said(told(entries, "job_assigned", assignment())) == ("duplicate", None)
 
 
-def test_a_session_hosts_several_jobs_one_after_another() -> None:
-    entries = in_state("running")
-    for count, job in enumerate(("0000000a", "0000000b"), 1):
-        assert row_after(told(entries, "job_assigned", assignment(job))).job_id == job
-        found = row_after(told(entries, "job_ended", assignment(job, outcome="completed")))
-        assert (found.job_id, found.jobs_ended, found.status) == (None, count, "running")
-
-
-def test_the_end_of_an_earlier_job_leaves_the_one_that_runs() -> None:
-    entries = in_state("running")
-    told(entries, "job_assigned", assignment("0000000b"))
-    assert row_after(told(entries, "job_ended", assignment("0000000a", outcome="error"))).job_id == "0000000b"
-
-
-@pytest.mark.parametrize("outcome", ["completed", "error", "cancelled"])
-def test_a_session_made_for_a_job_ends_with_that_job_and_no_other(outcome: str) -> None:
-    entries = in_state("running", for_job="0000000a")
-    other = row_after(told(entries, "job_ended", assignment("0000000b", outcome=outcome)))
-    assert other.status == "running"
-    found = row_after(told(entries, "job_ended", assignment("0000000a", outcome=outcome), offset=5))
-    assert (found.status, found.reason) == ("terminated", f"job {outcome}")
-    assert found.stopped_at is not None
-
-
-def test_a_session_that_was_released_stays_alive_when_the_job_it_was_made_for_ends() -> None:
-    entries = in_state("archived", for_job="0000000a")
-    found = row_after(told(entries, "job_ended", assignment("0000000a", outcome="completed")))
-    assert (found.status, found.jobs_ended) == ("archived", 1)
-    entries = in_state("stopped", for_job="0000000a")
-    found = row_after(told(entries, "job_ended", assignment("0000000a", outcome="completed")))
-    assert found.status == "terminated"
-
-
 def test_what_a_stop_said_stands_in_the_row_until_the_session_runs_again() -> None:
     entries = in_state("running", host="h1", handle="tmux/t/s1")
     stop = creation("q", mode="stop", reason="lunch", capture_id="cap1", graceful=True)
