@@ -1,8 +1,7 @@
 """`trunkline jobs submit`: let an agent do a job in a session of its own, and wait for its end (JE-24).
 
-It registers the job, makes the session, starts a subscriber and then the agent. The subscriber is ready before
-the agent's command begins, so it misses no event. The agent gets its environment, with the job's secret, by
-the 0600 spec file of the session.
+It registers the job, makes the session, follows the gateway's events and then starts the agent, so it misses no
+event. The agent gets its environment, with the job's secret, by the 0600 spec file of the session.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
+from connectors.cli.jobs.watch_sources import NextSights, settled_source, watch
 from connectors.cli.shared.arguments import read_broker
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
@@ -26,17 +26,14 @@ from connectors.plumbing.machine.process_tree import clean_environment
 from connectors.programs.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from connectors.programs.processes.session_registry_client import create_session, refuse_taken
 from connectors.tools.job_tools.job_files import secret_path, store_broker, store_secret
+from connectors.tools.job_tools.job_watcher import EXIT_FAILED, EXIT_TIMED_OUT, Outcomes, Timers
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from trunkline_agent.errors import TrunklineError, UsageError
 from trunkline_agent.jobs.job import JOB_VARIABLE, SECRET_VARIABLE
 from trunkline_agent.terminal_text import escaped
 
-EXIT_FAILED: Final = 1
-EXIT_TIMED_OUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
-_READY_S: Final = 30.0
-_STOP_S: Final = 5.0
 _TICK_S: Final = 0.1
 # The time that an agent's last event may need after its command has ended.
 _SILENT_END_S: Final = 10.0
@@ -60,32 +57,25 @@ class Submission:
         handle: The id of one start of the session's process, from the session's row. `SessionHost` finds the
             process by it.
         folder: The folder for the job's files on this machine.
-        subscriber: The process of `trunkline watch` that writes the job's events to a file.
+        next_sights: The source of reports about the job's events.
+        outcomes: The record of how the job ends.
     """
 
     job_id: str
     session: str
     handle: str
     folder: Path
-    subscriber: subprocess.Popen[bytes] = field(repr=False)
+    next_sights: NextSights = field(repr=False)
+    outcomes: Outcomes = field(repr=False)
 
     @property
     def output(self) -> Path:
-        """The path of the file where `trunkline watch` writes accepted events of the job, as lines of JSON."""
+        """The path of the file with the accepted events of the job, as lines of JSON."""
         return self.folder / f"{self.job_id}.subscriber.out"
 
-    def end_subscriber(self) -> None:
-        """Stop the subscriber's process and wait until it has ended; do nothing if it has ended before.
 
-        After five seconds the process is killed.
-        """
-        if self.subscriber.poll() is None:
-            self.subscriber.terminate()
-            try:
-                self.subscriber.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.subscriber.kill()
-                self.subscriber.wait(_STOP_S)
+class _SilentEnd(Exception):
+    """The agent's process has ended, and no end event came."""
 
 
 def submit(call: Call) -> int:
@@ -111,17 +101,14 @@ def submit(call: Call) -> int:
     broker = read_broker(call)
     instructions = _read_instructions(call.instructions)
     host = SessionHost(call.settings)
-    with call.gateway() as gateway:
-        submission = _start(call, gateway, host, broker, instructions)
+    with call.gateway() as gateway, ExitStack() as following:
+        submission = _start(call, gateway, host, broker, instructions, following)
         say(f"job {submission.job_id} runs in session {submission.session} ({submission.handle})")
         try:
-            code = _wait(submission, host)
+            code = _wait(submission, host, Timers(call.timeout, call.idle_timeout))
         except KeyboardInterrupt:
-            submission.end_subscriber()
             _explain_how_to_go_on(submission)
             return EXIT_INTERRUPTED
-        finally:
-            submission.end_subscriber()
         status = _close(submission, gateway, host)
     say(f"job {submission.job_id} {_WORDS.get(code, f'is not followed any more (exit code {code})')}")
     if code == EXIT_TIMED_OUT and status not in JOB_TERMINAL:
@@ -147,8 +134,9 @@ def _start(
     host: SessionHost,
     broker: dict[str, Any] | None,
     instructions: str | None,
+    following: ExitStack,
 ) -> Submission:
-    """Register a job and start its subscriber and its agent.
+    """Register a job, follow its events until `following` ends, and start its agent.
 
     `broker` is the job's own, with its password; the agent finds it next to the secret. After an error the job,
     if it was registered, is cancelled with the reason, and nothing is left running.
@@ -159,7 +147,6 @@ def _start(
     job = gateway.post(path_of("jobs"), wanted)
     job_id, secret = str(job["job_id"]), str(job["secret"])
     handle: str | None = None
-    subscriber: subprocess.Popen[bytes] | None = None
     try:
         store_broker(secret_path(settings, job_id), job_id, broker)
         store_secret(settings, job_id, secret)
@@ -179,13 +166,12 @@ def _start(
         # Not a pick: a pick gives the session the oldest job that fits, which may be another one.
         gateway.post(path_of("jobs", job_id, "assign"), {"session": session})
         folder = settings.data_path / "jobs" / job_id
-        subscriber = _start_subscriber(settings, job_id, folder, _watch_arguments(call))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        outcomes = Outcomes([job_id])
+        next_sights = following.enter_context(settled_source(settings, [job_id], outcomes))
         host.release(session, handle)
-        return Submission(job_id, session, handle, folder, subscriber)
+        return Submission(job_id, session, handle, folder, next_sights, outcomes)
     except BaseException as error:
-        if subscriber is not None:
-            subscriber.kill()
-            subscriber.wait(_STOP_S)
         if handle is not None:
             host.stop(handle)
         _give_up(gateway, job_id, error)
@@ -228,46 +214,6 @@ def _instruction_header(job_id: str, session: str) -> str:
     )
 
 
-def _start_subscriber(
-    settings: Settings, job_id: str, folder: Path, arguments: list[str]
-) -> subprocess.Popen[bytes]:
-    """Start `watch --settled` on the job and wait until it receives all events."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ready = folder / f".ready.{os.getpid()}"
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE__")},
-        **settings_environment(settings),
-        "TRUNKLINE_READY_FILE": str(ready),
-    }
-    command = [sys.executable, "-m", "connectors.cli", "watch", "--job", job_id, "--settled", *arguments]
-    errors = folder / f"{job_id}.subscriber.err"
-    with (folder / f"{job_id}.subscriber.out").open("wb") as out, errors.open("wb") as err:
-        # In a process group of its own: on Ctrl-C this process stops it in order.
-        subscriber = subprocess.Popen(  # noqa: S603  the command is ours
-            command,
-            cwd=PROJECT_ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + _READY_S
-        while not ready.exists():
-            if subscriber.poll() is not None or time.monotonic() > deadline:
-                output = errors.read_text(encoding="utf-8", errors="replace").strip()[-500:]
-                raise TrunklineError(f"the subscriber does not follow job {job_id}: {output or 'no answer'}")
-            time.sleep(_TICK_S)
-    except BaseException:
-        subscriber.kill()
-        subscriber.wait(_STOP_S)
-        raise
-    finally:
-        ready.unlink(missing_ok=True)
-    return subscriber
-
-
 def _give_up(gateway: GatewayClient, job_id: str, error: BaseException) -> None:
     """Try to cancel a job that could not be started. Errors are only printed: the first one counts."""
     try:
@@ -278,32 +224,34 @@ def _give_up(gateway: GatewayClient, job_id: str, error: BaseException) -> None:
         say(f"trunkline jobs: job {job_id} is still registered: trunkline jobs cancel {job_id}")
 
 
-def _wait(submission: Submission, host: SessionHost) -> int:
-    """Show events until the subscriber ends. Return its exit code, or 1 if the agent sent no end event."""
+def _wait(submission: Submission, host: SessionHost, timers: Timers) -> int:
+    """Show and store events until the job's end or a time limit. Return the exit code of the command."""
     silent_since: float | None = None
-    with submission.output.open("rb") as lines:
-        while (code := submission.subscriber.poll()) is None:
-            _show_new(lines)
-            if host.alive(submission.handle):
-                silent_since = None
-            elif silent_since is None:
-                silent_since = time.monotonic()
-            elif time.monotonic() - silent_since > _SILENT_END_S:
-                _explain_silent_end(submission, host)
-                return EXIT_FAILED
-            time.sleep(_TICK_S)
-        _show_new(lines)
-    return code
 
+    def look() -> None:
+        nonlocal silent_since
+        if host.alive(submission.handle):
+            silent_since = None
+        elif silent_since is None:
+            silent_since = time.monotonic()
+        elif time.monotonic() - silent_since > _SILENT_END_S:
+            raise _SilentEnd
 
-def _show_new(lines: IO[bytes]) -> None:
-    while line := lines.readline():
-        if not line.endswith(b"\n"):
-            # The line is not complete yet; it is read again the next time.
-            lines.seek(-len(line), 1)
-            return
-        event: dict[str, Any] = json.loads(line)
-        say(f"  {event.get('seq'):>4}  {event.get('event')}  {event.get('detail')}")
+    with submission.output.open("w", encoding="ascii") as lines:
+
+        def show(line: str) -> None:
+            print(line, file=lines, flush=True)
+            event: dict[str, Any] = json.loads(line)
+            say(f"  {event.get('seq'):>4}  {event.get('event')}  {event.get('detail')}")
+
+        try:
+            return watch(submission.next_sights, submission.outcomes, timers, show, look)
+        except _SilentEnd:
+            _explain_silent_end(submission, host)
+            return EXIT_FAILED
+        except TrunklineError as error:
+            say(f"job {submission.job_id} cannot be followed: {error}")
+            return error.exit_code
 
 
 def _explain_silent_end(submission: Submission, host: SessionHost) -> None:
@@ -366,11 +314,6 @@ def _export(settings: Settings, submission: Submission, to: Path | None, status:
         return None
     say(f"the audit files are in {folder}")
     return folder
-
-
-def _watch_arguments(call: Call) -> list[str]:
-    options = {"--timeout": call.timeout, "--idle-timeout": call.idle_timeout}
-    return [word for name, value in options.items() if value is not None for word in (name, f"{value:f}")]
 
 
 def _read_instructions(name: str | None) -> str | None:

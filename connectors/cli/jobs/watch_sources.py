@@ -50,17 +50,29 @@ _WAITING: Final = 10_000
 _NOTES: Final = Notes("watch")
 
 
-def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
-    """Print the accepted events of jobs until all jobs have ended or a time limit is reached.
+def print_line(line: str) -> None:
+    """Print a line on standard output, at once."""
+    print(line, flush=True)
 
-    Events go to standard output, one JSON object per line. Notes go to standard error. Errors of the source are
-    raised, as TrunklineError.
+
+def watch(
+    next_sights: NextSights,
+    outcomes: Outcomes,
+    timers: Timers,
+    show: Callable[[str], object] = print_line,
+    look: Callable[[], object] = lambda: None,
+) -> int:
+    """Show the accepted events of jobs until all jobs have ended or a time limit is reached.
+
+    Notes go to standard error. Errors of the source are raised, as TrunklineError.
 
     Args:
         next_sights: The source of reports about the jobs' messages, as `mqtt_source` or `settled_source` yields
             it. It is called with the longest time to wait in seconds.
         outcomes: The jobs to follow, which records how they end.
         timers: The time limits.
+        show: Called with each accepted event as a line of JSON.
+        look: Called about once a second. What it raises ends the watch.
 
     Returns:
         0 if all jobs have completed, 1 if all have ended but not all have completed, 2 after a time limit.
@@ -74,12 +86,13 @@ def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
             not_ended = ", ".join(outcomes.open_jobs()) or "none was seen"
             _NOTES.say(f"{timers.ran_out()}; not ended: {not_ended}")
             return EXIT_TIMED_OUT
+        look()
         for sight in next_sights(min(left_s, _LOOK_S)):
             if not outcomes.follows(sight.job_id):
                 continue
             shown = outcomes.take(sight)
             if shown.line is not None:
-                print(shown.line, flush=True)
+                show(shown.line)
                 timers.restart_idle()
             if shown.note is not None:
                 _NOTES.say(f"{shown.job_id}: {shown.note}")
