@@ -224,7 +224,7 @@ def test_the_job_notebook_in_a_kernel_of_its_own_has_the_ends_of_the_demos_jobs(
     )
     run = run_in_kernel("job_audit", demo_settings(demo_run), tmp_path, monkeypatch)
     ends = demo_run.figures["jobs"]
-    assert f"cli/demo {' '.join(str(ends[status]) for status in sorted(ends))}" in run.text
+    assert f"http/operator {' '.join(str(ends[status]) for status in sorted(ends))}" in run.text
     (counts,) = rows_of(
         demo_run,
         "ledger",
@@ -295,7 +295,7 @@ def test_the_agent_notebook_has_who_did_what_in_the_demo(
 ) -> None:
     run = run_here("agent_audit", demo_settings(demo_run), monkeypatch)
     work, doors = run.names["work"], run.names["doors"]
-    assert work.loc["demo", "delegated"] == sum(demo_run.figures["jobs"].values())
+    assert work.loc["operator", "delegated"] == sum(demo_run.figures["jobs"].values())
     sent = dict(rows_of(demo_run, "mailbox", "select sender, count(*) from t group by all"))
     assert {name: count for name, count in work["sent"].items() if count} == sent
     by_http = rows_of(demo_run, "ledger", "select principal, count(*) from t where door = 'http' group by all")

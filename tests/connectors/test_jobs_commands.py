@@ -1,4 +1,4 @@
-"""Jobs registered and cancelled without a gateway, and `trunkline publish` as a user runs it.
+"""`trunkline publish` as a user runs it.
 
 `trunkline jobs` has its tests in cli/test_jobs.py.
 """
@@ -12,15 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.log.publisher import Publisher
 from connectors.programs.local_stack import free_port
-from connectors.tools.job_tools.job_registry import cancel_job, register_job
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.forked_programs import forked_command
 from tests.programs import run_program
-from trunkline_agent.errors import UsageError
-from trunkline_agent.wire.ids import is_job_id
 
 JOB = "0a1b2c3d"
 SECRET = "canary-77aa10c4-secret"
@@ -32,30 +28,6 @@ def _run(settings, *arguments, stdin=None, **environment):
         env=program_environment(settings) | environment,
         input=stdin,
     )
-
-
-@pytest.mark.requirement("CM-01")
-def test_bad_fields_are_named_and_nothing_reaches_the_log(backbone_settings, keyring, read_topic):
-    with Publisher(backbone_settings) as publisher:
-        for call in (
-            lambda: register_job(publisher, keyring, "x" * 5000),
-            lambda: register_job(publisher, keyring, "bell \a"),
-            lambda: register_job(publisher, keyring, "x", session="../x"),
-            lambda: cancel_job(publisher, "NOT-A-JOB"),
-            lambda: cancel_job(publisher, JOB, request_id="a/b"),
-            lambda: cancel_job(publisher, JOB, reason="x" * 501),
-        ):
-            with pytest.raises(UsageError):
-                call()
-    assert read_topic() == []
-
-
-@pytest.mark.requirement("CM-05")
-def test_a_registered_job_does_not_show_its_secret_when_it_is_printed(backbone_settings, keyring):
-    with Publisher(backbone_settings) as publisher:
-        job = register_job(publisher, keyring, "x")
-    assert is_job_id(job.job_id)
-    assert job.secret not in repr(job)
 
 
 @pytest.mark.requirement("JE-17")

@@ -28,7 +28,6 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
 from connectors.log.publisher import Publisher
 from connectors.plumbing.mqtt_link.broker_settings import DELEGATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
-from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.job.job_registry import JobEvent
@@ -37,6 +36,7 @@ from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
+from tests.registered_jobs import register_job
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.job_event import EVENTS
 from trunkline_agent.wire.mqtt_password import mqtt_password

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from connectors.log.publisher import Publisher
-from connectors.tools.job_tools.job_registry import RegisteredJob, register_job
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from tests.registered_jobs import RegisteredJob, register_job
 from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.jobs.job import Job

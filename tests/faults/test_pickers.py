@@ -16,7 +16,6 @@ import pytest
 
 from connectors.log.kafka_libraries import to_record
 from connectors.log.publisher import Publisher
-from connectors.tools.job_tools.job_registry import register_job
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
@@ -27,6 +26,7 @@ from schemas.wire.record import OutgoingRecord, Record
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Asking, Gateways
 from tests.raw_records import read_to_end
+from tests.registered_jobs import register_job
 from tests.schemas.job_records import signed
 from trunkline_agent.wire.strict_json import canonical
 

@@ -10,9 +10,9 @@ import pytest
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.publisher import Publisher
 from connectors.programs.local_stack import LocalStack, child_process
-from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import load_keyring
 from tests.connectors.local_stack.conftest import settings_in
+from tests.registered_jobs import register_job
 from tests.starved import a_tenth_of_the_processor
 
 WITHIN_S = 900

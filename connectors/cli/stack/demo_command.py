@@ -69,8 +69,7 @@ def run(call: Call) -> int:
 def _perform(call: Call) -> tuple[Performance, Settings]:
     """Play the demo. Return the result and the settings of the stack."""
     from connectors.tools.demo.performance import perform
-    from connectors.tools.demo.progress import Progress
-    from connectors.tools.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack
+    from connectors.tools.demo.stage_stack import Progress, clear_spent, kept_stack, own_settings, own_stack
 
     progress = Progress(_STEPS)
     if call.keep:

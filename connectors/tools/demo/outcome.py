@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from connectors.log.ledger_files.ledger_lines import LINE_COLUMNS
-from connectors.tools.demo.steps import Step
+from connectors.tools.demo.steps import Expected, Step
 from schemas.streams.job.job_registry import JOB_EVENT
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.receipt import Receipt
@@ -20,24 +20,12 @@ OUTCOME_COLUMNS: Final = (*LINE_COLUMNS, "partition", "offset", "ce_id", "status
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A job event that was sent: its step in the plan, its stream and its CloudEvents id."""
 
     step: Step
     stream: str
     ce_id: str
-
-
-class _Expected(NamedTuple):
-    verdict: str
-    reason: str | None
-    late: bool
-    masked: str | None
-
-    def __str__(self) -> str:
-        marks = [self.verdict, self.reason, "late" if self.late else None]
-        return " ".join(m for m in marks if m) + (f" (masked: {self.masked})" if self.masked else "")
 
 
 @dataclass(frozen=True)
@@ -75,16 +63,6 @@ def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Itera
     sent = {delivery.ce_id for delivery in deliveries}
     streams = {f"{JOB}/{job_id}" for job_id in job_ids}
     return [row for row in rows if stream_of(row) in streams or row["ce_id"] in sent]
-
-
-def still_missing(rows: Iterable[Row], deliveries: Iterable[Delivery]) -> int:
-    """Return how many of the sent events have no row in the ledger yet; 0 if none is missing.
-
-    An event that was sent twice needs two rows.
-    """
-    landed = Counter(row["ce_id"] for row in rows if row["type"] == JOB_EVENT)
-    wanted = Counter(delivery.ce_id for delivery in deliveries)
-    return sum((wanted - landed).values())
 
 
 def job_states(rows: Iterable[Row]) -> dict[str, str]:
@@ -132,15 +110,14 @@ def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping
 
 
 def _message_differences(events: Sequence[Row], deliveries: Sequence[Delivery]) -> list[str]:
-    planned: dict[str, Counter[_Expected]] = defaultdict(Counter)
+    planned: dict[str, Counter[Expected]] = defaultdict(Counter)
     names: dict[str, str] = {}
     for delivery in deliveries:
-        step = delivery.step
-        planned[delivery.ce_id][_Expected(step.verdict, step.reason, step.late, step.masked)] += 1
-        names.setdefault(delivery.ce_id, f"{delivery.stream}, {step.label}")
-    found: dict[str, Counter[_Expected]] = defaultdict(Counter)
+        planned[delivery.ce_id][delivery.step.expected or Expected()] += 1
+        names.setdefault(delivery.ce_id, f"{delivery.stream}, {delivery.step.label}")
+    found: dict[str, Counter[Expected]] = defaultdict(Counter)
     for row in events:
-        found[row["ce_id"]][_Expected(row["verdict"], row["reason"], row["late"], row["masked"])] += 1
+        found[row["ce_id"]][Expected(row["verdict"], row["reason"], row["late"], row["masked"])] += 1
         names.setdefault(row["ce_id"], f"{stream_of(row)}, seq {row['seq']}, sent by nobody")
     differences = []
     for ce_id, name in names.items():
@@ -154,11 +131,11 @@ def _message_differences(events: Sequence[Row], deliveries: Sequence[Delivery]) 
     return differences
 
 
-def _may_come_again(found: _Expected, planned: Counter[_Expected]) -> bool:
+def _may_come_again(found: Expected, planned: Counter[Expected]) -> bool:
     return found.verdict == DUPLICATE or (found.verdict == REJECTED and found in planned)
 
 
-def _counted(counted: Counter[_Expected]) -> str:
+def _counted(counted: Counter[Expected]) -> str:
     parts = [f"{expected}" + (f" {count} times" if count > 1 else "") for expected, count in counted.items()]
     return " and ".join(parts) or "nothing more"
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from connectors.hub.live.table_progress_reader import ViewProgressReader
+from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.log_end import LogEnd
-from connectors.log.publisher import Publisher
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.mqtt_link.broker_settings import OPERATOR, role_mqtt
 from connectors.tools.demo.outcome import (
     OUTCOME_COLUMNS,
@@ -28,27 +29,24 @@ from connectors.tools.demo.outcome import (
     check_receipts,
     compare,
     in_scope,
-    still_missing,
 )
 from connectors.tools.demo.plan import Plan, build_plan
-from connectors.tools.demo.progress import Progress
 from connectors.tools.demo.scenes import (
     Tick,
     agents_talk,
     listeners_answer,
+    operator_client,
     pick_job,
-    session_name,
     sessions_end,
 )
-from connectors.tools.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script
+from connectors.tools.demo.stage_stack import Progress
+from connectors.tools.demo.steps import Actor, Script
 from connectors.tools.demo.unruly_connection import UnrulyConnection
-from connectors.tools.job_tools.job_registry import cancel_job, register_job
-from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import REACH_TIMEOUT_S
 from schemas.settings.settings import Settings
-from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
 from schemas.wire.record import refused_stream
 from trunkline_agent.broker import job_broker
+from trunkline_agent.errors import TrunklineError
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.mqtt.mqtt_login import wait_for_login
 from trunkline_agent.wire.ids import JOB, new_job_id, stream_key
@@ -101,12 +99,12 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
         TrunklineError: A part of the stack cannot be reached (BackboneUnreachable), or refuses a request.
     """
     reader = LedgerReader(settings)
-    before = reader.version()
+    ledger, views = LedgerProgressReader(settings), ViewProgressReader(settings)
     started = datetime.now(UTC)
-    with Publisher(settings) as publisher, UnrulyConnection(role_mqtt(settings, OPERATOR)) as unruly:
-        stage = Stage(settings, publisher, unruly, progress, tick)
-        progress.begin(f"Register {jobs} jobs through Kafka")
-        actors = _register(settings, publisher, jobs)
+    with operator_client(settings) as operator, UnrulyConnection(role_mqtt(settings, OPERATOR)) as unruly:
+        stage = Stage(settings, operator, unruly, progress, tick)
+        progress.begin(f"Register {jobs} jobs at the gateway")
+        actors = _register(settings, operator, jobs)
         progress.done("registered, each has its account at the MQTT broker")
         plan = build_plan(
             actors,
@@ -120,7 +118,7 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
         progress.done(f"all {len(deliveries)} are in Kafka")
         receipts = unruly.receipts()
     progress.begin("Wait until the ledger has all of them")
-    missing = _wait(stage, reader, -1 if before is None else before, plan, deliveries)
+    missing = _wait_for_tables(stage, lambda: {} if (at := ledger.read()) is None else at.ends)
     progress.done("it has them" if not missing else f"{missing} are missing")
     progress.begin("Compare the ledger with the plan")
     where = LedgerFilter(since=started - _CLOCK_MARGIN)
@@ -141,7 +139,7 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
         progress.done(_result(scene.differences))
         lines += scene.lines
         differences += scene.differences
-    _wait_for_views(settings, tick)
+    _wait_for_tables(stage, lambda: {} if (at := views.read()) is None else at.offsets)
     outcome = replace(outcome, differences=differences)
     return Performance(plan, deliveries, own, outcome, report_of_receipts, lines)
 
@@ -150,61 +148,37 @@ def _result(differences: list[str]) -> str:
     return f"{len(differences)} differences" if differences else "as planned"
 
 
-def _wait_for_views(settings: Settings, tick: Tick) -> None:
-    """Wait until the view tables have all that is in the log now, for `QUIET_LIMIT_S` at most."""
-    end, views = LogEnd(settings.kafka), ViewProgressReader(settings)
-    ends = end.offsets(REACH_TIMEOUT_S)
-    end.close()
-    deadline = time.monotonic() + QUIET_LIMIT_S
-    while time.monotonic() < deadline:
-        progress = views.read()
-        if progress is not None and all(progress.offsets.get(number, 0) >= at for number, at in ends.items()):
-            return
-        tick()
-        time.sleep(_LOOK_S)
+def _wait_for_tables(stage: Stage, ends_of_tables: Callable[[], Mapping[int, int]]) -> int:
+    """Wait until tables have all that is in the log now, or no record came for `QUIET_LIMIT_S`.
+
+    Return how many records are missing. `ends_of_tables` returns the first offset that they lack, by partition.
+    """
+    with closing(LogEnd(stage.settings.kafka)) as log:
+        ends = log.offsets(REACH_TIMEOUT_S)
+    found: Mapping[int, int] = {}
+    missing, news_at = -1, 0.0
+    while missing and (missing < 0 or time.monotonic() - news_at < QUIET_LIMIT_S):
+        with suppress(TrunklineError):  # a table that is being swapped can be read the next time
+            found = ends_of_tables()
+        left = sum(max(0, end - found.get(partition, 0)) for partition, end in ends.items())
+        if left != missing:
+            missing, news_at = left, time.monotonic()
+        stage.tick()
+        stage.progress.update(f"{missing} of {sum(ends.values())} records are missing")
+        time.sleep(_LOOK_S if missing else 0)
+    return missing
 
 
-def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor]:
-    keyring = load_keyring(settings)
+def _register(settings: Settings, operator: GatewayClient, jobs: int) -> list[Actor]:
     actors = []
     for number in range(1, jobs + 1):
-        job_id = new_job_id()
-        description, session = f"demo job {number} of {jobs}", session_name(job_id)
-        job = register_job(publisher, keyring, description, session=session, principal="demo", job_id=job_id)
-        actors.append(Actor(job.job_id, job.secret))
+        session = f"demo-{secrets.token_hex(4)}"
+        body = {"description": f"demo job {number} of {jobs}", "session": session}
+        job = operator.post(path_of("jobs"), body)
+        actors.append(Actor(job["job_id"], job["secret"], session))
     for actor in actors:
         wait_for_login(job_broker(settings.mqtt, actor.job_id, actor.secret), _ACCOUNT_S)
     return actors
-
-
-def _wait(
-    stage: Stage, reader: LedgerReader, after_version: int, plan: Plan, deliveries: list[Delivery]
-) -> int:
-    """Follow the ledger until every message has its row, or no row came for `QUIET_LIMIT_S`.
-
-    Return how many rows are missing.
-    """
-    columns = ["stream_kind", "stream_id", "ce_id", "type"]
-    found: list[Row] = []
-    last_news = time.monotonic()
-    actions = [step.action for script in plan.scripts for step in script.steps]
-    records = len(plan.states) + sum(isinstance(action, Cancellation) for action in actions)
-
-    def missing() -> int:
-        types = Counter(row["type"] for row in found)
-        other = records - types[JOB_REGISTERED] - types[JOB_CANCELLED]
-        return still_missing(found, deliveries) + max(0, other)
-
-    def stop() -> bool:
-        stage.tick()
-        stage.progress.update(f"{len(deliveries) + records - left} of {len(deliveries) + records} rows")
-        return left == 0 or time.monotonic() - last_news > QUIET_LIMIT_S
-
-    left = missing()
-    for part in reader.follow(after_version, columns=columns, stop=stop):
-        found += in_scope(part.rows.to_pylist(), deliveries, plan.states)
-        left, last_news = missing(), time.monotonic()
-    return left
 
 
 @dataclass(frozen=True)
@@ -212,7 +186,7 @@ class Stage:
     """The connections that a run of the demo uses. `play` adds to `picked` the sessions that picked a job."""
 
     settings: Settings
-    publisher: Publisher
+    operator: GatewayClient
     unruly: UnrulyConnection
     progress: Progress
     tick: Tick
@@ -242,41 +216,59 @@ def play(plan: Plan, stage: Stage) -> list[Delivery]:
     return sent
 
 
+class _Player:
+    """The agent of one script, and the connections for what else happens to its job."""
+
+    def __init__(self, stage: Stage, actor: Actor | None) -> None:
+        self._stage = stage
+        self._actor = actor
+        self.sent: list[str | None] = []
+        if actor is not None:
+            self._agent = Job(
+                actor.job_id,
+                actor.secret,
+                mqtt=stage.settings.mqtt,
+                state_dir=stage.settings.data_path / "publisher",
+                payload_bytes=stage.settings.limits.payload_bytes,
+            )
+
+    @property
+    def job_id(self) -> str:
+        """The job. Strangers, which have none, only send raw bytes."""
+        assert self._actor is not None  # noqa: S101
+        return self._actor.job_id
+
+    def publish(self, event: str, detail: str, data: dict[str, Any]) -> str:
+        ce_id = self._agent.publish(event, detail, data).ce_id
+        self._stage.unruly.note_sent(ce_id)
+        return ce_id
+
+    def send(self, topic_id: str, payload: bytes, retain: bool) -> str:
+        return self._stage.unruly.send(topic_id, payload, retain=retain)
+
+    def send_again(self, of: int) -> str:
+        return self._stage.unruly.send_again(self.job_id, str(self.sent[of]))
+
+    def cancel(self) -> None:
+        why = {"reason": "the demo's operator changed her mind"}
+        self._stage.operator.post(path_of("jobs", self.job_id, "cancel"), why)
+
+    def pick(self) -> None:
+        assert self._actor is not None  # noqa: S101
+        if pick_job(self._stage.operator, self._actor):
+            self._stage.picked.append(self._actor.session)
+
+
 def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: threading.Event) -> None:
-    agent = None
-    if script.actor is not None:
-        state_dir = stage.settings.data_path / "publisher"
-        agent = Job(
-            script.actor.job_id,
-            script.actor.secret,
-            mqtt=stage.settings.mqtt,
-            state_dir=state_dir,
-            payload_bytes=stage.settings.limits.payload_bytes,
-        )
-    ids: dict[int, str] = {}
-    for number, step in enumerate(script.steps):
+    player = _Player(stage, script.actor)
+    for step in script.steps:
         if stopping.is_set():
             return
-        action = step.action
-        if isinstance(action, RawMessage):
-            ids[number] = stage.unruly.send(action.topic_id, action.payload, retain=action.retain)
-            sent.append(Delivery(step, _stream(stage.settings, action.topic_id), ids[number]))
-            continue
-        assert script.actor is not None and agent is not None  # noqa: S101  strangers send only raw bytes
-        job_id = script.actor.job_id
-        if isinstance(action, Cancellation):
-            cancel_job(stage.publisher, job_id, reason="the demo's operator changed her mind")
-            continue
-        if isinstance(action, Pick):
-            if (session := pick_job(stage.settings, job_id)) is not None:
-                stage.picked.append(session)
-            continue
-        if isinstance(action, AgentEvent):
-            ids[number] = agent.publish(action.event, action.detail, action.data).ce_id
-            stage.unruly.note_sent(ids[number])
-        else:
-            ids[number] = stage.unruly.send_again(job_id, ids[action.of])
-        sent.append(Delivery(step, stream_key(JOB, job_id), ids[number]))
+        ce_id = step.action.play(player)
+        player.sent.append(ce_id)
+        if ce_id is not None:
+            job_id = step.action.arguments[0] if step.action.method == "send" else player.job_id
+            sent.append(Delivery(step, _stream(stage.settings, job_id), ce_id))
 
 
 def _stream(settings: Settings, topic_id: str) -> str:

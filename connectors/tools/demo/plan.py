@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from connectors.tools.demo.steps import Actor, Cancellation, Pick, RawMessage, Script, ScriptBuilder, Step
+from connectors.tools.demo.steps import Action, Actor, Expected, Script, ScriptBuilder, Step
 from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
 from trunkline_agent.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
 from trunkline_agent.wire.signing import sign_event
@@ -267,7 +267,7 @@ class Plan:
         """Yield each step that sends a job event, as a pair of its script and the step."""
         for script in self.scripts:
             for step in script.steps:
-                if not isinstance(step.action, Cancellation | Pick):
+                if step.expected is not None:
                     yield script, step
 
     @property
@@ -323,5 +323,5 @@ def _strangers(job: ScriptBuilder) -> Iterator[Script]:
     for seq, topic_id in enumerate(_BAD_TOPIC_IDS, 1):
         payload = canonical(sign_event(job.body(PROGRESS, seq, "to nowhere"), job.actor.secret))
         label = f"{topic_id!r} for a job id in the topic"
-        steps.append(Step(RawMessage(topic_id, payload), label, REJECTED, MALFORMED))
+        steps.append(Step(Action("send", (topic_id, payload, False)), label, Expected(REJECTED, MALFORMED)))
     yield Script("Has a job id that is none", None, tuple(steps), None)

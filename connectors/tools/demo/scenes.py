@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.tools.demo.steps import Actor
 from connectors.tools.samples.hub_agent import FINISH, GREET
 from schemas.fold import life_cycles as states
 from schemas.settings.settings import Settings
@@ -74,11 +75,6 @@ _QUESTIONS: Final = (
 )
 
 
-def session_name(job_id: str) -> str:
-    """Return the name of the session that picks a job of the demo."""
-    return f"demo-{job_id}"
-
-
 def operator_client(settings: Settings) -> GatewayClient:
     """Return a client of the gateway with the token of this stack's operator. The caller closes it (`with`).
 
@@ -95,32 +91,30 @@ def operator_credentials(settings: Settings) -> Credentials:
     return Credentials(OPERATOR, hub, ca_certs=None if ca_certs is None else str(ca_certs))
 
 
-def pick_job(settings: Settings, job_id: str) -> str | None:
-    """Create a session for a job of the demo, let it pick the job, and return the session's name.
+def pick_job(operator: GatewayClient, actor: Actor) -> bool:
+    """Create the session of a job of the demo, and let it pick the job. Return whether that was done.
 
-    None means that nothing was done, because another job waits that any session may pick. The new session would
-    pick that job. On a kept stack this may be real work.
+    Nothing is done if another job waits that any session may pick. The new session would pick that job. On a
+    kept stack this may be real work.
 
     Raises:
         Refused: The gateway gave the session another job, or refuses a request.
         BackboneUnreachable: The gateway does not answer.
     """
-    with operator_client(settings) as gateway:
-        pending = gateway.get(path_of("jobs"), {"state": states.PENDING, "limit": _ROWS_MOST})["jobs"]
-        if any(row["session_wanted"] is None for row in pending):
-            return None
-        name = session_name(job_id)
-        gateway.post(path_of("sessions"), {"session": name, "for_job": job_id})
-        grant = gateway.post(path_of("jobs", "pick"), {"session": name})
-    if grant["job_id"] != job_id:
-        raise Refused(f"session {name} asked for a job and got {grant['job_id']}")
-    return name
+    pending = operator.get(path_of("jobs"), {"state": states.PENDING, "limit": _ROWS_MOST})["jobs"]
+    if any(row["session_wanted"] is None for row in pending):
+        return False
+    operator.post(path_of("sessions"), {"session": actor.session, "for_job": actor.job_id})
+    grant = operator.post(path_of("jobs", "pick"), {"session": actor.session})
+    if grant["job_id"] != actor.job_id:
+        raise Refused(f"session {actor.session} asked for a job and got {grant['job_id']}")
+    return True
 
 
 def sessions_end(settings: Settings, sessions: list[str], tick: Tick) -> Scene:
     """Wait up to 20 s until the sessions are terminated, which must happen because their jobs have ended.
 
-    `sessions` are the names that `pick_job` returned. `tick` is called while waiting. The result has a
+    `sessions` are the names of those that have picked a job. `tick` is called while waiting. The result has a
     difference for each session that is not terminated then. Raises TrunklineError if the gateway does not
     answer.
     """

@@ -1,8 +1,9 @@
-"""The stack that the demo runs on: a separate one, or with --keep the one that `trunkline up` starts."""
+"""The stack that the demo runs on, a separate one or that of `trunkline up`, and the display of its steps."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from typing import Any, Final
 from connectors.programs.local_stack import LocalStack, control, free_port
 from connectors.programs.local_stack.part_plan import ALL_PARTS
 from connectors.programs.local_stack.ports import LOOPBACK
-from connectors.tools.demo.progress import Progress
 from connectors.tools.demo.scenes import Tick
 from schemas.settings.settings import (
     AgentMcpSettings,
@@ -24,11 +24,64 @@ from schemas.settings.settings import (
 )
 from trunkline_agent.broker import LOOPBACK_NAMES
 
+_LINE_EVERY_S: Final = 5.0
+_REWRITE: Final = "\r\033[K"
 # The folders that are removed after the demo; tables, keys and logs stay.
 _SPENT: Final = ("kafka", "mosquitto", "state", "spark-scratch", "warehouse", "run", "publisher")
 _RECEIPT_S: Final = 30.0
 # The default would take half a minute to miss a killed agent.
 _TASK_CHECK_S: Final = 2.0
+
+
+class Progress:
+    """A display of numbered steps on standard error, with the time that each takes.
+
+    A terminal shows the current step in place; a file gets a line at most every five seconds. `steps` is the
+    number of all steps.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._live = sys.stderr.isatty()
+        self._number = 0
+        self._text = ""
+        self._started = self._last_line = time.monotonic()
+
+    def begin(self, text: str) -> None:
+        """Print that the next step begins, with `text` as its title."""
+        self._number += 1
+        self._text = text
+        self._started = self._last_line = time.monotonic()
+        self.say(f"{self._head()} ...", live=True)
+
+    def update(self, state: str) -> None:
+        """Print `state` as the current state of the step. In a file, most updates are left out."""
+        line = f"{self._head()}: {state} ({self._seconds():.0f} s)"
+        if self._live:
+            self.say(line, live=True)
+        elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self.say(line)
+
+    def done(self, result: str) -> None:
+        """Print that the current step has ended, with the text `result` and the duration of the step."""
+        self.say(f"{self._head()}: {result} ({self._seconds():.1f} s)")
+
+    def _head(self) -> str:
+        return f"[{self._number}/{self._steps}] {self._text}"
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def say(self, line: str, *, live: bool = False) -> None:
+        """Print a line on standard error. On a terminal, the next line overwrites it if `live` is set."""
+        if not self._live:
+            print(line, file=sys.stderr, flush=True)
+        elif live:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"{_REWRITE}{line[:width]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"{_REWRITE}{line}", file=sys.stderr, flush=True)
 
 
 def own_settings(settings: Settings, data_dir: Path) -> Settings:

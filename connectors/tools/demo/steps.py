@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from schemas.fold import life_cycles as states
 from schemas.streams.job.job_registry import JOB_TERMINAL
@@ -12,7 +12,7 @@ from trunkline_agent.wire.field_checks import SCHEMA_VERSION
 from trunkline_agent.wire.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
-from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
+from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 _STATE_AFTER: Final = {COMPLETED: states.COMPLETED, ERROR: states.ERROR}
 _DOING: Final = (
@@ -26,66 +26,70 @@ _DOING: Final = (
 
 @dataclass(frozen=True)
 class Actor:
-    """A registered job of the demo, and the secret that its agent signs with."""
+    """A registered job of the demo, the secret that its agent signs with, and the session that may pick it."""
 
     job_id: str
     secret: str = field(repr=False)
+    session: str = ""
 
 
-@dataclass(frozen=True)
-class AgentEvent:
-    """A step: send an event with the job's publisher, which numbers and signs it and waits for the receipt."""
+class Action(NamedTuple):
+    """A call of a method of `Player`: its name and arguments."""
 
-    event: str
-    detail: str
-    data: dict[str, Any]
+    method: str
+    arguments: tuple[Any, ...] = ()
 
-
-@dataclass(frozen=True)
-class RawMessage:
-    """A step: publish any bytes on the MQTT topic `<prefix>/<topic_id>/events`, without the job's publisher."""
-
-    topic_id: str
-    payload: bytes = field(repr=False)
-    retain: bool = False
+    def play(self, player: Player) -> str | None:
+        """Carry it out. Return the CloudEvents id of the job event that was sent; None for no job event."""
+        found: str | None = getattr(player, self.method)(*self.arguments)
+        return found
 
 
-@dataclass(frozen=True)
-class SentAgain:
-    """A step: publish the bytes of the script's earlier step with the number `of` once more."""
+class Player(Protocol):
+    """The actions of the steps of one script. Each returns the CloudEvents id of the event that it sends."""
 
-    of: int
+    def publish(self, event: str, detail: str, data: dict[str, Any]) -> str:
+        """Send an event with the job's publisher, which numbers and signs it and waits for the receipt."""
+
+    def send(self, topic_id: str, payload: bytes, retain: bool) -> str:
+        """Publish any bytes on the MQTT topic `<prefix>/<topic_id>/events`, without the job's publisher."""
+
+    def send_again(self, of: int) -> str:
+        """Publish the bytes of the script's earlier step with the number `of` once more."""
+
+    def cancel(self) -> None:
+        """Cancel the job as the operator. This is no job event but a record of its own type."""
+
+    def pick(self) -> None:
+        """Let the job's session pick it at the gateway. This is no job event but a record of its own type."""
 
 
-@dataclass(frozen=True)
-class Cancellation:
-    """A step: the operator cancels the job. This is no job event but a record of its own type."""
-
-
-@dataclass(frozen=True)
-class Pick:
-    """A step: a session picks the job at the gateway. This is no job event but a record of its own type."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One action of a script. If it sends a job event, the other fields are those of the planned ledger row.
+class Expected(NamedTuple):
+    """The planned ledger row of a job event.
 
     Attributes:
-        action: The event to send, or what else happens.
-        label: A text for the report.
         verdict: The planned verdict.
         reason: The planned reason of a rejection; None for another verdict.
         late: Whether the event must be accepted after one with a higher seq.
         masked: The part that the ledger must mask; None for no such part.
     """
 
-    action: AgentEvent | RawMessage | SentAgain | Cancellation | Pick
-    label: str
-    verdict: Verdict = ACCEPTED
+    verdict: str = ACCEPTED
     reason: str | None = None
     late: bool = False
     masked: str | None = None
+
+    def __str__(self) -> str:
+        marks = [self.verdict, self.reason, "late" if self.late else None]
+        return " ".join(m for m in marks if m) + (f" (masked: {self.masked})" if self.masked else "")
+
+
+class Step(NamedTuple):
+    """One action of a script, a text for the report, and the planned ledger row; None: it is no job event."""
+
+    action: Action
+    label: str
+    expected: Expected | None = Expected()
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class ScriptBuilder:
         text = detail or f"{self.draw.choice(_DOING)}, step {self.next_seq}"
         self._accept(event)
         self.next_seq += 1
-        return self._add(Step(AgentEvent(event, text, data), f"{event} by the agent's publisher"))
+        return self._add(Step(Action("publish", (event, text, data)), f"{event} by the agent's publisher"))
 
     def work(self, least: int = 1, most: int = 3) -> None:
         """Add the start event and a random number of progress events, from `least` to `most`."""
@@ -195,8 +199,8 @@ class ScriptBuilder:
         self._accept(event)
         self.next_seq = max(self.next_seq, seq + 1)
         payload = canonical(sign_event(self.body(event, seq, detail), self.actor.secret))
-        raw = RawMessage(self.actor.job_id, payload, retain=event in TERMINAL_EVENTS)
-        return self._add(Step(raw, label, late=late, masked=masked))
+        action = Action("send", (self.actor.job_id, payload, event in TERMINAL_EVENTS))
+        return self._add(Step(action, label, Expected(late=late, masked=masked)))
 
     def refused(
         self, label: str, reason: str, event: str, detail: str, seq: int | None = None, **data: Any
@@ -214,7 +218,8 @@ class ScriptBuilder:
 
         `label` is a text for the report. `masked` is the part that the ledger must mask; None for no such part.
         """
-        self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
+        expected = Expected(REJECTED, reason, masked=masked)
+        self._add(Step(Action("send", (self.actor.job_id, payload, False)), label, expected))
 
     def again(self, of: int, label: str) -> int:
         """Add the bytes of the accepted step with the number `of` once more, which must be a duplicate.
@@ -222,7 +227,8 @@ class ScriptBuilder:
         Returns the number of the new step. `of` is a number that `agent` or `signed` returned. `label` is a
         text for the report.
         """
-        return self._add(Step(SentAgain(of), label, DUPLICATE, masked=self._steps[of].masked))
+        before = self._steps[of].expected or Expected()
+        return self._add(Step(Action("send_again", (of,)), label, Expected(DUPLICATE, masked=before.masked)))
 
     def reworded(self, event: str, detail: str) -> None:
         """Add a signed event, then the same event with its keys in another order, which must be a duplicate."""
@@ -230,18 +236,18 @@ class ScriptBuilder:
         self.signed(f"{event}, sent past the publisher", event, seq, detail)
         signed = sign_event(self.body(event, seq, detail), self.actor.secret)
         text = "{ " + ", ".join(f"{_json(k)}: {_json(signed[k])}" for k in reversed(list(signed))) + " }"
-        raw = RawMessage(self.actor.job_id, text.encode("utf-8"))
-        self._add(Step(raw, "the same event, keys in another order", DUPLICATE))
+        action = Action("send", (self.actor.job_id, text.encode("utf-8"), False))
+        self._add(Step(action, "the same event, keys in another order", Expected(DUPLICATE)))
 
     def pick(self) -> None:
         """Add the step that the job's session picks the job. The job's state becomes running."""
         self._state = states.RUNNING
-        self._add(Step(Pick(), "picked at the gateway"))
+        self._add(Step(Action("pick"), "picked at the gateway", None))
 
     def cancel(self) -> None:
         """Add the step that the operator cancels the job. The job's state becomes cancelled."""
         self._state = states.CANCELLED
-        self._add(Step(Cancellation(), "cancelled by the operator"))
+        self._add(Step(Action("cancel"), "cancelled by the operator", None))
 
     def _accept(self, event: str) -> None:
         if self._state in JOB_TERMINAL:

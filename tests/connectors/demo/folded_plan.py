@@ -8,8 +8,7 @@ from typing import Any
 from connectors.doors.mqtt_bridge.bridge_records import job_event_record
 from connectors.tools.demo.outcome import Delivery
 from connectors.tools.demo.plan import Plan, build_plan
-from connectors.tools.demo.scenes import session_name
-from connectors.tools.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
+from connectors.tools.demo.steps import Actor, Script
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, job_secret_purpose
@@ -25,7 +24,6 @@ from schemas.wire.record import OutgoingRecord, oversized
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
 from trunkline_agent.wire.strict_json import canonical
-from trunkline_agent.wire.topics import events_topic
 
 PREFIX = "python/mqtt/jobs"
 LIMIT_BYTES = 64 * 1024
@@ -54,11 +52,14 @@ class FoldedPlan:
 
     def rejected(self) -> Counter[str]:
         """The number of rejected job events by reason."""
-        return Counter(str(step.reason) for _, step in self.plan.steps() if step.verdict == "rejected")
+        expected = [step.expected for _, step in self.plan.steps() if step.expected is not None]
+        return Counter(str(one.reason) for one in expected if one.verdict == "rejected")
 
     def count(self, verdict: str) -> int:
         """The number of job events with this verdict."""
-        return sum(step.verdict == verdict for _, step in self.plan.steps())
+        return sum(
+            step.expected is not None and step.expected.verdict == verdict for _, step in self.plan.steps()
+        )
 
     def row_dicts(self) -> list[dict[str, Any]]:
         """The rows as the ledger's reader gives them."""
@@ -66,48 +67,13 @@ class FoldedPlan:
         return found
 
     def _play(self, script: Script) -> None:
-        sent: dict[int, OutgoingRecord] = {}
-        seq = 0
-        if script.actor is not None:
-            actor = script.actor
-            self._settle(
-                JobRegistration(
-                    sealed_secret=KEYRING.seal(actor.secret.encode(), job_secret_purpose(actor.job_id)),
-                    job_id=actor.job_id,
-                    description=script.title,
-                ).record(door="cli", principal="operator")
-            )
-        for number, step in enumerate(script.steps):
-            action = step.action
-            if isinstance(action, Cancellation):
-                assert script.actor is not None
-                self._settle(
-                    JobCancellation(job_id=script.actor.job_id, request_id="demo").record(
-                        door="cli", principal="operator"
-                    )
-                )
-                continue
-            if isinstance(action, Pick):
-                assert script.actor is not None
-                picked = JobPick(job_id=script.actor.job_id, session=session_name(script.actor.job_id)).record(
-                    principal="demo", door="http"
-                )
-                self._settle(picked)
-                continue
-            if isinstance(action, AgentEvent):
-                assert script.actor is not None
-                seq += 1
-                sent[number] = _agent_record(script.actor, action, seq)
-            elif isinstance(action, RawMessage):
-                topic = f"{PREFIX}/{action.topic_id}/events"
-                sent[number] = job_event_record(PREFIX, topic, action.payload, None)
-            else:
-                assert isinstance(action, SentAgain)
-                sent[number] = sent[action.of]
-            self.settled.append(self._settle(sent[number]))
-            self.deliveries.append(Delivery(step, sent[number].stream, sent[number].ce_id))
+        player = FoldedPlayer(self, script)
+        for step in script.steps:
+            ce_id = step.action.play(player)
+            if ce_id is not None:
+                self.deliveries.append(Delivery(step, player.sent[-1].stream, ce_id))
 
-    def _settle(self, outgoing: OutgoingRecord) -> Settled:
+    def settle(self, outgoing: OutgoingRecord) -> Settled:
         outgoing = oversized(outgoing, LIMIT_BYTES)
         record = as_read(outgoing, len(self.rows))
         settled = settle(record, self._entries.setdefault(outgoing.stream, Entries()), KEYRING, Entries())
@@ -115,8 +81,55 @@ class FoldedPlan:
         return settled
 
 
-def _agent_record(actor: Actor, action: AgentEvent, seq: int) -> OutgoingRecord:
-    told = {"job_id": actor.job_id, "detail": action.detail, "data": action.data}
-    moment = f"2026-11-21T10:00:{seq:02d}.500Z"
-    payload = canonical(signed(seq, action.event, actor.secret, timestamp=moment, **told))
-    return job_event_record(PREFIX, events_topic(PREFIX, actor.job_id), payload, None)
+class FoldedPlayer:
+    """The actions of a script, whose records are settled at once."""
+
+    def __init__(self, plan: FoldedPlan, script: Script) -> None:
+        self.plan, self.actor = plan, script.actor or Actor("", "")
+        # By step; a step that sends no job event repeats the record before it.
+        self.sent: list[OutgoingRecord] = []
+        self.seq = 0
+        if script.actor is not None:
+            plan.settle(
+                JobRegistration(
+                    sealed_secret=KEYRING.seal(
+                        script.actor.secret.encode(), job_secret_purpose(self.actor.job_id)
+                    ),
+                    job_id=self.actor.job_id,
+                    description=script.title,
+                ).record(door="http", principal="operator")
+            )
+
+    def publish(self, event: str, detail: str, data: dict[str, Any]) -> str:
+        """An event as the agent signs it."""
+        self.seq += 1
+        told = {"job_id": self.actor.job_id, "detail": detail, "data": data}
+        moment = f"2026-11-21T10:00:{self.seq:02d}.500Z"
+        payload = canonical(signed(self.seq, event, self.actor.secret, timestamp=moment, **told))
+        return self.send(self.actor.job_id, payload, False)
+
+    def send(self, topic_id: str, payload: bytes, retain: bool) -> str:
+        """Any bytes."""
+        return self._sent(job_event_record(PREFIX, f"{PREFIX}/{topic_id}/events", payload, None))
+
+    def send_again(self, of: int) -> str:
+        """The record of an earlier step."""
+        return self._sent(self.sent[of])
+
+    def cancel(self) -> None:
+        """The operator's record."""
+        cancelled = JobCancellation(job_id=self.actor.job_id, request_id="demo")
+        self._append(cancelled.record(door="http", principal="operator"))
+
+    def pick(self) -> None:
+        """The session's record."""
+        self._append(JobPick(job_id=self.actor.job_id, session="demo").record(principal="demo", door="http"))
+
+    def _sent(self, record: OutgoingRecord) -> str:
+        self.sent.append(record)
+        self.plan.settled.append(self.plan.settle(record))
+        return record.ce_id
+
+    def _append(self, record: OutgoingRecord) -> None:
+        self.sent.append(record)
+        self.plan.settle(record)

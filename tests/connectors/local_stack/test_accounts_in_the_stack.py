@@ -16,11 +16,11 @@ from connectors.log.publisher import Publisher
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords
 from connectors.programs.local_stack import LocalStack, child_process, control
-from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in
 from tests.faults.test_pickers import folded
+from tests.registered_jobs import register_job
 from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import EventRejected
 from trunkline_agent.jobs.job import Job

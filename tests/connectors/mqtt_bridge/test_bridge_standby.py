@@ -13,10 +13,10 @@ from connectors.doors.mqtt_bridge.bridge_standby import StandbyWatch
 from connectors.log.kafka_libraries import to_record
 from connectors.log.publisher import Publisher
 from connectors.plumbing.mqtt_link.payloads import Presence, encode_presence, presence_topic
-from connectors.tools.job_tools.job_registry import register_job
 from tests.broker_processes import ProgramProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.folded_log import FoldedLog
 from tests.mqtt_wire import listening, publish_all
+from tests.registered_jobs import register_job
 from tests.schemas.job_records import signed
 from trunkline_agent.wire.strict_json import canonical
 

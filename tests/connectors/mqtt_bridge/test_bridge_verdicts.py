@@ -13,13 +13,13 @@ import pytest
 from connectors.doors.mqtt_bridge.bridge_records import job_event_record
 from connectors.log.publisher import Publisher
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
-from connectors.tools.job_tools.job_registry import register_job
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.wire.partitions import Position
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening, publish_all
+from tests.registered_jobs import register_job
 from tests.schemas.job_records import signed
 from trunkline_agent.errors import EventRejected
 from trunkline_agent.jobs.job import Job

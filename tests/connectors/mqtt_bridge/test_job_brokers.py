@@ -13,7 +13,6 @@ from connectors.doors.mqtt_accounts.mosquitto_files import password_line
 from connectors.log.publisher import Publisher
 from connectors.plumbing.mqtt_link.broker_settings import resolve_mqtt, same_broker
 from connectors.programs.local_stack import free_port
-from connectors.tools.job_tools.job_registry import register_job
 from schemas.keys.sealing import broker_password_purpose
 from schemas.settings.settings import MqttSettings
 from schemas.streams.job.job_registry import BrokerOverlay
@@ -21,6 +20,7 @@ from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until, with_mq
 from tests.connectors.gateway.hub_access import JOBS, GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import publish_all
+from tests.registered_jobs import register_job
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.wire.strict_json import canonical
 

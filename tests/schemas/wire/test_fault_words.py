@@ -9,11 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
 from connectors.hub.serving import answers
-from connectors.tools.job_tools.job_registry import register_job
-from schemas.streams.job.job_registry import DESCRIPTION_LIMIT
+from schemas.streams.job.job_registry import DESCRIPTION_LIMIT, JobRegistration
 from schemas.wire.wire_body import Note, Printable, first_fault
-from tests.schemas.job_records import KEYRING
-from trunkline_agent.errors import UsageError
 
 
 class Request(BaseModel):
@@ -43,8 +40,9 @@ def test_the_length_of_a_text_is_told_in_characters(fields: dict[str, object], s
 
 @pytest.mark.requirement("OP-42")
 def test_a_description_that_is_too_long_is_told_in_characters() -> None:
-    with pytest.raises(UsageError, match=f"at most {DESCRIPTION_LIMIT} characters, not 4001"):
-        register_job(None, KEYRING, "x" * 4001)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError) as caught:
+        JobRegistration(job_id="0a1b2c3d", description="x" * 4001, sealed_secret="s")
+    assert f"at most {DESCRIPTION_LIMIT} characters, not 4001" in first_fault(caught.value)
 
 
 def test_a_strange_key_of_the_client_is_not_repeated_in_the_place_of_a_fault() -> None:
