@@ -25,9 +25,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settling.ledger_sink import LedgerSink
+from jobs.settling.log_checks import StartRefused, check_conf, check_ledger_topic, check_log
 from jobs.settling.partition_state import StageSettings
 from jobs.settling.partition_task import KeyringSource, settle_partitions
-from jobs.settling.start_checks import StartRefused, check_conf, check_ledger_topic, check_log
 from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security

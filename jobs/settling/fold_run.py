@@ -24,7 +24,7 @@ def check_order(records: list[Record], first_offset: int) -> None:
     """Check that no record is before `first_offset` and that their offsets rise.
 
     A gap is no disorder: the end of a transaction of another program takes an offset without a record. The
-    driver checks a gap at the beginning (gap_check.py).
+    driver checks a gap at the beginning (log_checks.py).
 
     Raises:
         OrderError: a record is before `first_offset`, or an offset does not rise.

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row
 
 from jobs.ledger.batch_plan import PLAN_PROPERTY, BatchPlan, PlanKeeper
 from jobs.ledger.ledger_chain import LedgerChain
-from jobs.settling.gap_check import check_gaps
+from jobs.settling.log_checks import check_gaps
 from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_commit
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage

@@ -7,6 +7,7 @@ next task of the partition brings it forward, when the file is committed.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from jobs.ledger.ledger_files import write_file
 from jobs.settling.fold_run import check_order, no_collection, settle_run
 from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
-from jobs.spark.worker_heap import keep_modules
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.state_store.local_store import StoreDamaged
@@ -154,3 +154,15 @@ def _states(at: StageSettings) -> PartitionStates:
 @functools.cache
 def _keyring(source: KeyringSource, key_file: Path) -> Keyring:
     return source(key_file)
+
+
+@functools.cache
+def keep_modules() -> None:
+    """Exclude the objects that this process has now from garbage collection. A second call does nothing.
+
+    Later objects are collected as usual. The excluded ones are mostly modules that a task has imported.
+    pyspark.daemon calls `gc.collect()` at the end of each task. With pyarrow, pandas and the models in memory,
+    that takes 100 ms and more in each worker of a micro-batch, and frees almost no memory.
+    """
+    gc.collect()
+    gc.freeze()

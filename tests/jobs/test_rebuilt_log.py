@@ -14,7 +14,7 @@ from connectors.tools.log_rebuild.log_rebuild import planned_ends
 from connectors.tools.log_rebuild.rebuilt_topic import delete_topic
 from jobs import settle_events
 from jobs.build_views import catch_up
-from jobs.settling.start_checks import StartRefused
+from jobs.settling.log_checks import StartRefused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.connectors.log_rebuild.test_log_rebuild import made_anew, rebuild

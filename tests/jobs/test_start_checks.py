@@ -9,7 +9,7 @@ from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
 from jobs import settle_events
-from jobs.settling.start_checks import StartRefused, check_conf, check_log
+from jobs.settling.log_checks import StartRefused, check_conf, check_log
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import Settings

@@ -8,8 +8,7 @@ from tests.programs import run_program
 
 _WORKER = """
 import gc
-from jobs.settling.partition_task import settle_partitions
-from jobs.spark.worker_heap import keep_modules
+from jobs.settling.partition_task import keep_modules
 keep_modules()
 kept = gc.get_freeze_count()
 more = [[] for _ in range(1000)]

@@ -70,7 +70,7 @@ def _progress() -> Callable[[int], None]:
 
 
 def _print_report(report: Report, took_s: float) -> None:
-    from connectors.tools.audit.anchor_check import moment_text
+    from connectors.tools.audit.chain_check import moment_text
     from trunkline_agent.terminal_text import escaped
 
     for finding in report.findings[:_SHOWN]:
@@ -100,7 +100,7 @@ def _print_report(report: Report, took_s: float) -> None:
 def _anchors(call: Call) -> int:
     """Show the anchors, the newest last; checks no signature."""
     from connectors.cli.shared.text_table import aligned, print_json
-    from connectors.tools.audit.anchor_check import moment_text
+    from connectors.tools.audit.chain_check import moment_text
     from connectors.tools.audit.verification import anchors_place
     from schemas.integrity.audit_anchors import read_anchors
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from connectors.tools.audit.anchor_check import check_anchors
-from connectors.tools.audit.chain_check import CheckedChain
+from connectors.tools.audit.chain_check import CheckedChain, check_anchors
 from connectors.tools.audit.findings import Fault, Finding
 from connectors.tools.audit.ledger_files_reader import LedgerFiles
 from connectors.tools.audit.row_check import WINDOW_ROWS, RowCheck

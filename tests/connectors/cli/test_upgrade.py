@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from connectors.cli.shared import job_run
 from connectors.cli.shared.job_run import run_job
-from connectors.cli.stack.upgrade_steps import LAST_COMMITS, _environment_for_earlier
+from connectors.cli.stack.upgrade_command import LAST_COMMITS, _environment_for_earlier
 from connectors.programs.local_stack import free_port
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring

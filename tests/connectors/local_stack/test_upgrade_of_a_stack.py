@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.stack import upgrade_steps
+from connectors.cli.stack import upgrade_command
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -47,9 +47,11 @@ def calls(up_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     wrapper.chmod(0o755)
     git(repository, "add", "trunkline")
     git(repository, "commit", "--quiet", "--message", "the earlier version")
-    monkeypatch.setattr(upgrade_steps, "PROJECT_ROOT", repository)
-    monkeypatch.setattr(upgrade_steps, "_STUCK_S", 4.0)
-    monkeypatch.setattr(upgrade_steps, "LAST_COMMITS", {FOLD_VERSION - 1: git(repository, "rev-parse", "HEAD")})
+    monkeypatch.setattr(upgrade_command, "PROJECT_ROOT", repository)
+    monkeypatch.setattr(upgrade_command, "_STUCK_S", 4.0)
+    monkeypatch.setattr(
+        upgrade_command, "LAST_COMMITS", {FOLD_VERSION - 1: git(repository, "rev-parse", "HEAD")}
+    )
     return found
 
 
@@ -81,4 +83,4 @@ def test_an_upgrade_stops_the_stacks_own_kafka_and_what_an_earlier_version_has_l
     assert reported in failed.stderr
     assert calls.read_text().splitlines() == ["up --only kafka,streams", "down"]
     assert still_running(stack_settings) == [], "its code is deleted"
-    assert git(upgrade_steps.PROJECT_ROOT, "worktree", "list").count("\n") == 0
+    assert git(upgrade_command.PROJECT_ROOT, "worktree", "list").count("\n") == 0

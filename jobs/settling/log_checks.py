@@ -1,18 +1,21 @@
-"""Checks before the settling query starts, so that it loses and repeats no record."""
+"""Checks of the settling query, at its start and in each micro-batch: it loses and repeats no record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltalake import DeltaTable
 from pyspark import SparkConf
 
-from schemas.log_access.event_topic import topic_reader
+from jobs.settling.fold_run import OrderError
+from schemas.integrity.audit_chain import PartitionRoot
+from schemas.log_access.event_topic import REACH_TIMEOUT_S, topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from trunkline_agent.errors import TrunklineError
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 
 class StartRefused(TrunklineError):
@@ -69,3 +72,44 @@ def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
                 "the log lost records, or the topic was made anew. './trunkline log rebuild' makes the log "
                 "again from the ledger"
             )
+
+
+def check_gaps(kafka: KafkaSettings, ends: Mapping[int, int], roots: Iterable[PartitionRoot]) -> None:
+    """Check that the first record of each partition in a micro-batch is the next one in Kafka.
+
+    Kafka is asked only about a partition with a gap. The end of a transaction of another program makes one.
+
+    Args:
+        kafka: The settings of Kafka.
+        ends: The first offset of each partition that is not in the ledger. An absent partition has none there.
+        roots: The Merkle roots of the micro-batch.
+
+    Raises:
+        OrderError: Kafka has another record in a gap, or no longer has all of the gap.
+        BackboneUnreachable: Kafka does not answer.
+    """
+    for root in roots:
+        end = ends.get(root.partition, 0)
+        if root.first > end:
+            found = _next_record(kafka, root.partition, end)
+            if found != root.first:
+                raise OrderError(
+                    f"{kafka.topic}-{root.partition}: offset {root.first} comes where {end} must follow, and "
+                    f"Kafka's next record is {found}; the micro-batch was not committed"
+                )
+
+
+def _next_record(kafka: KafkaSettings, partition: int, offset: int) -> int | None:
+    """Return the offset of the first record from `offset` on, or None if Kafka has deleted some of them."""
+    deadline = time.monotonic() + REACH_TIMEOUT_S
+    with topic_reader(kafka, [partition]) as consumer:
+        (at,) = consumer.assignment()
+        if consumer.beginning_offsets([at])[at] > offset:
+            return None
+        consumer.seek(at, offset)
+        while time.monotonic() < deadline:
+            for batch in consumer.poll(timeout_ms=500, max_records=1).values():
+                return int(batch[0].offset)
+    raise BackboneUnreachable(
+        f"Kafka at {kafka.bootstrap_servers} returns no record of {kafka.topic}-{partition}"
+    )
