@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -23,7 +22,6 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.cli.main import main
-from connectors.cli.stack import demo_command
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.programs.local_stack import child_process, free_port
 from connectors.tools.demo import performance as demo_performance
@@ -192,14 +190,6 @@ def test_the_demo_never_takes_the_ports_of_a_configured_stack(tmp_path: Path) ->
     assert own.dashboard.port != configured.dashboard.port
     assert own.data_path == tmp_path
     assert own.tables_root == str(tmp_path / "tables")
-
-
-def test_its_own_help_names_every_option() -> None:
-    parser = argparse.ArgumentParser()
-    for add in demo_command.ARGUMENTS:
-        add(parser)
-    for option in ("--json", "--keep", "--jobs", "--data-dir"):
-        assert option in parser.format_help()
 
 
 def demo_settings(demo_run: DemoRun) -> Settings:

@@ -121,6 +121,22 @@ def gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[ProgramProcess]:
 
 
 @pytest.fixture
+def next_gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[Callable[[], ProgramProcess]]:
+    """Starts a gateway after the first one, and waits until it serves; ended with the test."""
+    started: list[ProgramProcess] = []
+
+    def start() -> ProgramProcess:
+        program = ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "next-gateway")
+        started.append(program)
+        program.wait_ready(60)
+        return program
+
+    yield start
+    for program in started:
+        program.stop()
+
+
+@pytest.fixture
 def hub(gateway: ProgramProcess, hub_settings: Settings) -> Iterator[GatewayClient]:
     """A client with the operator's token."""
     with GatewayClient(hub_settings) as client:

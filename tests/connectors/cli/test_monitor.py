@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +18,6 @@ from tests.connectors.cli.conftest import CommandLine
 
 pytestmark = pytest.mark.requirement("JE-25")
 
-GatewaySwitch = Callable[[bool], None]
-
 
 class Notes(PlainLines):
     """Keeps what it is told of drift."""
@@ -32,32 +29,15 @@ class Notes(PlainLines):
         self.told.append((drift, outcome))
 
 
-@pytest.fixture
-def switch(gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path) -> Iterator[GatewaySwitch]:
-    """Kills the gateway, or starts it again at the same address."""
-    running = [gateway]
-
-    def turn(on: bool) -> None:
-        if on:
-            running.append(
-                ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "gateway again")
-            )
-            running[-1].wait_ready(60)
-        else:
-            running[-1].kill()
-
-    yield turn
-    for program in running:
-        program.kill()
-
-
 def _follower(client: GatewayClient, stream: EventStream) -> RegistryFollower:
     found = RegistryFollower(client)
     found.take(stream.first(20))
     return found
 
 
-def test_what_changed_is_looked_up_when_the_gateway_is_back(hub: GatewayClient, switch: GatewaySwitch) -> None:
+def test_what_changed_is_looked_up_when_the_gateway_is_back(
+    hub: GatewayClient, gateway: ProgramProcess, next_gateway: Any
+) -> None:
     job = hub.post(path_of("jobs"), {"description": "x"})["job_id"]
     with follow_registries(hub) as stream:
         registries = _follower(hub, stream)
@@ -70,17 +50,17 @@ def test_what_changed_is_looked_up_when_the_gateway_is_back(hub: GatewayClient, 
             return event is not None and event.data.get("status_after") == "cancelled"
 
         wait_until(cancelled_is_taken, what="the event")
-    switch(False)
+    gateway.kill()
     assert registries.refresh() == []
     assert registries.failure is not None
     assert registries.job_status("00000000") is None
-    switch(True)
+    next_gateway()
     (change,) = registries.refresh()
     assert (change.name, change.row["status"], registries.failure) == (job, "cancelled", None)
 
 
 def test_a_mend_that_got_no_answer_is_told_once_and_tried_again(
-    hub: GatewayClient, switch: GatewaySwitch, hub_settings: Settings
+    hub: GatewayClient, gateway: ProgramProcess, next_gateway: Any, hub_settings: Settings
 ) -> None:
     job = hub.post(path_of("jobs"), {"description": "x", "session": "s1"})["job_id"]
     hub.post(path_of("sessions"), {"session": "s1"})
@@ -90,7 +70,7 @@ def test_a_mend_that_got_no_answer_is_told_once_and_tried_again(
         registries = _follower(hub, stream)
     notes = Notes()
     watch = DriftWatch(hub, registries, SessionHost(hub_settings), notes, mend=True)
-    switch(False)
+    gateway.kill()
     for _ in range(3):
         watch.look()
     ((drift, outcome),) = notes.told
@@ -98,7 +78,7 @@ def test_a_mend_that_got_no_answer_is_told_once_and_tried_again(
     assert outcome is not None
     assert outcome.startswith("not mended yet")
     assert watch.unmended == [drift]
-    switch(True)
+    next_gateway()
     watch.look()
     assert notes.told[1:] == [(drift, f"job {job} is cancelled")]
     assert watch.unmended == []

@@ -146,7 +146,11 @@ def test_a_refused_token_ends_publish_with_4_and_the_event_stays_in_the_outbox(
 
 @pytest.mark.requirement("DL-08")
 def test_without_a_gateway_publish_ends_with_5_and_sends_the_same_bytes_later(
-    worker: Worker, trunkline: CommandLine, gateway: ProgramProcess, hub_settings: Settings, tmp_path: Path
+    worker: Worker,
+    trunkline: CommandLine,
+    gateway: ProgramProcess,
+    next_gateway: Any,
+    hub_settings: Settings,
 ) -> None:
     gateway.kill()
     done = trunkline.call(*worker.command, "--event", "started", **worker.environment)
@@ -154,16 +158,12 @@ def test_without_a_gateway_publish_ends_with_5_and_sends_the_same_bytes_later(
     assert f"the hub at {hub_settings.gateway_url} does not answer" in done.stderr
     assert "Event 1 stays in the outbox" in done.stderr
     (waiting,) = [one["payload"].encode() for one in worker.state()["outbox"]]
-    again = ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "again")
-    try:
-        again.wait_ready()
-        told = json_of(trunkline.call(*worker.command, "--event", "completed", "--json", **worker.environment))
-        assert (told["seq"], told["verdict"]) == (2, "accepted")
-        assert worker.logged()[0] == waiting
-        assert [json.loads(value)["seq"] for value in worker.logged()] == [1, 2]
-        assert worker.row()["status"] == "completed"
-    finally:
-        again.kill()
+    next_gateway()
+    told = json_of(trunkline.call(*worker.command, "--event", "completed", "--json", **worker.environment))
+    assert (told["seq"], told["verdict"]) == (2, "accepted")
+    assert worker.logged()[0] == waiting
+    assert [json.loads(value)["seq"] for value in worker.logged()] == [1, 2]
+    assert worker.row()["status"] == "completed"
 
 
 @pytest.mark.requirement("DL-08")

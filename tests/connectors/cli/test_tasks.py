@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
-from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, json_of, read_line, recycled
 
 HOSTILE = "red bidi \u202e zero\u200b"
-
-
-@pytest.fixture
-def next_gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[Callable[[], ProgramProcess]]:
-    """Starts a gateway after the first one; ended with the test."""
-    started: list[ProgramProcess] = []
-
-    def start() -> ProgramProcess:
-        started.append(
-            ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "next-gateway")
-        )
-        started[-1].wait_ready(60)
-        return started[-1]
-
-    yield start
-    for program in started:
-        program.stop()
 
 
 @pytest.mark.requirement("HH-03")

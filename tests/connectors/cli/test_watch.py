@@ -213,6 +213,7 @@ def test_watch_ends_at_once_for_a_job_whose_retained_end_was_removed(
 def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
     which: str,
     gateway: ProgramProcess,
+    next_gateway: Any,
     hub: GatewayClient,
     hub_settings: Settings,
     watching: Any,
@@ -225,12 +226,8 @@ def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
     process = watching(*wanted, "--settled", "--timeout", "60s")
     gateway.kill()
     outgoing.publish("completed", "while nobody looked")
-    again = ProgramProcess("connectors.programs.gateway_program", hub_settings, tmp_path, "again")
-    try:
-        again.wait_ready(60)
-        code, _, err = _ended(process)
-    finally:
-        again.stop()
+    next_gateway()
+    code, _, err = _ended(process)
     assert code == 0
     assert "trying again" in err
 
