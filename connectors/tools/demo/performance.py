@@ -118,7 +118,7 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
         progress.done(f"all {len(deliveries)} are in Kafka")
         receipts = unruly.receipts()
     progress.begin("Wait until the ledger has all of them")
-    missing = _wait_for_tables(stage, lambda: {} if (at := ledger.read()) is None else at.ends)
+    missing = _wait_for_tables(stage, lambda: {} if (at := ledger.read()) is None else at.ends, progress.update)
     progress.done("it has them" if not missing else f"{missing} are missing")
     progress.begin("Compare the ledger with the plan")
     where = LedgerFilter(since=started - _CLOCK_MARGIN)
@@ -148,10 +148,15 @@ def _result(differences: list[str]) -> str:
     return f"{len(differences)} differences" if differences else "as planned"
 
 
-def _wait_for_tables(stage: Stage, ends_of_tables: Callable[[], Mapping[int, int]]) -> int:
+def _wait_for_tables(
+    stage: Stage,
+    ends_of_tables: Callable[[], Mapping[int, int]],
+    tell: Callable[[str], object] = lambda _text: None,
+) -> int:
     """Wait until tables have all that is in the log now, or no record came for `QUIET_LIMIT_S`.
 
     Return how many records are missing. `ends_of_tables` returns the first offset that they lack, by partition.
+    `tell` is called with texts about the progress.
     """
     with closing(LogEnd(stage.settings.kafka)) as log:
         ends = log.offsets(REACH_TIMEOUT_S)
@@ -164,7 +169,7 @@ def _wait_for_tables(stage: Stage, ends_of_tables: Callable[[], Mapping[int, int
         if left != missing:
             missing, news_at = left, time.monotonic()
         stage.tick()
-        stage.progress.update(f"{missing} of {sum(ends.values())} records are missing")
+        tell(f"{missing} of {sum(ends.values())} records are missing")
         time.sleep(_LOOK_S if missing else 0)
     return missing
 
