@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from connectors.doors.file_bridge.held_lines import CONSUMER
 from connectors.doors.file_bridge.held_lines import PREFIX as HELD_PREFIX
 from connectors.doors.file_bridge.long_bodies import GatewayBlobs
 from connectors.doors.file_bridge.posting_rules import BridgeRules
@@ -31,7 +32,7 @@ from connectors.doors.file_bridge.progress import (
 from connectors.doors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
 from connectors.doors.file_bridge.queue_folder import FolderWatch, queue_root, wait_free
 from connectors.doors.file_bridge.records import claims_of, claims_of_ids
-from connectors.doors.file_bridge.session_carrier import CONSUMER, SessionCarrier
+from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from connectors.log.publisher import RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.plumbing.network.rates import Backoff

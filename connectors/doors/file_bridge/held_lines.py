@@ -14,12 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import structlog
+
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.queue.cursors import SUFFIX, agents, read_cursor, write_cursor
 from trunkline_agent.queue.message_record import is_name
 from trunkline_agent.queue.queue_errors import QueueError
 from trunkline_agent.queue.session_files import CURSORS, SessionFolder, complete_lines, remove
 
+log = structlog.stdlib.get_logger(__name__)
+
+# The bridge's name as a consumer.
+CONSUMER: Final = "trunkline-bridge"
 PREFIX: Final = "trunkline-held."
 
 
@@ -46,6 +52,15 @@ def held_cursors(folder: SessionFolder) -> dict[str, int]:
         if offset is not None:
             found[recipient] = offset
     return found
+
+
+def own_cursor(folder: SessionFolder) -> int | None:
+    """Return the bridge's cursor. An invalid one counts as none: carrying a line again does no harm."""
+    try:
+        return read_cursor(folder, CONSUMER)
+    except QueueError:
+        log.warning("cursor_not_whole", session=folder.path.rpartition("/")[2])
+        return None
 
 
 def hold(folder: SessionFolder, recipient: str, offset: int) -> None:

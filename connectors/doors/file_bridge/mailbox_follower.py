@@ -24,7 +24,14 @@ from connectors.doors.file_bridge.posting_rules import BridgeRules, ask_limits
 from connectors.doors.file_bridge.put_off import PutOff
 from connectors.doors.file_bridge.queue_folder import queue_root, wait_free
 from connectors.doors.file_bridge.records import DOOR, line_of, may_be_of
-from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
+from connectors.plumbing.gateway_client.event_stream import (
+    GAP,
+    SETTLED,
+    SNAPSHOT,
+    EventStream,
+    ServerEvent,
+    log_lost,
+)
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
@@ -98,7 +105,7 @@ class MailboxFollower(threading.Thread):
         self._synced.clear()
         with (
             GatewayClient(self._settings) as gateway,
-            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_tell) as stream,
+            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=log_lost) as stream,
         ):
             has_snapshot = False
             while not self._stopping.is_set():
@@ -223,13 +230,6 @@ class MailboxFollower(threading.Thread):
         self._agents = frozenset(agent["name"] for agent in shown if agent["status"] == "defined")
         self._rules.known = ask_limits(gateway)
         self._asked_agents_at = time.monotonic()
-
-
-def _tell(why: str | None) -> None:
-    if why is None:
-        log.info("gateway_back")
-    else:
-        log.warning("gateway_away", why=why)
 
 
 def _tell_waiting(reader: tuple[str, str], why: str) -> None:

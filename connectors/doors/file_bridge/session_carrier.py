@@ -20,6 +20,7 @@ from typing import Any, Final
 import structlog
 
 from connectors.doors.file_bridge.held_lines import (
+    CONSUMER,
     PREFIX,
     Carried,
     Consumed,
@@ -30,6 +31,7 @@ from connectors.doors.file_bridge.held_lines import (
     held_recipients,
     hold,
     move_held,
+    own_cursor,
     places_of,
 )
 from connectors.doors.file_bridge.long_bodies import GatewayBlobs, NotUploaded, body_in
@@ -43,7 +45,7 @@ from connectors.doors.file_bridge.records import (
     sent_at_s,
 )
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.queue.cursors import agents, read_cursor, write_cursor
+from trunkline_agent.queue.cursors import agents, write_cursor
 from trunkline_agent.queue.message_record import CARRIED_MARK, EVERYBODY, is_utf16, parse_line, why_refused
 from trunkline_agent.queue.queue_errors import QueueError
 from trunkline_agent.queue.session_files import MESSAGES, SessionFolder, complete_lines
@@ -51,8 +53,6 @@ from trunkline_agent.wire.verdicts import MAILBOX_FULL
 
 log = structlog.stdlib.get_logger(__name__)
 
-# The bridge's name as a consumer.
-CONSUMER: Final = "trunkline-bridge"
 # How much is carried before the cursor moves, and kept in memory at once.
 _LINES: Final = 1000
 _BYTES: Final = 8 * 1024 * 1024
@@ -199,7 +199,7 @@ class SessionCarrier:
                 if os.path.samestat(os.fstat(now), os.fstat(fd)):
                     place = reading.places[index]
                 else:
-                    at, end = held_cursors(folder).get(recipient, 0), _own_cursor(folder) or 0
+                    at, end = held_cursors(folder).get(recipient, 0), own_cursor(folder) or 0
                     place = places_of(now, at, os.fstat(now).st_size, reading.lines)[index]
             is_done = index == len(reading.lines) and place >= end
             move_held(folder, recipient, None if is_done else place)
@@ -245,7 +245,7 @@ class SessionCarrier:
         """
         with SessionFolder(self._root, self._session, create=False) as folder:
             lock_soon(folder, _LOCK_S)
-            cursor, held = _own_cursor(folder), held_cursors(folder)
+            cursor, held = own_cursor(folder), held_cursors(folder)
             fd = folder.open_file(MESSAGES)
             folder.unlock()
             with nullcontext() if fd is None else fd:
@@ -345,7 +345,7 @@ class SessionCarrier:
             if now is None:
                 return
             with now:
-                at = _own_cursor(folder)
+                at = own_cursor(folder)
                 # The file that was read is still open, so no other file can have its inode number.
                 is_same = os.path.samestat(os.fstat(now), os.fstat(fd))
                 places = reading.places
@@ -393,12 +393,3 @@ class SessionCarrier:
         except ValueError as error:
             log.warning("line_not_carried", session=self._session, msg_id=message["msg_id"], why=str(error))
             yield Posting(refusal_of(self._session, line), at)
-
-
-def _own_cursor(folder: SessionFolder) -> int | None:
-    """Return the bridge's cursor. An invalid one counts as none: carrying a line again does no harm."""
-    try:
-        return read_cursor(folder, CONSUMER)
-    except QueueError:
-        log.warning("cursor_not_whole", session=folder.path.rpartition("/")[2])
-        return None
