@@ -97,11 +97,15 @@ class InboxWindows:
             for agent in self._windows.keys() - set(agents):
                 del self._windows[agent]
 
+    def _of(self, agent: str) -> _Window:
+        """Return the window of an agent. Without one, it is an empty window that is not kept."""
+        return self._windows.get(agent) or _Window(self._first_s)
+
     def is_open(self, agent: str) -> bool:
         """Return whether to look for messages: at most half of the room is used, or a repetition is due."""
         with self._lock:
-            window = self._windows.get(agent)
-            if window is None or self._clock() >= window.again_at:
+            window = self._of(agent)
+            if self._clock() >= window.again_at:
                 return True
             return 2 * len(window.sizes) <= MESSAGES_MOST and 2 * window.total <= BYTES_MOST
 
@@ -141,17 +145,14 @@ class InboxWindows:
     def drop(self, agent: str, message_ids: Sequence[str]) -> None:
         """Forget messages that the broker did not take."""
         with self._lock:
-            window = self._windows.get(agent)
-            if window is not None:
-                for message_id in message_ids:
-                    window.remove(message_id)
+            window = self._of(agent)
+            for message_id in message_ids:
+                window.remove(message_id)
 
     def confirm(self, agent: str, message_ids: Sequence[str]) -> None:
         """Forget messages that the agent has confirmed."""
         with self._lock:
-            window = self._windows.get(agent)
-            if window is None:
-                return
+            window = self._of(agent)
             before = list(window.sizes)
             count = sum([window.remove(message_id) for message_id in message_ids])
             if not count:
@@ -167,9 +168,7 @@ class InboxWindows:
         Until the confirmation is in the log, the messages are not published again, but at most for one pause.
         """
         with self._lock:
-            window = self._windows.get(agent)
-            if window is None:
-                return False
+            window = self._of(agent)
             found = [message_id for message_id in message_ids if message_id in window.sizes]
             window.confirming.update(dict.fromkeys(found, self._clock() + self._first_s))
             return bool(found)
@@ -177,17 +176,15 @@ class InboxWindows:
     def refuse_confirmation(self, agent: str, message_ids: Sequence[str]) -> None:
         """Note that a confirmation was rejected, so that the messages go on waiting for another one."""
         with self._lock:
-            window = self._windows.get(agent)
-            if window is not None:
-                for message_id in message_ids:
-                    window.confirming.pop(message_id, None)
+            window = self._of(agent)
+            for message_id in message_ids:
+                window.confirming.pop(message_id, None)
 
     def again(self, agent: str) -> None:
         """Let an agent's messages be published again at once, but at most once in a second."""
         with self._lock:
-            window = self._windows.get(agent)
-            if window is not None:
-                window.ask(max(self._clock(), window.repeated_at + _HELLO_S), self._first_s)
+            window = self._of(agent)
+            window.ask(max(self._clock(), window.repeated_at + _HELLO_S), self._first_s)
 
     def all_again(self) -> None:
         """Let the messages of all agents be published again at once, because the broker may have lost them."""
@@ -207,10 +204,8 @@ class InboxWindows:
     def due_in_s(self, agent: str) -> float | None:
         """Return in how many seconds an agent's messages are published again; None while it has none."""
         with self._lock:
-            window = self._windows.get(agent)
-            if window is None or not window.sizes:
-                return None
-            return max(0.0, window.again_at - self._clock())
+            window = self._of(agent)
+            return max(0.0, window.again_at - self._clock()) if window.sizes else None
 
 
 _FIRST_S: Final = 0.1

@@ -27,7 +27,14 @@ import structlog
 from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.doors.mqtt_bridge.inbox_pace import InboxTurns, InboxWindows
-from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
+from connectors.plumbing.gateway_client.event_stream import (
+    GAP,
+    SETTLED,
+    SNAPSHOT,
+    EventStream,
+    ServerEvent,
+    log_lost,
+)
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.mqtt_link.payloads import INBOX_FIELDS
 from schemas.settings.settings import Settings
@@ -154,7 +161,7 @@ class AgentInboxes:
         wanted = {"kind": MAILBOX, "type": _DELIVERS, "verdict": ACCEPTED}
         with (
             GatewayClient(self._settings) as gateway,
-            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_log_gateway) as stream,
+            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=log_lost) as stream,
         ):
             was_active, self._asked_agents_at = False, -math.inf
             while not self._stop.is_set():
@@ -328,10 +335,3 @@ def seconds_left(row: Mapping[str, Any], now_s: float) -> float:
     if row["expires_at"] is None:
         return math.inf
     return max(0.0, moment_of(str(row["expires_at"])) / 1e6 - now_s)
-
-
-def _log_gateway(why: str | None) -> None:
-    if why is None:
-        log.info("gateway_back")
-    else:
-        log.warning("gateway_away", why=why)

@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, Final, NamedTuple, Self
 
+import structlog
+
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.gateway_client.gateway_tls import explained
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.hub.plans import Request
 from trunkline_agent.hub.server_events import EventParser
+
+log = structlog.stdlib.get_logger(__name__)
 
 SNAPSHOT: Final = "snapshot"
 SETTLED: Final = "settled"
@@ -31,6 +35,14 @@ _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _WAITING: Final = 1000
 _TICK_S: Final = 0.25
 _STOP_S: Final = 5.0
+
+
+def log_lost(why: str | None) -> None:
+    """Log that the connection of a stream was lost, or is there again (None): the `lost` of a program."""
+    if why is None:
+        log.info("gateway_back")
+    else:
+        log.warning("gateway_away", why=why)
 
 
 class ServerEvent(NamedTuple):

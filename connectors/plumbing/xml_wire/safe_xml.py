@@ -21,6 +21,7 @@ from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.plumbing.xml_wire.documents import DEFAULT_LIMITS, Kind, XmlLimits, XmlRefused, quoted, tokens
 from connectors.plumbing.xml_wire.mending import Mended, mended, proven_notes
+from trunkline_agent.xml.checked_payload import new_parser
 from trunkline_agent.xml.envelope import canonical_bytes
 
 __all__ = ["Repaired", "canonical_bytes", "guarded", "repair", "repair_answer", "tidied"]
@@ -174,17 +175,7 @@ def _parser(*, recover: bool = False) -> Any:
     name = "recovering" if recover else "strict"
     parser = getattr(_LOCAL, name, None)
     if parser is None:
-        parser = etree.XMLParser(
-            encoding="utf-8",  # set here, so that the document's declaration is ignored
-            recover=recover,
-            resolve_entities=False,
-            load_dtd=False,
-            dtd_validation=False,
-            attribute_defaults=False,
-            no_network=True,
-            huge_tree=False,
-            collect_ids=False,
-        )
+        parser = new_parser(recover=recover)
         setattr(_LOCAL, name, parser)
     return parser
 

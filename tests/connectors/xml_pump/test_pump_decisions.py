@@ -183,6 +183,11 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
+def pumped(queue: Queue, folder: Path, condition: Callable[[], object]) -> None:
+    """Run a pump on a queue until the condition is true."""
+    asyncio.run(pumping(queue, folder, lambda pump: until(condition)))
+
+
 @pytest.mark.requirement("XP-08")
 def test_no_more_run_at_once_than_each_listener_may_have_and_all_together(tmp_path: Path):
     queue = Queue([info("stepper", concurrency=3), info("other", concurrency=5)])
@@ -236,10 +241,7 @@ def test_what_was_handed_out_before_runs_alone_and_the_rest_goes_on_between(tmp_
     queue.waiting += [message(number) for number in range(100)]
     queue.suspects += [message(number) for number in range(100, 110)]
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: len(queue.told) == 110)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: len(queue.told) == 110)
     alone = [asked for asked in queue.asked if asked.alone]
     assert len(alone) >= 10
     assert {(asked.free, asked.under_way) for asked in alone} == {(1, 0)}
@@ -314,10 +316,7 @@ def test_what_was_done_is_told_by_the_same_request_until_the_gateway_takes_it(tm
     queue = Queue([info("stepper")], refuses=lambda done: away.pop() if away else None)
     queue.waiting.append(message(1))
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: queue.told)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: queue.told)
     assert len(queue.requests) == 3
     assert len(set(queue.requests)) == 1
 
@@ -327,10 +326,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again_and_no_place_is_lost(t
     queue = Queue([info("stepper", concurrency=1)], unreadable=[answer])
     queue.waiting += [message(1), message(2)]
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: len(queue.told) == 2)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: len(queue.told) == 2)
     assert queue.requests[0] == queue.requests[1] != queue.requests[2]
     assert queue.outcomes() == {"m1": "handled", "m2": "handled"}
 
@@ -343,10 +339,7 @@ def test_an_answer_that_the_gateway_never_takes_becomes_a_huh_and_holds_up_no_ot
     queue = Queue([info("stepper")], refuses=refuses)
     queue.waiting += [message(number) for number in range(6)]
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: len(queue.told) == 6)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: len(queue.told) == 6)
     assert {name for name, outcome in queue.outcomes().items() if outcome == "huh"} == {"m3"}
 
 
@@ -355,10 +348,7 @@ def test_a_pump_that_ends_gives_back_what_does_not_end_in_time(tmp_path: Path):
     _gates["never"] = asyncio.Event()
     queue.waiting += [message(1, gate="never"), message(2)]
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: "m2" in queue.told and pump.under_way)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: "m2" in queue.told and queue.under_way())
     assert queue.outcomes() == {"m1": "nack", "m2": "handled"}
 
 
@@ -380,10 +370,7 @@ def test_a_message_of_a_new_listener_waits_for_the_pump_to_know_it(tmp_path: Pat
 def test_a_person_and_a_listener_whose_handler_cannot_be_loaded_are_not_asked_for(tmp_path: Path):
     queue = Queue([info("stepper"), info("b", handler="no.such.module:f"), info("person", type="human")])
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: queue.asked)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: queue.asked)
     assert all(list(asked.wants) == ["stepper"] for asked in queue.asked)
 
 
@@ -391,9 +378,6 @@ def test_what_waits_for_a_removed_listener_goes_back_with_a_huh(tmp_path: Path):
     queue = Queue([info("stepper"), info("gone")])
     queue.waiting.append(message(1, "gone", listener_gone=True))
 
-    async def during(pump: Pump) -> None:
-        await until(lambda: queue.told)
-
-    asyncio.run(pumping(queue, tmp_path, during))
+    pumped(queue, tmp_path, lambda: queue.told)
     assert queue.told["m1"]["outcome"] == "huh"
     assert "the listener was removed" in json.dumps(queue.told["m1"])

@@ -18,6 +18,21 @@ _NO_MARKUP: Final = re.compile(rb"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>", re.
 _DECLARATION: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY|ELEMENT|ATTLIST|NOTATION)", re.IGNORECASE)
 
 
+def new_parser(*, recover: bool = False) -> Any:
+    """Return an lxml parser that expands nothing and fetches nothing; with `recover`, it mends broken XML."""
+    return etree.XMLParser(
+        encoding="utf-8",  # set here, so that the document's declaration is ignored
+        recover=recover,
+        resolve_entities=False,
+        load_dtd=False,
+        dtd_validation=False,
+        attribute_defaults=False,
+        no_network=True,
+        huge_tree=False,
+        collect_ids=False,
+    )
+
+
 def safe_root(data: bytes) -> Any:
     """Parse a document and return its root as an lxml element. Nothing is expanded, fetched or repaired.
 
@@ -27,18 +42,8 @@ def safe_root(data: bytes) -> Any:
     # Before the parser sees it: libxml2 reads an external DTD even if it is told not to load one.
     if b"<!" in data and _DECLARATION.search(_NO_MARKUP.sub(b"", data)):
         raise ValueError("a DOCTYPE or another declaration: no document may have one; leave it out")
-    parser = etree.XMLParser(
-        encoding="utf-8",  # set here, so that the document's declaration is ignored
-        resolve_entities=False,
-        load_dtd=False,
-        dtd_validation=False,
-        attribute_defaults=False,
-        no_network=True,
-        huge_tree=False,
-        collect_ids=False,
-    )
     try:
-        return etree.fromstring(data, parser)
+        return etree.fromstring(data, new_parser())
     except etree.XMLSyntaxError as error:
         raise ValueError(quoted(error.msg or "no XML", 200)) from None
 
