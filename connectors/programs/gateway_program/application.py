@@ -78,6 +78,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_blob_routes(routes, hub)
     add_xml_routes(routes, hub)
     add_pump_routes(routes, hub)
+    app.state.operations = operations
     app.state.engine = Engine(hub, gate, operations)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     return app
