@@ -14,21 +14,6 @@ from connectors.hub.services.hub import Hub
 from connectors.programs.gateway_program.application import build_application
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from tests.connectors.gateway.hub_post_routes import ROUTES
-
-# Answers to examples of requests about something that this test does not have, by path.
-OTHER_ANSWERS = {
-    # The session may have got a job by an example before.
-    "/api/hub/jobs/{job_id}/assign": {200, 409},
-    # The signature of the example is none.
-    "/api/hub/jobs/{job_id}/events": {404},
-    # Another agent may have got the key by an example before.
-    "/api/hub/participants/{name}/keys": {200, 403},
-    # No webhook has this name.
-    "/api/hub/webhooks/{name}/test": {404},
-    # The organism of the test has no listener.
-    "/messages": {422},
-}
 
 
 @pytest.fixture(scope="module")
@@ -128,21 +113,3 @@ def test_every_path_parameter_has_an_example_that_its_schema_allows(document):
         for one in operation.get("parameters", ()):
             if one["in"] == "path":
                 jsonschema.validate(one["example"], one["schema"])
-
-
-@pytest.mark.requirement("DL-13")
-@pytest.mark.kafka
-def test_a_real_gateway_takes_the_example_of_every_request(hub):
-    document, refused = hub.operator.get("/openapi.json").json(), {}
-    for path, methods in document["paths"].items():
-        body = methods.get("post", {}).get("requestBody")
-        if body is None:
-            continue
-        parameters = {one["name"]: one.get("example") for one in methods["post"].get("parameters", ())}
-        url = ROUTES[path][0](hub) if path in ROUTES else path.format(**parameters)
-        ((media_type, content),) = body["content"].items()
-        sent = {"content": content["example"]} if media_type.endswith("xml") else {"json": content["example"]}
-        answer = hub.operator.post(url, headers={"Content-Type": media_type}, **sent)
-        if answer.status_code not in OTHER_ANSWERS.get(path, {200, 201}):
-            refused[path] = (answer.status_code, answer.text)
-    assert refused == {}

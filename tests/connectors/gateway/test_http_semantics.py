@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-
 import pytest
 
-from tests.connectors.gateway.hub_post_routes import ROUTES, fresh
 from tests.connectors.gateway.hub_stack import MESSAGES
-from tests.connectors.gateway.test_hub_errors import page, said
+from tests.connectors.gateway.test_hub_errors import page
 
 JSON = "application/json"
 STREAMS = ("/api/hub/events", "/api/hub/messages/events")
@@ -57,28 +53,3 @@ def test_pages_of_other_sites_get_no_permission_at_any_route(hub):
             with hub.operator.stream("GET", url, headers=asked) as answer:
                 found += answer.headers
         assert not [name for name in found if name.startswith("access-control-")], path
-
-
-CODINGS = ("gzip", "deflate", "br", "gzip, identity", "x-none")
-
-
-@pytest.mark.requirement("HH-22")
-@pytest.mark.parametrize("path", ROUTES)
-def test_a_body_with_another_coding_or_charset_or_range_is_refused_and_changes_nothing(hub, path):
-    address, body, _ = ROUTES[path]
-    url, content = address(hub), json.dumps(body).encode()
-    packed = gzip.compress(content)
-    for headers, given, status in (
-        *(({"Content-Encoding": coding}, packed, 415) for coding in CODINGS),
-        ({"Content-Type": f"{JSON}; charset=latin-1"}, content, 415),
-        ({"Content-Type": f'{JSON};Charset = "UTF-16"'}, content, 415),
-        ({"Content-Range": f"bytes 0-{len(content) - 1}/{2 * len(content)}"}, content, 400),
-    ):
-        answer = hub.operator.post(url, content=given, headers={"Content-Type": JSON, **headers})
-        assert said(answer) == (status, "unsupported_media_type" if status == 415 else "malformed"), headers
-        if "Content-Encoding" in headers:
-            assert answer.headers["accept-encoding"] == "identity"
-    key = fresh("key")
-    for charset in ("", "; charset=utf-8", '; charset="UTF-8"'):
-        usual = {"Content-Type": JSON + charset, "Content-Encoding": "identity", "Idempotency-Key": key}
-        assert hub.operator.post(url, content=content, headers=usual).is_success, charset
