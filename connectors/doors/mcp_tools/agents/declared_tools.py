@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, Final
 
 from pydantic import create_model
@@ -37,11 +38,11 @@ class DeclaredTool(PlannedTool, Operation):
             if model is not None and not isinstance(given, model):
                 fields = {field: getattr(given, field) for field in model.model_fields}
                 setattr(asked, name, model.model_validate(fields))
-        return super().plan(asked)  # type: ignore[safe-super]  of the operation
+        return super().plan(asked)  # type: ignore[safe-super]  # of the operation
 
     def answer(self, asked: Asked, settled: Sequence[SettledRecord]) -> Answer | Awaitable[Answer]:
         """Return the answer of the operation, as the tool spells it."""
-        found = super().answer(asked, settled)  # type: ignore[safe-super]  of the operation
+        found = super().answer(asked, settled)  # type: ignore[safe-super]  # of the operation
         return self._spelled(found) if isinstance(found, Answer) else self._awaited(found)
 
     async def later(self, asked: Asked) -> Answer:
@@ -51,9 +52,13 @@ class DeclaredTool(PlannedTool, Operation):
     async def _awaited(self, found: Awaitable[Answer]) -> Answer:
         return self._spelled(await found)
 
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
+        return self.ANSWER.model_json_schema()
+
     def _spelled(self, found: Answer) -> Answer:
-        schema = self.ANSWER.model_json_schema()
-        return Answer(_in_camel_case(found.document, schema, schema.get("$defs", {})), found.verdict)
+        spelled = _in_camel_case(found.document, self._schema, self._schema.get("$defs", {}))
+        return Answer(spelled, found.verdict)
 
 
 def declared_arguments(operations: Iterable[type[Operation]]) -> dict[str, type[ToolArguments]]:
