@@ -1,4 +1,4 @@
-"""What the clients of the hub can know of its operations: fields, texts and answers of the declared ones."""
+"""Fields, texts and answers of the declared operations, as the clients of the hub see them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Field(NamedTuple):
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be null."""
+        """True if it may be null."""
         return {"type": "null"} in self.schema.get("anyOf", ())
 
 

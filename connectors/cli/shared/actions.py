@@ -139,7 +139,7 @@ class Declared(NamedTuple):
     Attributes:
         method: `GET` or `POST`.
         path: The parts of the path below the API's; the names of fields are in braces.
-        text: What it does, in a line.
+        text: Its description, in a line.
         given: Its fields.
         rows: The field of the answer with the rows of a list. None: it is no list.
         by: The field of a row by which the list goes on in the next answer. None: there is one answer.
@@ -156,7 +156,7 @@ class Declared(NamedTuple):
 
     @property
     def has_key(self) -> bool:
-        """Whether it has an idempotency key."""
+        """True if it has an idempotency key."""
         return self.method == "POST"
 
 

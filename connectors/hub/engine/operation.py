@@ -212,7 +212,7 @@ class Call(NamedTuple):
     Attributes:
         name: Its name in Python. In JavaScript it is in camel case.
         value: The class of what it returns. None: it returns nothing.
-        text: What it does. None: the first paragraph of the operation's description.
+        text: Its description. None: the first paragraph of the operation's description.
         takes: The fields of body or query that are its arguments. None: all of them.
     """
 

@@ -92,7 +92,7 @@ def declared_tools(hub: Hub, operations: Iterable[type[Operation]]) -> dict[str,
 
 
 def _in_camel_case(document: Any, schema: dict[str, Any], models: dict[str, Any]) -> Any:
-    """Return a document with the names of its fields in camel case. Those of a mapping are no fields."""
+    """Return a document with the names of its fields in camel case. The keys of a mapping stay."""
     for one in schema.get("anyOf", ()):
         schema = one if one.get("type") != "null" else schema
     if "$ref" in schema:
