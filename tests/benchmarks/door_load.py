@@ -20,7 +20,7 @@ from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.mcp_load import HEADERS, request
 from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent.mcp.signing import load_private_key, new_key_pair
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
 

@@ -39,7 +39,7 @@ from tests.benchmarks.growth import gateway_lag
 from tests.benchmarks.process_times import stack_s
 from tests.mailbox_credentials import mailbox_credentials
 from tests.own_settings import stack_settings
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 AT_LEAST = {"ratio": 0.8}

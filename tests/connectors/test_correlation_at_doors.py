@@ -31,7 +31,7 @@ from tests.connectors.test_doors_to_doors import (
     note,
     text_of,
 )
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 
 __all__ = ["doors"]
 pytestmark = pytest.mark.requirement("DL-06")

@@ -25,7 +25,7 @@ from trunkline_agent import Agent as HubAgent
 from trunkline_agent import Credentials
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.mcp import agent_client
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.xml import XmlSender
 

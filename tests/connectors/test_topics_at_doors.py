@@ -22,7 +22,7 @@ from trunkline_agent import Credentials
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import Refused
 from trunkline_agent.message import Message
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 pytestmark = [pytest.mark.requirement("DL-24"), pytest.mark.kafka, pytest.mark.mosquitto]

@@ -22,7 +22,7 @@ from tests.connectors.gateway_client.test_gateway_client import parsed
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text
 from tests.schemas.job_records import signed
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage, read_inbox
 from trunkline_agent.wire.ids import parse_stream_key
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt, read_receipt
 from trunkline_agent.wire.receipt import LogPosition as Position

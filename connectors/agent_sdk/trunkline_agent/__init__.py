@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from trunkline_agent.jobs.async_delegator import AsyncDelegator
     from trunkline_agent.jobs.async_job import AsyncJob
     from trunkline_agent.jobs.delegator import Delegator
-    from trunkline_agent.jobs.delegator_plans import SubmittedJob
+    from trunkline_agent.jobs.delegator_plans import JobUpdate, SubmittedJob, WatchTimeout
     from trunkline_agent.jobs.job import Job
-    from trunkline_agent.jobs.job_watch import JobUpdate, WatchTimeout
     from trunkline_agent.message import Message
     from trunkline_agent.operation_values import AgentInfo, Schedule
     from trunkline_agent.wire.receipt import Receipt
@@ -70,7 +69,7 @@ _MODULE_OF: Final = {
     "Delegator": "trunkline_agent.jobs.delegator",
     "HubAccess": _CREDENTIALS,
     "Job": "trunkline_agent.jobs.job",
-    "JobUpdate": "trunkline_agent.jobs.job_watch",
+    "JobUpdate": "trunkline_agent.jobs.delegator_plans",
     "McpAccess": _CREDENTIALS,
     "Message": "trunkline_agent.message",
     "MqttAccess": _CREDENTIALS,
@@ -79,7 +78,7 @@ _MODULE_OF: Final = {
     "Schedule": _OF_OPERATIONS,
     "Sent": _VALUES,
     "SubmittedJob": "trunkline_agent.jobs.delegator_plans",
-    "WatchTimeout": "trunkline_agent.jobs.job_watch",
+    "WatchTimeout": "trunkline_agent.jobs.delegator_plans",
 }
 
 

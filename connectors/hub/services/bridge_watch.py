@@ -33,8 +33,7 @@ from connectors.plumbing.mqtt_link.payloads import (
 )
 from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import BackboneUnreachable, UsageError
-from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client
-from trunkline_agent.mqtt.tolerant_client import topic_of
+from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client, topic_of
 
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from trunkline_agent.xml.posting import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
+from trunkline_agent.xml.sender import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
 
 __all__ = ["PostedXml", "post_xml"]
 

@@ -7,7 +7,7 @@ import pytest
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.hub import server_events
 from trunkline_agent.hub.server_events import EventParser
-from trunkline_agent.jobs.job_watch import JobWatch
+from trunkline_agent.jobs.delegator_plans import JobWatch
 
 
 @pytest.mark.requirement("LM-21")

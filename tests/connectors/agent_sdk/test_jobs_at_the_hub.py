@@ -25,9 +25,8 @@ from trunkline_agent.errors import EventRejected, NotFound, Refused, UsageError
 from trunkline_agent.jobs.async_delegator import AsyncDelegator
 from trunkline_agent.jobs.async_job import AsyncJob
 from trunkline_agent.jobs.delegator import Delegator
-from trunkline_agent.jobs.delegator_plans import SubmittedJob
+from trunkline_agent.jobs.delegator_plans import JobUpdate, SubmittedJob, WatchTimeout
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.jobs.job_watch import JobUpdate, WatchTimeout
 
 DOORS = ("http", "mqtt")
 

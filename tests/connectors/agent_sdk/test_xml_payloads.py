@@ -8,8 +8,8 @@ import pytest
 from lxml import etree
 
 from trunkline_agent.errors import MessageRejected, TrunklineError, UsageError
-from trunkline_agent.xml.checked_payload import checked_payload
-from trunkline_agent.xml.posting import posted_of, refusal_of
+from trunkline_agent.xml.envelope import checked_payload
+from trunkline_agent.xml.sender import posted_of, refusal_of
 
 pytestmark = pytest.mark.requirement("AG-84")
 PRICE = '<price xmlns="urn:x:shop:1"><article>lämp</article></price>'

@@ -28,8 +28,8 @@ from trunkline_agent.errors import BackboneUnreachable, Refused
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.mqtt import event_delivery
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.mqtt.mqtt_client import NOT_AUTHORIZED
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
-from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED
 from trunkline_agent.wire.agent_message import mqtt_user
 from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.signing import new_secret

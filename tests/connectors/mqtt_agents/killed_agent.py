@@ -9,7 +9,7 @@ import sys
 import threading
 
 from trunkline_agent.credentials import Credentials, MqttAccess
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 

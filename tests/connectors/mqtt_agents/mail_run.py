@@ -19,7 +19,7 @@ from tests.faults.test_pickers import folded
 from tests.mailbox_credentials import mailbox_credentials
 from tests.mqtt_wire import publish_all
 from trunkline_agent.credentials import Credentials
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.wire.topics import inbox_topic, outbox_topic
 

@@ -27,7 +27,7 @@ from tests.mailbox_credentials import mailbox_credentials
 from tests.programs import run_program
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub.plans import Answer
-from trunkline_agent.mqtt.inbox_message import InboxMessage
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 from trunkline_agent.queue import Queue
 from trunkline_agent.wire.agent_message import mqtt_user

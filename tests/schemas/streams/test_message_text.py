@@ -10,7 +10,7 @@ import pytest
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.mailboxes.message_text import TEXT_CONTENT, shown_json, shown_text
 from schemas.wire.record import JSON_CONTENT
-from trunkline_agent.command.shown_messages import body_of
+from trunkline_agent.command.message_commands import body_of
 from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("AG-96")

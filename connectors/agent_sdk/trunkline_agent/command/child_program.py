@@ -1,4 +1,4 @@
-"""One run of another program: input, output up to a limit, a time limit, and an end for a signal to us."""
+"""One run of another program: environment, input, output up to a limit, a time limit, and an end by signals."""
 
 from __future__ import annotations
 
@@ -20,6 +20,31 @@ _CHUNK: Final = 65_536
 _TICK_S: Final = 0.5
 # Another process of the program may keep the pipe open after the program's end.
 _DRAIN_S: Final = 1.0
+# With these variables the program could act in the agent's name.
+_SECRETS: Final = ("AGENT_KEY_PATH", "MQTT_PASSWORD", "MQTT_KEYFILE")
+_WORDS: Final = ("CREDENTIALS", "TOKEN", "SECRET", "PASSWORD")
+
+
+def environment_with(
+    values: Mapping[str, str | None], *, has_secrets: bool, own: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return our environment for another program, with more variables.
+
+    Args:
+        values: The variables to add. None, and a text that no variable can have, leaves one out.
+        has_secrets: Whether variables with secrets stay.
+        own: The environment to begin with.
+    """
+    found = {name: value for name, value in own.items() if has_secrets or not _is_secret(name)}
+    for name, text in values.items():
+        found.pop(name, None)
+        if text is not None and "\0" not in text:
+            found[name] = text
+    return found
+
+
+def _is_secret(name: str) -> bool:
+    return name in _SECRETS or (name.startswith("TRUNKLINE") and any(word in name for word in _WORDS))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import argparse
 import sys
 from typing import Final
 
-from trunkline_agent.command.child_program import ChildProgram, Limits
-from trunkline_agent.command.job_options import job_of
-from trunkline_agent.command.program_environment import environment_with
+from trunkline_agent.command.child_program import ChildProgram, Limits, environment_with
+from trunkline_agent.command.publish_command import job_of
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.errors import BackboneUnreachable, RateLimited, UsageError
 from trunkline_agent.jobs.job import Job

@@ -14,10 +14,9 @@ import time
 from typing import Final
 
 from trunkline_agent.agent import Agent
-from trunkline_agent.command.child_program import ChildProgram, Ended, Limits
+from trunkline_agent.command.child_program import ChildProgram, Ended, Limits, environment_with
 from trunkline_agent.command.command_options import credentials_of, print_json
-from trunkline_agent.command.program_environment import environment_with
-from trunkline_agent.command.shown_messages import as_json, body_of
+from trunkline_agent.command.message_commands import as_json, body_of
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.errors import BackboneUnreachable, LeaseLost, MessageRejected, NotFound
 from trunkline_agent.message import Message

@@ -1,8 +1,9 @@
-"""`trunkline-agent send`, `receive` and `ask`: an agent's messages over HTTP."""
+"""`trunkline-agent send`, `receive` and `ask`, and how the command prints messages."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any, Final
 
 from trunkline_agent.agent import Agent
@@ -14,7 +15,6 @@ from trunkline_agent.command.command_options import (
     print_json,
     read_text,
 )
-from trunkline_agent.command.shown_messages import as_json, body_of, line_of
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.errors import NotFound, UsageError
 from trunkline_agent.hub.agent_calls import PATIENCE_S
@@ -22,7 +22,8 @@ from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.message_plans import ask, envelope
 from trunkline_agent.hub.plans import Retries
-from trunkline_agent.message import Message
+from trunkline_agent.message import Message, ReceivedMessage
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.durations import duration_s
 
 _SEND: Final = """\
@@ -53,6 +54,7 @@ examples:
 """
 # A reader of the output may be slower: then the reply comes again.
 _PRINTED_WITHIN_S: Final = 300
+_TEXT: Final = "text"
 
 
 def add_to(commands: Any) -> None:
@@ -169,3 +171,29 @@ def _receive(given: argparse.Namespace) -> int:
     if not seen:
         raise NotFound("no message was there")
     return 0
+
+
+def as_json(message: ReceivedMessage) -> dict[str, Any]:
+    """Return a received message as the fields of a JSON object; those that it does not have are None."""
+    return {
+        "id": message.id,
+        "from": message.sender,
+        "type": message.type,
+        "payload": message.payload,
+        "topic": message.topic,
+        "thread": message.thread,
+        "in_reply_to": message.in_reply_to,
+        "attempt": message.attempt,
+    }
+
+
+def line_of(message: ReceivedMessage) -> str:
+    """Return a received message as one line for people: sender, type and payload."""
+    return f"{escaped(message.sender)}  {escaped(message.type)}  {escaped(body_of(message.payload))}"
+
+
+def body_of(payload: Any) -> str:
+    """Return a payload as text: the text itself of a payload that is or has only a text, else its JSON."""
+    if isinstance(payload, dict) and set(payload) == {_TEXT} and isinstance(payload[_TEXT], str):
+        return str(payload[_TEXT])
+    return payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)

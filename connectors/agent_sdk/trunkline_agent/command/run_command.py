@@ -43,7 +43,7 @@ The program's environment has no token and no secret, unless --pass-credentials 
 
 def add_to(commands: Any) -> None:
     """Add the subcommand `run`."""
-    from trunkline_agent.command.job_options import add_job_options
+    from trunkline_agent.command.publish_command import add_job_options
 
     found = add_command(
         commands, "run", _run, "run a program for each message, or for a job", _HELP, takes_command=True

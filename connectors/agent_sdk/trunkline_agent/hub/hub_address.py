@@ -1,10 +1,10 @@
-"""The address of a hub, the TLS that it needs, and the texts of its network errors."""
+"""The address of a hub, its TLS, the texts of its network errors, and the limits of connections to it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
 from trunkline_agent import tls
@@ -14,6 +14,14 @@ from trunkline_agent.network.proxy import Proxy, proxy_of
 
 if TYPE_CHECKING:
     import ssl
+
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 20.0
+# The gateway sends a comment on a silent stream every 15 s.
+SILENCE_S: Final = 45.0
+# Requests that may wait long are not counted, so that they never keep an acknowledgement from being sent.
+BUSY_MOST: Final = 16
+IDLE_MOST: Final = 16
 
 
 @dataclass(frozen=True)

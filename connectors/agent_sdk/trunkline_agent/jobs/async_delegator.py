@@ -13,8 +13,7 @@ from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.server_events import ServerEvent
 from trunkline_agent.jobs.delegator import PATIENCE_S
-from trunkline_agent.jobs.delegator_plans import SubmittedJob, cancellation, submission
-from trunkline_agent.jobs.job_watch import JobUpdate, JobWatch
+from trunkline_agent.jobs.delegator_plans import JobUpdate, JobWatch, SubmittedJob, cancellation, submission
 
 _WAITING: Final = 1000
 

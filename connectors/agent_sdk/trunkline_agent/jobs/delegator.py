@@ -14,8 +14,7 @@ from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.hub.server_events import ServerEvent
 from trunkline_agent.hub.sync_client import HubClient
-from trunkline_agent.jobs.delegator_plans import SubmittedJob, cancellation, submission
-from trunkline_agent.jobs.job_watch import JobUpdate, JobWatch
+from trunkline_agent.jobs.delegator_plans import JobUpdate, JobWatch, SubmittedJob, cancellation, submission
 
 PATIENCE_S: Final = 30.0
 _WAITING: Final = 1000

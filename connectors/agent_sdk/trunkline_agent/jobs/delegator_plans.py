@@ -1,17 +1,30 @@
-"""The requests of a delegator: submit a job, cancel a job."""
+"""What a delegator does, without input and output: submit and cancel a job, and watch its events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.hub_requests import encoded, path_of, post_json
-from trunkline_agent.hub.plans import Plan, Retries
+from trunkline_agent.hub.plans import Plan, Request, Retries
+from trunkline_agent.hub.server_events import ServerEvent
 from trunkline_agent.wire.ids import is_job_id
 from trunkline_agent.wire.receipt import LogPosition
+from trunkline_agent.wire.verdicts import ACCEPTED
+
+CANCELLED: Final = "cancelled"
+ENDS: Final = frozenset({"completed", "error", CANCELLED})
+_JOB_EVENT: Final = "job.event"
+_SNAPSHOT: Final = "snapshot"
+_SETTLED: Final = "settled"
+# A pause is between half of it and all of it, at random, so that not all readers come back at once.
+_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +82,141 @@ def cancellation(job_id: str, reason: str, key: str | None, patience_s: float) -
 
 def _no_gateway() -> TrunklineError:
     return TrunklineError("the answer is not that of a Trunkline gateway", reason="not_a_gateway")
+
+
+class WatchTimeout(TrunklineError):
+    """The time of a watch ran out before the job ended.
+
+    Attributes:
+        timer: `total` or `idle`.
+    """
+
+    exit_code = 2
+    reason = "watch_timeout"
+    advice = "the job goes on; watch it again or cancel it"
+
+    def __init__(self, *args: object, timer: str = "total", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.timer = timer
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """An accepted event of a job, or a change of its state.
+
+    Attributes:
+        job_id: The job.
+        event: The type of the event, such as `progress`. For a state that no event of the job made, or whose
+            event was missed: the state, such as `cancelled`.
+        status: The state of the job afterwards: `running`, `completed`, `error` or `cancelled`.
+        detail: The text of the event.
+        data: The data of the event, without its signature.
+        seq: The number of the event within its job. None: it is no event of the job.
+        logged_at: The time at which the log stored it, in ISO 8601. None: unknown.
+    """
+
+    job_id: str
+    event: str
+    status: str
+    detail: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    seq: int | None = None
+    logged_at: str | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """True if the job has ended."""
+        return self.status in ENDS
+
+
+class JobWatch:
+    """The state of one watch. The caller does the input and output.
+
+    Args:
+        job_id: The job.
+        idle_timeout_s: The longest time without an accepted event; None: no limit.
+        total_timeout_s: The longest time of the watch; None: no limit.
+        patience_s: The longest time without a connection to the hub.
+        clock: Returns a monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        idle_timeout_s: float | None,
+        total_timeout_s: float | None,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not is_job_id(job_id):
+            raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
+        self._job_id = job_id
+        self._idle_s = math.inf if idle_timeout_s is None else idle_timeout_s
+        self._total_s = math.inf if total_timeout_s is None else total_timeout_s
+        self._patience_s, self._clock = patience_s, clock
+        self._begun = self._last = self._connected = clock()
+        self._last_id: str | None = None
+        self._failures = 0
+
+    def request(self) -> Request:
+        """Return the request of the stream, which goes on after the last event that was taken."""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache"}
+        if self._last_id is not None:
+            headers["Last-Event-ID"] = self._last_id
+        return Request("GET", path_of("jobs", self._job_id, "events"), headers=headers)
+
+    def left_s(self) -> float:
+        """Return the seconds until the first time limit, infinite without limits.
+
+        Raises WatchTimeout after a limit.
+        """
+        now = self._clock()
+        if now >= self._begun + self._total_s:
+            raise WatchTimeout(f"job {self._job_id} has not ended within {self._total_s:g} s")
+        if now >= self._last + self._idle_s:
+            raise WatchTimeout(f"job {self._job_id}: no event for {self._idle_s:g} s", timer="idle")
+        return min(self._begun + self._total_s, self._last + self._idle_s) - now
+
+    def take(self, event: ServerEvent) -> JobUpdate | None:
+        """Take an event of the stream. Return what it says of the job, None if nothing has changed.
+
+        Raises TrunklineError if the event is not that of a gateway.
+        """
+        self._connected, self._failures = self._clock(), 0
+        self._last_id = event.id or self._last_id
+        try:
+            found = self._update(event.name, event.json())
+        except (KeyError, TypeError, AttributeError):
+            raise TrunklineError(
+                "the stream is not that of a Trunkline gateway", reason="not_a_gateway"
+            ) from None
+        if found is not None:
+            self._last = self._clock()
+        return found
+
+    def pause_s(self, error: BackboneUnreachable | None) -> float:
+        """Return the pause before the stream is opened again, which has ended or was lost by an error.
+
+        Raises the error when there was no connection for too long.
+        """
+        if error is not None and self._clock() - self._connected > self._patience_s:
+            raise error
+        found = _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        self._failures += 1
+        return found * random.uniform(0.5, 1.0)  # noqa: S311  no secret depends on it
+
+    def _update(self, name: str, data: Any) -> JobUpdate | None:
+        if name == _SNAPSHOT:
+            row = data["row"]
+            # After a gap, the event that ended the job may be among those that were missed.
+            if row is None or row["status"] not in ENDS:
+                return None
+            return JobUpdate(self._job_id, row["status"], row["status"], row.get("last_detail") or "")
+        if name != _SETTLED or data["verdict"] != ACCEPTED:
+            return None
+        status, logged_at = data["status_after"], data.get("logged_at")
+        if data["type"] != _JOB_EVENT:
+            return JobUpdate(self._job_id, status, status, logged_at=logged_at) if status in ENDS else None
+        body = data["body"]
+        shown = {key: value for key, value in body["data"].items() if key != "hmac_sig"}
+        return JobUpdate(self._job_id, body["event"], status, body["detail"], shown, body["seq"], logged_at)

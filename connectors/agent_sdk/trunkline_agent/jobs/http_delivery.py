@@ -14,7 +14,7 @@ from typing import Any, Final
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.hub.answer_errors import said_in
-from trunkline_agent.hub.hub_limits import ANSWER_TIMEOUT_S
+from trunkline_agent.hub.hub_address import ANSWER_TIMEOUT_S
 from trunkline_agent.hub.hub_requests import JSON_CONTENT, path_of
 from trunkline_agent.hub.plans import Answer, Request, Retries, exchange
 from trunkline_agent.hub.sync_client import HubClient

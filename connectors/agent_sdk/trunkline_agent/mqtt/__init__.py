@@ -12,7 +12,7 @@ from trunkline_agent.extras import require_extra
 
 if TYPE_CHECKING:
     from trunkline_agent.broker import Broker
-    from trunkline_agent.mqtt.inbox_message import InboxMessage
+    from trunkline_agent.mqtt.inbox_receiver import InboxMessage
     from trunkline_agent.mqtt.mqtt_agent import MqttAgent
 
 require_extra("mqtt")
@@ -21,7 +21,7 @@ __all__ = ["Broker", "InboxMessage", "MqttAgent"]
 
 _MODULES = {
     "Broker": "trunkline_agent.broker",
-    "InboxMessage": "trunkline_agent.mqtt.inbox_message",
+    "InboxMessage": "trunkline_agent.mqtt.inbox_receiver",
     "MqttAgent": "trunkline_agent.mqtt.mqtt_agent",
 }
 

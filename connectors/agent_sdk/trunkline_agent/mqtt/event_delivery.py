@@ -17,6 +17,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from trunkline_agent.broker import BrokerAccess, broker_name, job_broker
 from trunkline_agent.errors import BackboneUnreachable, ReceiptMissing, Refused
+from trunkline_agent.mqtt.mqtt_client import NOT_AUTHORIZED, PUBLISH_AGAIN_S, PUBLISH_REFUSED
 from trunkline_agent.mqtt.mqtt_connection import (
     FINAL_REASONS,
     NO_SUBSCRIBER,
@@ -25,7 +26,6 @@ from trunkline_agent.mqtt.mqtt_connection import (
     Subscription,
     backoff_s,
 )
-from trunkline_agent.mqtt.publish_refusal import NOT_AUTHORIZED, PUBLISH_AGAIN_S, PUBLISH_REFUSED
 from trunkline_agent.outbox.delivery import Confirmed, Interruption
 from trunkline_agent.outbox.outbox import PendingEvent
 from trunkline_agent.wire.content_id import content_id

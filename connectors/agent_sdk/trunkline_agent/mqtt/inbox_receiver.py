@@ -1,4 +1,4 @@
-"""The receiving side of an agent's inbox over MQTT: one callback after the other, and confirmations (DL-30).
+"""An agent's inbox over MQTT: its payloads, one callback after the other, and confirmations (JE-26, DL-30).
 
 The backbone hands a message out again until it has the agent's confirmation. So a confirmation may be lost, and
 a message that comes again is confirmed again.
@@ -15,10 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from trunkline_agent.mqtt.inbox_message import InboxMessage
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.wire.agent_message import confirmation
-from trunkline_agent.wire.strict_json import canonical
+from trunkline_agent.wire.receipt import AgentReceipt, agent_receipt
+from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,44 @@ _LINGER_S: Final = 0.01
 _REMEMBERED: Final = 10_000
 _TICK_S: Final = 0.05
 _END_S: Final = 2.0
+_TEXTS: Final = ("message_id", "from", "kind", "body")
+
+
+class InboxMessage(NamedTuple):
+    """A message for the agent, as it came over MQTT. `fields` has all fields of the JSON object by name.
+
+    `from_verified` says whether the hub authenticated the sender. Do not rely on it at a broker where other
+    clients than the bridge may write to the inbox.
+    """
+
+    message_id: str
+    sender: str
+    from_verified: bool
+    kind: str
+    body: str
+    fields: dict[str, Any]
+
+
+def read_inbox(payload: bytes) -> InboxMessage | AgentReceipt | None:
+    """Decode an MQTT payload that came on an agent's inbox topic: a message, or a receipt for a sent message.
+
+    Any other payload, such as one that a stranger published on a broker that is not ours, gives None. It never
+    raises.
+    """
+    try:
+        fields = decode(payload)[0]
+    except MalformedJsonError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    if "from" not in fields:
+        return agent_receipt(fields)
+    texts = [fields.get(name) for name in _TEXTS]
+    verified = fields.get("from_verified")
+    if type(verified) is not bool or any(type(text) is not str for text in texts):
+        return None
+    message_id, sender, kind, body = (str(text) for text in texts)
+    return InboxMessage(message_id, sender, verified, kind, body, fields)
 
 
 class _Received(NamedTuple):

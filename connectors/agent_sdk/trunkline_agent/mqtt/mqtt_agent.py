@@ -41,10 +41,9 @@ from trunkline_agent.errors import (
 )
 from trunkline_agent.mqtt.ack_window import AckWindow
 from trunkline_agent.mqtt.former_session import read_former_session
-from trunkline_agent.mqtt.inbox_message import InboxMessage, read_inbox
-from trunkline_agent.mqtt.inbox_receiver import InboxReceiver
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage, InboxReceiver, read_inbox
+from trunkline_agent.mqtt.mqtt_client import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
-from trunkline_agent.mqtt.publish_refusal import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
 from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fault
 from trunkline_agent.wire.agent_message import message_fault, mqtt_user, sign_said
 from trunkline_agent.wire.content_id import content_id

@@ -1,20 +1,24 @@
-"""The paho client of one MQTT 5 connection: TLS, login, the connection attempt and its end."""
+"""The paho client of one MQTT 5 connection: its attempt, its end, refusals (LM-10), packets that it skips."""
 
 from __future__ import annotations
 
+import logging
 import socket
+import struct
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, cast
 
-from paho.mqtt.client import Client, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.client import Client, MQTTMessage, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 
 from trunkline_agent.broker import BrokerAccess, broker_name, clear_password, private_socket, socket_name
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context
-from trunkline_agent.mqtt.tolerant_client import TolerantClient
 from trunkline_agent.unix_address import address_of
 
 KEEPALIVE_S: Final = 60
@@ -22,6 +26,22 @@ KEEPALIVE_S: Final = 60
 BAD_LOGIN: Final = (0x86, 0x87)
 # paho waits with select(), which cannot handle higher descriptors.
 _DESCRIPTORS: Final = 1024
+log = logging.getLogger(__name__)
+
+_CONNACK: Final = 0x20
+_PUBLISH: Final = 0x30
+_DISCONNECT: Final = 0xE0
+_QOS_MOST: Final = 2
+_UNDECODABLE: Final = (MQTTException, ValueError, LookupError, struct.error, TypeError, AttributeError)
+NOT_AUTHORIZED: Final = 0x87
+"""The reason code of a PUBACK when the account is paused, or has no right to the topic."""
+PUBLISH_AGAIN_S: Final = 2.0
+"""The time after which a refused message is published again, in seconds."""
+PUBLISH_REFUSED: Final = (
+    "the broker refuses what this account publishes. It pauses an account after far too many messages in a "
+    "minute; otherwise the account has no right to this topic"
+)
+"""The text of the error when the broker refuses a message until the deadline."""
 
 
 def new_client(mqtt: BrokerAccess, client_id: str = "", *, manual_ack: bool = False) -> Client:
@@ -120,3 +140,85 @@ def cut_connection(client: Client) -> None:
         with suppress(OSError):
             cast(socket.socket, connected).shutdown(socket.SHUT_RDWR)
     client.loop_stop()
+
+
+class MalformedMessage(MQTTMessage):
+    """A PUBLISH that cannot be decoded. Its payload has the bytes behind topic and packet id, or all bytes."""
+
+
+class TolerantClient(Client):
+    """A paho client whose `on_message` also gets a `MalformedMessage`. It logs each kind of packet once."""
+
+    _skipped: frozenset[int] = frozenset()
+    _is_answered = False
+
+    def _packet_handle(self) -> MQTTErrorCode:
+        command = self._in_packet["command"]
+        kind, why = command & 0xF0, "protocol error"
+        try:
+            if kind == _PUBLISH and command >> 1 & 3 > _QOS_MOST:
+                raise ValueError("QoS 3")
+            if kind == _CONNACK and self._is_answered:
+                raise ValueError("a second CONNACK")
+            result = super()._packet_handle()
+            if result is not MQTTErrorCode.MQTT_ERR_PROTOCOL:
+                self._is_answered = self._is_answered or kind == _CONNACK
+                return result
+        except _UNDECODABLE as error:
+            why = f"{type(error).__name__}: {error}"
+        # Without their content it is not known whether the connection goes on.
+        if kind == _DISCONNECT or not self._is_answered:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        if kind not in self._skipped:
+            self._skipped |= {kind}
+            log.warning("a packet of type %d that cannot be read is skipped: %s", kind >> 4, ascii(why)[:200])
+        return self._hand_over(command) if kind == _PUBLISH else MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _hand_over(self, command: int) -> MQTTErrorCode:
+        message = salvaged(command, bytes(self._in_packet["packet"]))
+        self._handle_on_message(message)
+        if message.qos and not self._manual_ack:
+            return self._send_puback(message.mid)
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+
+def salvaged(command: int, packet: bytes) -> MalformedMessage:
+    """Return what can be read of a malformed PUBLISH, from its first byte and the bytes behind its length.
+
+    Without a packet id it has QoS 0, because it cannot be acknowledged. QoS 2 becomes QoS 1: our subscriptions
+    ask for no more.
+    """
+    size, qos, mid, topic, rest = int.from_bytes(packet[:2], "big"), command >> 1 & 3, 0, b"", packet
+    if len(packet) >= 2 + size:
+        topic, rest = packet[2 : 2 + size], packet[2 + size :]
+        if qos and len(rest) >= 2:
+            mid, rest = int.from_bytes(rest[:2], "big"), rest[2:]
+    message = MalformedMessage(mid, topic)
+    message.dup, message.retain = bool(command & 8), bool(command & 1)
+    message.qos, message.payload = int(bool(mid)), rest
+    return message
+
+
+def topic_of(message: MQTTMessage) -> str | None:
+    """Return the topic of a received message; None if the message is malformed, or its topic is not UTF-8."""
+    if isinstance(message, MalformedMessage):
+        return None
+    try:
+        return message.topic
+    except UnicodeDecodeError:
+        return None
+
+
+def topic_bytes_of(message: MQTTMessage) -> bytes:
+    """Return the bytes of a received message's topic, which need not be UTF-8."""
+    return bytes(message._topic)
+
+
+def refusal_of(puback: Future[ReasonCode]) -> ReasonCode | None:
+    """Return the reason for which the broker has refused a message, None if it has not (yet).
+
+    `puback` is the result of `MqttConnection.publish`. Does not block.
+    """
+    if not puback.done() or puback.exception() is not None:
+        return None
+    return puback.result() if puback.result().is_failure else None

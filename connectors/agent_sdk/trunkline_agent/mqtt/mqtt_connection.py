@@ -29,9 +29,9 @@ from trunkline_agent.mqtt.mqtt_client import (
     cut_connection,
     dial,
     new_client,
+    topic_of,
 )
 from trunkline_agent.mqtt.mqtt_tls import why_no_answer
-from trunkline_agent.mqtt.tolerant_client import topic_of
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from trunkline_agent.extras import require_extra
 
 if TYPE_CHECKING:
-    from trunkline_agent.xml.posting import PostedXml
-    from trunkline_agent.xml.sender import AsyncXmlSender, XmlSender
+    from trunkline_agent.xml.sender import AsyncXmlSender, PostedXml, XmlSender
 
 require_extra("xml")
 
 __all__ = ["AsyncXmlSender", "PostedXml", "XmlSender"]
-_MODULES = {"AsyncXmlSender": "sender", "PostedXml": "posting", "XmlSender": "sender"}
+_MODULES = {"AsyncXmlSender": "sender", "PostedXml": "sender", "XmlSender": "sender"}
 
 
 require_extra("xml")
