@@ -43,18 +43,6 @@ async function serving(t, ...answers) {
   return { agent, credentials, requests, url };
 }
 
-test("a lost connection and a gateway that is away are met with the same request and the same key", async (t) => {
-  const away = { status: 503, json: { reason: "not_ready", message: "Kafka is away" } };
-  const { agent, requests } = await serving(t, CUT, away, { json: SENT, headers: { "Trunkline-Verdict": "accepted" } });
-  const sent = await agent.send("bo", "note", { n: 1 });
-  assert.deepEqual(sent, { messageId: "m-1", delivered: true, verdict: "accepted" });
-  assert.equal(requests.length, 3);
-  assert.equal(new Set(requests.map(({ headers }) => headers["idempotency-key"])).size, 1);
-  assert.equal(new Set(requests.map(({ body }) => body)).size, 1);
-  assert.equal(requests[0].headers.authorization, "Bearer canary-token");
-  assert.equal(requests[0].body, '{"payload":{"n":1},"recipient":"bo","type":"note"}');
-});
-
 test("a gateway that stays away is unreachable in the end, and the error says which one", async (t) => {
   const { agent, requests, url } = await serving(t, CUT);
   const error = await agent.send("bo", "note").then(assert.fail, (found) => found);
@@ -62,15 +50,6 @@ test("a gateway that stays away is unreachable in the end, and the error says wh
   assert.ok(error.message.includes(url) && !error.message.includes("canary-token"));
   // Pauses of at most 0.2, 0.4 and 0.8 s, and no fourth one of at least 0.8 s within 1.5 s.
   assert.equal(requests.length, 4);
-});
-
-test("Retry-After is respected", async (t) => {
-  const busy = { status: 429, headers: { "Retry-After": "1" }, json: { reason: "rate_limited", message: "too fast" } };
-  const { agent, requests } = await serving(t, busy, { json: SENT });
-  const begin = performance.now();
-  await agent.send("bo", "note");
-  assert.ok(performance.now() - begin >= 1000);
-  assert.equal(requests.length, 2);
 });
 
 test("a limit whose wait is longer than the patience is reported at once, with its time", async (t) => {
@@ -128,24 +107,6 @@ test("a signal ends a request and a pause at once", async (t) => {
   setTimeout(() => stop.abort(reason), 100);
   await assert.rejects(agent.send("bo", "note", {}, { signal: stop.signal }), reason);
   assert.ok(performance.now() - begin < 900);
-});
-
-test("a lease that is repeated has the same request id, and the next one another", async (t) => {
-  const message = { id: "m-1", timestamp: "2026-01-01T00:00:00Z", sender: "bo", recipient: "ann", type: "note", payload: 1 };
-  const answers = ({ method, url }) =>
-    method === "POST" ? { json: { done: ["m-1"], refused: [] } } : { json: { lease_id: "l-1", messages: url.includes("lease=7") ? [message] : [] } };
-  const { agent, requests } = await serving(t, CUT, answers);
-  let count = 0;
-  for await (const found of agent.messages({ leaseS: 7, waitS: 0 })) {
-    assert.equal(found.leaseId, "l-1");
-    count += 1;
-    if (count === 2) break;
-  }
-  const [first, again, ack, second, nack] = requests;
-  assert.equal(first.headers["x-request-id"], again.headers["x-request-id"]);
-  assert.notEqual(first.headers["x-request-id"], second.headers["x-request-id"]);
-  assert.deepEqual([ack.url, JSON.parse(ack.body)], ["/api/hub/messages/ack", { lease_id: "l-1", message_ids: ["m-1"] }]);
-  assert.equal(nack.url, "/api/hub/messages/nack");
 });
 
 test("a stream goes on after the last event when its connection is lost, and pieces of events are joined", async (t) => {
@@ -218,17 +179,6 @@ test("a job that a handling submits has a key of its message, the same as in Pyt
   await delegator.close();
   const keys = requests.slice(1, 3).map(({ headers }) => headers["idempotency-key"]);
   assert.deepEqual(keys, ["m-1/1f7339d4727b9ad4f2db733f9c3daf04/1", "mine"]);
-});
-
-test("a message that is handled for longer than longestS is given back, and its handler is told", async (t) => {
-  const message = { id: "m-1", timestamp: "2026-01-01T00:00:00Z", sender: "bo", recipient: "ann", type: "note", payload: 1 };
-  const { agent, requests } = await serving(t, { json: { lease_id: "l-1", messages: [message] } }, { json: { done: ["m-1"], refused: [] } });
-  const { value } = await agent.messages({ leaseS: 60, longestS: 0.05 }).next();
-  const told = once(value.signal, "abort", { signal: AbortSignal.timeout(10_000) });
-  await assert.rejects(value.handle(() => told), { name: "LeaseLost" });
-  const nack = () => requests.find(({ url }) => url.endsWith("/nack"));
-  for (const end = Date.now() + 10_000; nack() === undefined && Date.now() < end; ) await sleep(5);
-  assert.match(JSON.parse(nack().body).reason, /longer than 0.05 s/);
 });
 
 test("a list goes on after its last row until none is left, and its rows have fields of their own", async (t) => {

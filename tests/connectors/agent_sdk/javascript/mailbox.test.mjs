@@ -213,9 +213,3 @@ test("refusals have a class, a reason and an advice, and show no token", async (
     assert.ok(!`${error.stack}${JSON.stringify(error)}`.includes("not-a-token"));
   }
 });
-
-test("a worker finds agents by capability and status, and reports what it does", async () => {
-  assert.deepEqual(await bo.discover({ capability: "no-such-capability" }), []);
-  const { messageId, verdict } = await bo.status("working", "step 3");
-  assert.deepEqual([typeof messageId, verdict], ["string", "accepted"]);
-});
