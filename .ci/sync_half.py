@@ -20,21 +20,26 @@ MODULES: Final = {
     "operations.py": "async_operations.py",
     "agent.py": "async_agent.py",
     "message.py": "async_message.py",
+    "jobs/delegator.py": "jobs/async_delegator.py",
 }
 NAMES: Final = {
     "AsyncAgent": "Agent",
+    "AsyncDelegator": "Delegator",
+    "AsyncGenerator": "Generator",
     "AsyncHubClient": "HubClient",
     "AsyncIterator": "Iterator",
     "AsyncMessage": "Message",
     "AsyncMessageOwner": "MessageOwner",
     "AsyncOperations": "Operations",
     "LeaseTask": "LeaseThread",
+    "StreamTask": "StreamThread",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "async_client": "sync_client",
     "async_message": "message",
     "async_operations": "operations",
     "lease_task": "lease_thread",
+    "stream_task": "stream_thread",
 }
 _OVERDUE: Final = (
     "\n\n    A block that takes longer than `longest_s` is cancelled as by `asyncio.timeout`, and ends with "
@@ -49,6 +54,12 @@ TEXTS: Final = {
     "An `with`": "A `with`",
     "an `with`": "a `with`",
     "The async agent": "The sync agent",
+    "A delegator of jobs, for one event loop. It has no open connection between its calls.": (
+        "A delegator of jobs. It has no open connection between its calls. Thread-safe."
+    ),
+    "The async delegator": "The sync delegator",
+    "(`aclose`)": "(`close`)",
+    "Generator[JobUpdate, None]": "Generator[JobUpdate, None, None]",
     _OVERDUE: "",
 }
 _KEYWORDS: Final = re.compile(r"\b(?:async (?=def |with |for |with`)|await )")

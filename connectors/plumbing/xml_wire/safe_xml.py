@@ -21,8 +21,7 @@ from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.plumbing.xml_wire.documents import DEFAULT_LIMITS, Kind, XmlLimits, XmlRefused, quoted, tokens
 from connectors.plumbing.xml_wire.mending import Mended, mended, proven_notes
-from trunkline_agent.xml.envelope import new_parser
-from trunkline_agent.xml.envelope import canonical_bytes
+from trunkline_agent.xml.envelope import canonical_bytes, new_parser
 
 __all__ = ["Repaired", "canonical_bytes", "guarded", "repair", "repair_answer", "tidied"]
 

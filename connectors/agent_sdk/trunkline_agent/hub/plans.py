@@ -15,14 +15,12 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
+from trunkline_agent.backoff import backoff_s
 from trunkline_agent.errors import BackboneUnreachable, RateLimited, TrunklineError
 from trunkline_agent.hub.answer_errors import error_of, retry_after_of
 
 _T = TypeVar("_T")
 
-# The back-off before attempt n is between half of it and all of it, at random.
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 3.0
 # Answers that another attempt may change. The gateway answers 408 to a request that came too slowly.
 _AGAIN: Final = frozenset(
     {
@@ -165,14 +163,14 @@ def exchange(
     if _is_wanted(outcome, is_final):
         return outcome  # type: ignore[no-any-return]
     give_up_at = retries.clock() + retries.patience_s
-    longest_s = _FIRST_PAUSE_S
+    failures = 0
     while True:
         problem, is_to_retry = _judged(outcome, request)
-        pause_s = max(longest_s * (0.5 + retries.chance() / 2), retry_after_of(outcome))
+        pause_s = max(backoff_s(failures, chance=retries.chance), retry_after_of(outcome))
         if not is_to_retry or retries.clock() + pause_s >= give_up_at:
             raise problem
         yield Pause(pause_s)
-        longest_s = min(longest_s * 2, _LONGEST_PAUSE_S)
+        failures += 1
         outcome = yield request
         if _is_wanted(outcome, is_final):
             return outcome  # type: ignore[no-any-return]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
+from trunkline_agent.backoff import backoff_s
+from trunkline_agent.errors import BackboneUnreachable, RateLimited, TrunklineError, UsageError
 from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.hub_requests import encoded, path_of, post_json
 from trunkline_agent.hub.plans import Plan, Request, Retries
@@ -18,13 +18,13 @@ from trunkline_agent.wire.ids import is_job_id
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.verdicts import ACCEPTED
 
+PATIENCE_S: Final = 30.0
 CANCELLED: Final = "cancelled"
 ENDS: Final = frozenset({"completed", "error", CANCELLED})
 _JOB_EVENT: Final = "job.event"
 _SNAPSHOT: Final = "snapshot"
 _SETTLED: Final = "settled"
-# A pause is between half of it and all of it, at random, so that not all readers come back at once.
-_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+_FIRST_PAUSE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +194,16 @@ class JobWatch:
             self._last = self._clock()
         return found
 
-    def pause_s(self, error: BackboneUnreachable | None) -> float:
-        """Return the pause before the stream is opened again, which has ended or was lost by an error.
+    def pause_s(self, error: BackboneUnreachable | RateLimited | None) -> float:
+        """Return the pause before the stream is opened again, which has ended, was refused or was lost.
 
         Raises the error when there was no connection for too long.
         """
         if error is not None and self._clock() - self._connected > self._patience_s:
             raise error
-        found = _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        found = backoff_s(self._failures, _FIRST_PAUSE_S)
         self._failures += 1
-        return found * random.uniform(0.5, 1.0)  # noqa: S311  no secret depends on it
+        return max(found, getattr(error, "retry_after_s", None) or 0.0)
 
     def _update(self, name: str, data: Any) -> JobUpdate | None:
         if name == _SNAPSHOT:
